@@ -1,0 +1,180 @@
+// What every binding needs: checks, typed pointers, dtype dispatch, calls of ATen.
+//
+// A binding function does, in this order: check, contiguous, allocate, launch. Checks throw before
+// any work, with a message that names op, argument, rule and value; torch turns it into
+// RuntimeError.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+static_assert(TORCH_FEATURE_VERSION == TORCH_VERSION_2_10_0,
+              "one wheel serves torch >= 2.10: build with TORCH_TARGET_VERSION=0x020a000000000000 "
+              "and headers of torch >= 2.10");
+
+namespace my_ops {
+
+using torch::headeronly::IntHeaderOnlyArrayRef;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Sizes = std::vector<int64_t>;
+
+// ---------------------------------------------------------------------------------------- checks
+
+template <typename... Parts>
+void check(bool rule, const Parts&... parts) {
+  if (rule) return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+// "(2, 3)", the way torch prints a size.
+inline std::string show(IntHeaderOnlyArrayRef sizes) {
+  std::string text = "(";
+  for (size_t d = 0; d < sizes.size(); ++d) text += (d ? ", " : "") + std::to_string(sizes[d]);
+  return text + (sizes.size() == 1 ? ",)" : ")");
+}
+inline std::string show(const Tensor& t) { return show(t.sizes()); }
+
+inline Sizes sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
+
+inline Sizes strides_of(const Tensor& t) { return {t.strides().begin(), t.strides().end()}; }
+
+inline bool is_floating(ScalarType dtype) {
+  return dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
+         dtype == ScalarType::BFloat16;
+}
+
+inline void check_floating(const Tensor& t, const char* op, const char* name) {
+  check(is_floating(t.scalar_type()), op, ": ", name,
+        " must be of dtype float64, float32, float16 or bfloat16, got ",
+        torch::headeronly::toString(t.scalar_type()));
+}
+
+inline void check_same_device(const Tensor& t, const char* name, const Tensor& other,
+                              const char* other_name, const char* op) {
+  check(t.is_cuda() == other.is_cuda() && t.get_device_index() == other.get_device_index(), op,
+        ": ", name, " must be on the device of ", other_name, ", got ",
+        t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "cpu", " and ",
+        other.is_cuda() ? "cuda:" + std::to_string(other.get_device_index()) : "cpu");
+}
+
+inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& other,
+                             const char* other_name, const char* op) {
+  check(t.scalar_type() == other.scalar_type(), op, ": ", name, " must have the dtype of ",
+        other_name, ", got ", torch::headeronly::toString(t.scalar_type()), " and ",
+        torch::headeronly::toString(other.scalar_type()));
+}
+
+inline void check_shape(const Tensor& t, const char* name, std::initializer_list<int64_t> expected,
+                        const char* rule, const char* op) {
+  const Sizes want(expected);
+  check(sizes_of(t) == want, op, ": ", name, " must be ", rule, " = ",
+        show(IntHeaderOnlyArrayRef(want.data(), want.size())), ", got ", show(t));
+}
+
+// --------------------------------------------------------------------------------------- tensors
+
+template <typename T>
+const T* in(const Tensor& t) {
+  return static_cast<const T*>(t.const_data_ptr());
+}
+template <typename T>
+T* out(const Tensor& t) {
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+template <typename T>
+const T* in(const std::optional<Tensor>& t) {
+  return t ? in<T>(*t) : nullptr;
+}
+
+inline Tensor as_contiguous(const Tensor& t) {
+  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+}
+
+inline Tensor empty(const Tensor& like, const Sizes& sizes) {
+  return torch::stable::new_empty(like, sizes);
+}
+inline Tensor empty(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
+  return torch::stable::new_empty(like, sizes, dtype);
+}
+
+inline Tensor cast(const Tensor& t, ScalarType dtype) {
+  return t.scalar_type() == dtype ? t : torch::stable::to(t, dtype);
+}
+
+// The type of the arithmetic, and of LLTM's cell state.
+inline ScalarType compute_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
+
+// A view of t's storage; offset in elements from t's own first element.
+inline Tensor as_strided(const Tensor& t, const Sizes& sizes, const Sizes& strides,
+                         int64_t offset = 0) {
+  AtenTensorHandle view = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+      t.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), offset, &view));
+  return Tensor(view);
+}
+
+// The ATen op "aten::name" with all of its arguments; the first of its results.
+template <typename... Args>
+Tensor aten(const char* name, const char* overload, const Args&... args) {
+  std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// -------------------------------------------------------------------------------- dtype dispatch
+
+// Calls f.operator()<T>() with the storage type. Types names the backend's two 16-bit types.
+template <typename Types, typename F>
+void dispatch_floating(ScalarType dtype, const F& f) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return f.template operator()<float>();
+    case ScalarType::Double:
+      return f.template operator()<double>();
+    case ScalarType::Half:
+      return f.template operator()<typename Types::Half>();
+    case ScalarType::BFloat16:
+      return f.template operator()<typename Types::BFloat16>();
+    default:
+      check(false, "unreachable: dtype ", torch::headeronly::toString(dtype), " was not checked");
+  }
+}
+
+// As above, and integers, whose two's complement arithmetic needs no sign.
+template <typename Types, typename F>
+void dispatch_real(ScalarType dtype, const F& f) {
+  switch (dtype) {
+    case ScalarType::Byte:
+    case ScalarType::Char:
+      return f.template operator()<uint8_t>();
+    case ScalarType::Short:
+    case ScalarType::UInt16:
+      return f.template operator()<uint16_t>();
+    case ScalarType::Int:
+    case ScalarType::UInt32:
+      return f.template operator()<uint32_t>();
+    case ScalarType::Long:
+    case ScalarType::UInt64:
+      return f.template operator()<uint64_t>();
+    default:
+      return dispatch_floating<Types>(dtype, f);
+  }
+}
+
+}  // namespace my_ops

@@ -1,0 +1,24 @@
+// What the CPU bindings share.
+#pragma once
+
+#include "../kernels/common_cpu.h"
+#include "binding.h"
+
+namespace my_ops {
+
+struct CpuTypes {
+  using Half = cpu::Half;
+  using BFloat16 = cpu::BFloat16;
+};
+
+// Splits [0, n) among torch's threads: f(begin, end). grain is the least share of one thread.
+template <typename F>
+void parallel(int64_t n, int64_t grain, const F& f) {
+  if (n <= grain) {
+    if (n > 0) f(0, n);
+  } else {
+    torch::stable::parallel_for(0, n, grain, f);
+  }
+}
+
+}  // namespace my_ops

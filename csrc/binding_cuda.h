@@ -1,0 +1,43 @@
+// What the CUDA bindings share.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include "binding.h"
+
+// Lives in libtorch_cuda.so, which CPU builds of torch lack: weak, so that one module loads on
+// both.
+#pragma weak aoti_torch_get_current_cuda_stream
+
+namespace my_ops {
+
+struct CudaTypes {
+  using Half = __half;
+  using BFloat16 = __nv_bfloat16;
+};
+
+// Makes the tensor's device current for the scope; launches go to torch's current stream on it.
+class Device {
+ public:
+  explicit Device(const Tensor& t) : guard_(t.get_device_index()) {
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
+    stream_ = static_cast<cudaStream_t>(stream);
+  }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+  cudaStream_t stream_;
+};
+
+inline void check_launch(cudaError_t status, const char* op) {
+  check(status == cudaSuccess, op, ": CUDA launch failed: ", cudaGetErrorString(status), " (",
+        cudaGetErrorName(status), ")");
+}
+
+}  // namespace my_ops

@@ -1,0 +1,76 @@
+// The ops' schemas, and the module that carries them. Kernels: elementwise_*, gemm_*, lltm_*.cpp.
+#include <Python.h>
+
+#include "binding.h"
+
+namespace my_ops {
+namespace {
+
+int64_t add_one_int(int64_t x) { return static_cast<int64_t>(static_cast<uint64_t>(x) + 1); }
+
+Tensor fill_index(int64_t height, int64_t width, std::optional<ScalarType> dtype,
+                  std::optional<torch::stable::Device> device) {
+  check(height >= 0, "fill_index: height must not be negative, got ", height);
+  check(width >= 0, "fill_index: width must not be negative, got ", width);
+  const Sizes sizes{height, width};
+  const Tensor out =
+      torch::stable::empty(sizes, dtype.value_or(ScalarType::Float), std::nullopt, device);
+  std::array<StableIValue, 1> stack{torch::stable::detail::from(out)};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("my_ops::fill_index", "out", stack.data(), TORCH_ABI_VERSION));
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(my_ops, m) {
+  m.def("add_one(Tensor x) -> Tensor");
+  m.def("add_one.int(int x) -> int");
+  m.def("custom_add(Tensor a, Tensor b) -> Tensor");
+  m.def("d_sigmoid(Tensor z) -> Tensor");
+  m.def("d_sigmoid_backward(Tensor grad, Tensor z) -> Tensor");
+  m.def("round_ste(Tensor x) -> Tensor");
+  m.def(
+      "fill_index(SymInt height, SymInt width, *, ScalarType? dtype=None, Device? device=None)"
+      " -> Tensor");
+  m.def("fill_index.out(Tensor(a!) out) -> ()");
+  m.def("gemm(Tensor a, Tensor b) -> Tensor");
+  m.def("gemm.out(Tensor a, Tensor b, Tensor(a!) out) -> ()");
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None, str activation='none') -> Tensor");
+  m.def(
+      "lltm_cell(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
+      " -> (Tensor new_h, Tensor new_cell)");
+  m.def(
+      "lltm_cell_forward(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
+      " -> (Tensor new_h, Tensor new_cell, Tensor gates)");
+  m.def(
+      "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor old_cell)"
+      " -> (Tensor grad_gates, Tensor grad_old_cell)");
+  m.def(
+      "lltm(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias)"
+      " -> (Tensor output, Tensor h_n, Tensor c_n)");
+  m.def(
+      "lltm_forward(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias)"
+      " -> (Tensor output, Tensor h_n, Tensor c_n, Tensor gates, Tensor cells)");
+  m.def(
+      "lltm_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor gates,"
+      " Tensor cells, Tensor c0, Tensor weights)"
+      " -> (Tensor grad_gates, Tensor grad_h0, Tensor grad_c0)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m) {
+  m.impl("add_one.int", TORCH_BOX(&add_one_int));
+  m.impl("fill_index", TORCH_BOX(&fill_index));
+}
+
+}  // namespace my_ops
+
+// An importable, empty module: loading the file is what registers the ops. The symbol is weak so
+// that a C++ program without Python can load the file too.
+#pragma weak PyModule_Create2
+
+PyMODINIT_FUNC PyInit__C() {
+  static PyModuleDef module = {
+      PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  return PyModule_Create(&module);
+}

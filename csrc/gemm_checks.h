@@ -1,0 +1,172 @@
+// gemm and linear: the checks, the problem in sizes and strides, and the library path that both
+// backends share.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "binding.h"
+
+namespace my_ops {
+
+// out = a @ b, every operand as [batch, rows, columns] with strides in elements. A batch of rows
+// that one pitch walks is folded into m, so that one weight serves it in one product.
+struct Product {
+  Tensor a, b, out;
+  int64_t batch, m, n, k;
+  int64_t a_batch, a_row, a_col;
+  int64_t b_batch, b_row, b_col;
+  int64_t out_batch, out_row, out_col;
+};
+
+inline void check_gemm(const Tensor& a, const Tensor& b, const char* op) {
+  check_floating(a, op, "a");
+  check_same_device(b, "b", a, "a", op);
+  check_same_dtype(b, "b", a, "a", op);
+  check(a.dim() == 2 || a.dim() == 3, op, ": a must be (m, k) or (batch, m, k), got ", show(a));
+  check(b.dim() == 2 || b.dim() == 3, op, ": b must be (k, n) or (batch, k, n), got ", show(b));
+  const int64_t k = a.size(a.dim() - 1);
+  check(b.size(b.dim() - 2) == k, op, ": b must have k = ", k, " rows, the columns of a, got ",
+        show(a), " and ", show(b));
+  if (a.dim() == 3 && b.dim() == 3) {
+    check(a.size(0) == b.size(0) || a.size(0) == 1 || b.size(0) == 1, op,
+          ": the batch of b must be that of a, or either 1, got ", show(a), " and ", show(b));
+  }
+}
+
+inline Sizes gemm_sizes(const Tensor& a, const Tensor& b) {
+  const int64_t m = a.size(a.dim() - 2), n = b.size(b.dim() - 1);
+  if (a.dim() == 2 && b.dim() == 2) return {m, n};
+  const int64_t in_a = a.dim() == 3 ? a.size(0) : 1;
+  const int64_t in_b = b.dim() == 3 ? b.size(0) : 1;
+  return {in_a == 1 ? in_b : in_a, m, n};
+}
+
+// First and one-past-last byte that t touches.
+inline std::pair<const char*, const char*> extent(const Tensor& t) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  const char* begin = static_cast<const char*>(t.const_data_ptr());
+  return {begin, begin + (last + 1) * static_cast<int64_t>(t.element_size())};
+}
+
+inline void check_no_overlap(const Tensor& out, const Tensor& t, const char* name, const char* op) {
+  if (out.numel() == 0 || t.numel() == 0) return;
+  const auto [out_begin, out_end] = extent(out);
+  const auto [begin, end] = extent(t);
+  check(out_end <= begin || end <= out_begin, op, ": out must not overlap ", name,
+        " in memory, got both within one stretch of ", end - begin, " bytes");
+}
+
+inline void check_out(const Tensor& out, const Tensor& a, const Tensor& b, const char* op) {
+  check_same_device(out, "out", a, "a", op);
+  check_same_dtype(out, "out", a, "a", op);
+  const Sizes sizes = gemm_sizes(a, b);
+  check(sizes_of(out) == sizes, op, ": out must be of shape ",
+        show(IntHeaderOnlyArrayRef(sizes.data(), sizes.size())), ", got ", show(out));
+  int64_t reach = 1;  // elements spanned by the dimensions of smaller stride
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (int64_t d = 0; d < out.dim(); ++d) {
+    if (out.size(d) > 1) dims.emplace_back(out.stride(d), out.size(d));
+  }
+  std::sort(dims.begin(), dims.end());
+  for (const auto& [stride, size] : dims) {
+    check(stride >= reach || out.numel() == 0, op,
+          ": out must not hold two elements at one address, got strides ", show(out.strides()),
+          " for shape ", show(out));
+    reach = (size - 1) * stride + reach;
+  }
+  check_no_overlap(out, a, "a", op);
+  check_no_overlap(out, b, "b", op);
+}
+
+inline Product product(const Tensor& a, const Tensor& b, const Tensor& out) {
+  const auto batch_stride = [](const Tensor& t) {
+    return t.dim() == 3 && t.size(0) != 1 ? t.stride(0) : 0;
+  };
+  Product p{a, b, out};
+  p.batch = out.dim() == 3 ? out.size(0) : 1;
+  p.m = a.size(a.dim() - 2);
+  p.k = a.size(a.dim() - 1);
+  p.n = b.size(b.dim() - 1);
+  p.a_batch = batch_stride(a);
+  p.a_row = a.stride(a.dim() - 2);
+  p.a_col = a.stride(a.dim() - 1);
+  p.b_batch = batch_stride(b);
+  p.b_row = b.stride(b.dim() - 2);
+  p.b_col = b.stride(b.dim() - 1);
+  p.out_batch = out.dim() == 3 ? out.stride(0) : 0;
+  p.out_row = out.stride(out.dim() - 2);
+  p.out_col = out.stride(out.dim() - 1);
+  const bool folds = p.b_batch == 0 && p.a_batch == p.m * p.a_row && p.out_batch == p.m * p.out_row;
+  if (p.batch > 1 && folds) {
+    p.m *= p.batch;
+    p.batch = 1;
+  }
+  return p;
+}
+
+// The product by ATen, which is oneDNN, MKL or cuBLAS underneath.
+inline void aten_gemm(const Product& p) {
+  if (p.batch == 1) {
+    aten("aten::mm", "out", as_strided(p.a, {p.m, p.k}, {p.a_row, p.a_col}),
+         as_strided(p.b, {p.k, p.n}, {p.b_row, p.b_col}),
+         as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col}));
+  } else {
+    aten("aten::bmm", "out", as_strided(p.a, {p.batch, p.m, p.k}, {p.a_batch, p.a_row, p.a_col}),
+         as_strided(p.b, {p.batch, p.k, p.n}, {p.b_batch, p.b_row, p.b_col}),
+         as_strided(p.out, {p.batch, p.m, p.n}, {p.out_batch, p.out_row, p.out_col}));
+  }
+}
+
+inline void check_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                         const std::string& activation) {
+  constexpr const char* op = "linear";
+  check_floating(x, op, "x");
+  check_same_device(weight, "weight", x, "x", op);
+  check_same_dtype(weight, "weight", x, "x", op);
+  check(x.dim() >= 1, op, ": x must have at least one dimension, got ", show(x));
+  check(weight.dim() == 2, op, ": weight must be (out_features, in_features), got ", show(weight));
+  check(weight.size(1) == x.size(x.dim() - 1), op,
+        ": weight must have in_features = ", x.size(x.dim() - 1), ", the last dimension of x, got ",
+        show(x), " and ", show(weight));
+  if (bias) {
+    check_same_device(*bias, "bias", x, "x", op);
+    check_same_dtype(*bias, "bias", x, "x", op);
+    check_shape(*bias, "bias", {weight.size(0)}, "(out_features,)", op);
+  }
+  for (const char* known : {"none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"}) {
+    if (activation == known) return;
+  }
+  check(false, op, ": activation must be none, relu, gelu, gelu_tanh, silu or sigmoid, got '",
+        activation, "'");
+}
+
+// x as a matrix [rows, in_features]: a view where one row pitch walks it.
+inline Tensor rows_of(const Tensor& x) {
+  if (x.dim() == 2) return x;
+  const int64_t columns = x.size(x.dim() - 1);
+  const Tensor dense = as_contiguous(x);
+  return as_strided(dense, {columns ? dense.numel() / columns : 0, columns}, {columns, 1});
+}
+
+inline Sizes linear_sizes(const Tensor& x, const Tensor& weight) {
+  Sizes sizes = sizes_of(x);
+  sizes.back() = weight.size(0);
+  return sizes;
+}
+
+// The whole of linear by ATen, the activation in place.
+inline Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                          const std::string& activation) {
+  const Tensor y = aten("aten::linear", "", x, weight, bias);
+  if (activation == "relu") return aten("aten::relu_", "", y);
+  if (activation == "gelu") return aten("aten::gelu_", "", y, std::string("none"));
+  if (activation == "gelu_tanh") return aten("aten::gelu_", "", y, std::string("tanh"));
+  if (activation == "silu") return aten("aten::silu_", "", y);
+  if (activation == "sigmoid") return aten("aten::sigmoid_", "", y);
+  return as_contiguous(y);
+}
+
+}  // namespace my_ops

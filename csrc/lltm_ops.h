@@ -1,0 +1,355 @@
+// LLTM: the checks, the walk over the steps and the ops themselves, the same on both backends.
+//
+// A Backend is made from a tensor, whose device it makes current, and has
+//   storage(dtype)             the type in which it keeps activations of that dtype,
+//   matmul(a, b, out)          out in the type of the arithmetic,
+//   cell(...), cell_backward(...)   the pointwise part of a step.
+#pragma once
+
+#include <tuple>
+#include <utility>
+
+#include "../include/lltm.h"
+#include "binding.h"
+
+namespace my_ops {
+
+inline void check_lltm(const Tensor& input, int64_t input_dim, const Tensor& weights,
+                       const Tensor& bias, const Tensor& h, const char* h_name, const Tensor& c,
+                       const char* c_name, const char* op) {
+  check_floating(input, op, "input");
+  check(input.dim() == input_dim, op, ": input must be ",
+        input_dim == 2 ? "(batch, input_size)" : "(steps, batch, input_size)", ", got ",
+        show(input));
+  check(h.dim() == 2, op, ": ", h_name, " must be (batch, hidden_size), got ", show(h));
+  const int64_t batch = input.size(input_dim - 2), hidden = h.size(1);
+  check_shape(h, h_name, {batch, hidden}, "(batch, hidden_size)", op);
+  check_shape(c, c_name, {batch, hidden}, "(batch, hidden_size)", op);
+  check_shape(weights, "weights", {3 * hidden, hidden + input.size(input_dim - 1)},
+              "(3 * hidden_size, hidden_size + input_size)", op);
+  check((bias.dim() == 1 && bias.size(0) == 3 * hidden) ||
+            (bias.dim() == 2 && bias.size(0) == 1 && bias.size(1) == 3 * hidden),
+        op, ": bias must be (3 * hidden_size,) or (1, 3 * hidden_size) = (", 3 * hidden, ",), got ",
+        show(bias));
+  const std::pair<const Tensor*, const char*> others[] = {
+      {&weights, "weights"}, {&bias, "bias"}, {&h, h_name}, {&c, c_name}};
+  for (const auto& [t, name] : others) {
+    check_same_device(*t, name, input, "input", op);
+    check_same_dtype(*t, name, input, "input", op);
+  }
+}
+
+// The tensors of one pointwise step; see include/lltm.h for shapes.
+struct CellTensors {
+  Tensor gates_x, gates_h, bias, old_cell, new_h, new_cell;
+  std::optional<Tensor> gates;
+
+  template <typename T, typename Acc>
+  LltmCell<T, Acc> args() const {
+    return {.gates_x = in<Acc>(gates_x),
+            .gates_h = in<Acc>(gates_h),
+            .bias = in<T>(bias),
+            .old_cell = in<Acc>(old_cell),
+            .new_h = out<T>(new_h),
+            .new_cell = out<Acc>(new_cell),
+            .gates = gates ? out<T>(*gates) : nullptr,
+            .batch = new_h.size(0),
+            .hidden = new_h.size(1)};
+  }
+};
+
+struct CellBackwardTensors {
+  std::optional<Tensor> grad_h, grad_h_next, grad_cell;
+  Tensor gates, old_cell, grad_gates, grad_old_cell;
+
+  template <typename T, typename Acc>
+  LltmCellBackward<T, Acc> args() const {
+    return {.grad_h = in<T>(grad_h),
+            .grad_h_next = in<Acc>(grad_h_next),
+            .grad_cell = in<Acc>(grad_cell),
+            .gates = in<T>(gates),
+            .old_cell = in<Acc>(old_cell),
+            .grad_gates = out<T>(grad_gates),
+            .grad_old_cell = out<Acc>(grad_old_cell),
+            .batch = old_cell.size(0),
+            .hidden = old_cell.size(1)};
+  }
+};
+
+// t[step] of a contiguous (steps, batch, columns).
+inline Tensor step_of(const Tensor& t, int64_t step) {
+  const int64_t batch = t.size(1), columns = t.size(2);
+  return as_strided(t, {batch, columns}, {columns, 1}, step * batch * columns);
+}
+
+// A contiguous (steps, batch, columns) as (steps * batch, columns).
+inline Tensor all_steps(const Tensor& t) {
+  return as_strided(t, {t.size(0) * t.size(1), t.size(2)}, {t.size(2), 1});
+}
+
+// The columns of weights that multiply h and x, transposed to (columns, 3 * hidden): views.
+inline std::pair<Tensor, Tensor> split_weights(const Tensor& weights, int64_t hidden) {
+  const int64_t gates = weights.size(0), row = weights.stride(0), col = weights.stride(1);
+  return {as_strided(weights, {hidden, gates}, {col, row}),
+          as_strided(weights, {weights.size(1) - hidden, gates}, {col, row}, hidden * col)};
+}
+
+// new_h, new_cell, and with save the activated gates.
+template <typename Backend>
+std::tuple<Tensor, Tensor, std::optional<Tensor>> lltm_cell_step(
+    const Backend& backend, const Tensor& input, const Tensor& weights, const Tensor& bias,
+    const Tensor& old_h, const Tensor& old_cell, bool save) {
+  const ScalarType acc = compute_dtype(input.scalar_type());
+  const int64_t batch = old_h.size(0), hidden = old_h.size(1);
+  const auto [weights_h, weights_x] = split_weights(weights, hidden);
+  CellTensors step{.gates_x = empty(input, {batch, 3 * hidden}, acc),
+                   .gates_h = empty(input, {batch, 3 * hidden}, acc),
+                   .bias = as_contiguous(bias),
+                   .old_cell = as_contiguous(cast(old_cell, acc)),
+                   .new_h = empty(input, {batch, hidden}),
+                   .new_cell = empty(input, {batch, hidden}, acc),
+                   .gates = std::nullopt};
+  if (save) step.gates = empty(input, {batch, 3 * hidden});
+  backend.matmul(input, weights_x, step.gates_x);
+  backend.matmul(old_h, weights_h, step.gates_h);
+  backend.cell(step);
+  return {step.new_h, cast(step.new_cell, input.scalar_type()), step.gates};
+}
+
+// grad_gates, grad_old_cell.
+template <typename Backend>
+std::tuple<Tensor, Tensor> lltm_cell_step_backward(const Backend& backend,
+                                                   const std::optional<Tensor>& grad_h,
+                                                   const std::optional<Tensor>& grad_cell,
+                                                   const Tensor& gates, const Tensor& old_cell) {
+  const ScalarType acc = compute_dtype(gates.scalar_type());
+  CellBackwardTensors step{.grad_h = std::nullopt,
+                           .grad_h_next = std::nullopt,
+                           .grad_cell = std::nullopt,
+                           .gates = as_contiguous(gates),
+                           .old_cell = as_contiguous(cast(old_cell, acc)),
+                           .grad_gates = empty(gates, sizes_of(gates)),
+                           .grad_old_cell = empty(gates, sizes_of(old_cell), acc)};
+  if (grad_h) step.grad_h = as_contiguous(*grad_h);
+  if (grad_cell) step.grad_cell = as_contiguous(cast(*grad_cell, acc));
+  backend.cell_backward(step);
+  return {step.grad_gates, cast(step.grad_old_cell, gates.scalar_type())};
+}
+
+struct LltmForward {
+  Tensor output, h_n, c_n;             // in the type of the input
+  std::optional<Tensor> gates, cells;  // (steps, batch, 3 * hidden), and (steps, batch, hidden)
+};
+
+template <typename Backend>
+LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, const Tensor& h0,
+                               const Tensor& c0, const Tensor& weights, const Tensor& bias,
+                               bool save) {
+  const ScalarType acc = compute_dtype(input.scalar_type());
+  const int64_t steps = input.size(0), batch = input.size(1), hidden = h0.size(1);
+  const auto [weights_h, weights_x] = split_weights(weights, hidden);
+  LltmForward result{.output = empty(input, {steps, batch, hidden}),
+                     .h_n = {},
+                     .c_n = {},
+                     .gates = std::nullopt,
+                     .cells = std::nullopt};
+  if (save) {
+    result.gates = empty(input, {steps, batch, 3 * hidden});
+    result.cells = empty(input, {steps, batch, hidden}, acc);
+  }
+  const Tensor gates_x = empty(input, {steps, batch, 3 * hidden}, acc);
+  backend.matmul(all_steps(as_contiguous(input)), weights_x, all_steps(gates_x));
+  CellTensors step{.gates_x = {},
+                   .gates_h = empty(input, {batch, 3 * hidden}, acc),
+                   .bias = as_contiguous(bias),
+                   .old_cell = as_contiguous(cast(c0, acc)),
+                   .new_h = as_contiguous(h0),
+                   .new_cell = empty(input, {batch, hidden}, acc),
+                   .gates = std::nullopt};
+  for (int64_t t = 0; t < steps; ++t) {
+    backend.matmul(step.new_h, weights_h, step.gates_h);
+    step.gates_x = step_of(gates_x, t);
+    step.new_h = step_of(result.output, t);
+    if (save) {
+      step.gates = step_of(*result.gates, t);
+      step.new_cell = step_of(*result.cells, t);
+    }
+    backend.cell(step);
+    step.old_cell = step.new_cell;
+  }
+  result.h_n = torch::stable::clone(step.new_h);
+  result.c_n = step.old_cell.scalar_type() == input.scalar_type()
+                   ? torch::stable::clone(step.old_cell)
+                   : cast(step.old_cell, input.scalar_type());
+  return result;
+}
+
+// grad_gates of every step, grad_h0, grad_c0.
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
+                                                       const std::optional<Tensor>& grad_output,
+                                                       const std::optional<Tensor>& grad_h_n,
+                                                       const std::optional<Tensor>& grad_c_n,
+                                                       const Tensor& gates, const Tensor& cells,
+                                                       const Tensor& c0, const Tensor& weights) {
+  const ScalarType dtype = gates.scalar_type(), acc = compute_dtype(dtype);
+  const int64_t steps = cells.size(0), batch = cells.size(1), hidden = cells.size(2);
+  const Tensor weights_h =
+      as_strided(weights, {3 * hidden, hidden}, {weights.stride(0), weights.stride(1)});
+  const Tensor grad_gates = empty(gates, {steps, batch, 3 * hidden});
+  const std::optional<Tensor> grad_output_ =
+      grad_output ? std::optional(as_contiguous(*grad_output)) : std::nullopt;
+  const auto start = [&](const std::optional<Tensor>& grad) {
+    return grad ? torch::stable::clone(as_contiguous(cast(*grad, acc)))
+                : torch::stable::new_zeros(gates, {batch, hidden}, acc);
+  };
+  const Tensor grad_h = start(grad_h_n), grad_cell = start(grad_c_n);
+  CellBackwardTensors step{.grad_h = std::nullopt,
+                           .grad_h_next = grad_h,
+                           .grad_cell = grad_cell,
+                           .gates = {},
+                           .old_cell = {},
+                           .grad_gates = {},
+                           .grad_old_cell = grad_cell};
+  for (int64_t t = steps - 1; t >= 0; --t) {
+    if (grad_output_) step.grad_h = step_of(*grad_output_, t);
+    step.gates = step_of(gates, t);
+    step.old_cell = t > 0 ? step_of(cells, t - 1) : as_contiguous(cast(c0, acc));
+    step.grad_gates = step_of(grad_gates, t);
+    backend.cell_backward(step);
+    backend.matmul(step.grad_gates, weights_h, grad_h);
+  }
+  return {grad_gates, cast(grad_h, dtype), cast(grad_cell, dtype)};
+}
+
+// ------------------------------------------------------------------------------------------- ops
+
+inline std::optional<Tensor> cast(const std::optional<Tensor>& t, ScalarType dtype) {
+  return t ? std::optional(cast(*t, dtype)) : std::nullopt;
+}
+
+inline void check_like(const std::optional<Tensor>& t, const char* name, const Tensor& like,
+                       const char* like_name, bool same_dtype, const char* op) {
+  if (!t) return;
+  check_same_device(*t, name, like, like_name, op);
+  if (same_dtype) check_same_dtype(*t, name, like, like_name, op);
+  check(sizes_of(*t) == sizes_of(like), op, ": ", name, " must have the shape of ", like_name,
+        ", got ", show(*t), " and ", show(like));
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor, std::optional<Tensor>> cell_op(const Tensor& input,
+                                                          const Tensor& weights, const Tensor& bias,
+                                                          const Tensor& old_h,
+                                                          const Tensor& old_cell, bool save) {
+  check_lltm(input, 2, weights, bias, old_h, "old_h", old_cell, "old_cell", "lltm_cell");
+  const Backend backend(input);
+  const ScalarType dtype = input.scalar_type(), storage = Backend::storage(dtype);
+  const auto [h, c, gates] =
+      lltm_cell_step(backend, cast(input, storage), cast(weights, storage), cast(bias, storage),
+                     cast(old_h, storage), cast(old_cell, storage), save);
+  return {cast(h, dtype), cast(c, dtype), cast(gates, dtype)};
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor> lltm_cell(const Tensor& input, const Tensor& weights, const Tensor& bias,
+                                     const Tensor& old_h, const Tensor& old_cell) {
+  const auto [h, c, gates] = cell_op<Backend>(input, weights, bias, old_h, old_cell, false);
+  return {h, c};
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor> lltm_cell_forward(const Tensor& input, const Tensor& weights,
+                                                     const Tensor& bias, const Tensor& old_h,
+                                                     const Tensor& old_cell) {
+  const auto [h, c, gates] = cell_op<Backend>(input, weights, bias, old_h, old_cell, true);
+  return {h, c, *gates};
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor> lltm_cell_backward(const std::optional<Tensor>& grad_h,
+                                              const std::optional<Tensor>& grad_cell,
+                                              const Tensor& gates, const Tensor& old_cell) {
+  constexpr const char* op = "lltm_cell_backward";
+  check_floating(gates, op, "gates");
+  check(old_cell.dim() == 2, op, ": old_cell must be (batch, hidden_size), got ", show(old_cell));
+  check_shape(gates, "gates", {old_cell.size(0), 3 * old_cell.size(1)}, "(batch, 3 * hidden_size)",
+              op);
+  check_same_device(old_cell, "old_cell", gates, "gates", op);
+  check_same_dtype(old_cell, "old_cell", gates, "gates", op);
+  check_like(grad_h, "grad_h", old_cell, "old_cell", true, op);
+  check_like(grad_cell, "grad_cell", old_cell, "old_cell", true, op);
+  const Backend backend(gates);
+  const ScalarType dtype = gates.scalar_type(), storage = Backend::storage(dtype);
+  const auto [grad_gates, grad_old_cell] =
+      lltm_cell_step_backward(backend, cast(grad_h, storage), cast(grad_cell, storage),
+                              cast(gates, storage), cast(old_cell, storage));
+  return {cast(grad_gates, dtype), cast(grad_old_cell, dtype)};
+}
+
+template <typename Backend>
+LltmForward forward_op(const Tensor& input, const Tensor& h0, const Tensor& c0,
+                       const Tensor& weights, const Tensor& bias, bool save) {
+  check_lltm(input, 3, weights, bias, h0, "h0", c0, "c0", "lltm");
+  const Backend backend(input);
+  const ScalarType dtype = input.scalar_type(), storage = Backend::storage(dtype);
+  LltmForward r =
+      lltm_forward_steps(backend, cast(input, storage), cast(h0, storage), cast(c0, storage),
+                         cast(weights, storage), cast(bias, storage), save);
+  return {cast(r.output, dtype), cast(r.h_n, dtype), cast(r.c_n, dtype), cast(r.gates, dtype),
+          r.cells};
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor> lltm(const Tensor& input, const Tensor& h0, const Tensor& c0,
+                                        const Tensor& weights, const Tensor& bias) {
+  const LltmForward r = forward_op<Backend>(input, h0, c0, weights, bias, false);
+  return {r.output, r.h_n, r.c_n};
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> lltm_forward(const Tensor& input,
+                                                                const Tensor& h0, const Tensor& c0,
+                                                                const Tensor& weights,
+                                                                const Tensor& bias) {
+  const LltmForward r = forward_op<Backend>(input, h0, c0, weights, bias, true);
+  return {r.output, r.h_n, r.c_n, *r.gates, *r.cells};
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor> lltm_backward(const std::optional<Tensor>& grad_output,
+                                                 const std::optional<Tensor>& grad_h_n,
+                                                 const std::optional<Tensor>& grad_c_n,
+                                                 const Tensor& gates, const Tensor& cells,
+                                                 const Tensor& c0, const Tensor& weights) {
+  constexpr const char* op = "lltm_backward";
+  check_floating(gates, op, "gates");
+  check(cells.dim() == 3, op, ": cells must be (steps, batch, hidden_size), got ", show(cells));
+  const int64_t steps = cells.size(0), batch = cells.size(1), hidden = cells.size(2);
+  check_shape(gates, "gates", {steps, batch, 3 * hidden}, "(steps, batch, 3 * hidden_size)", op);
+  check_shape(c0, "c0", {batch, hidden}, "(batch, hidden_size)", op);
+  check(weights.dim() == 2 && weights.size(0) == 3 * hidden && weights.size(1) >= hidden, op,
+        ": weights must be (3 * hidden_size, hidden_size + input_size) with hidden_size = ", hidden,
+        ", got ", show(weights));
+  check(cells.scalar_type() == compute_dtype(gates.scalar_type()), op,
+        ": cells must be float32, or float64 where gates are, got ",
+        torch::headeronly::toString(cells.scalar_type()));
+  for (const auto& [t, name] : {std::pair(&c0, "c0"), std::pair(&weights, "weights")}) {
+    check_same_device(*t, name, gates, "gates", op);
+    check_same_dtype(*t, name, gates, "gates", op);
+  }
+  check_same_device(cells, "cells", gates, "gates", op);
+  check_like(grad_output, "grad_output", cells, "cells", false, op);
+  check_like(grad_h_n, "grad_h_n", c0, "c0", true, op);
+  check_like(grad_c_n, "grad_c_n", c0, "c0", true, op);
+  if (grad_output) check_same_dtype(*grad_output, "grad_output", gates, "gates", op);
+  const Backend backend(gates);
+  const ScalarType dtype = gates.scalar_type(), storage = Backend::storage(dtype);
+  const auto [grad_gates, grad_h0, grad_c0] =
+      lltm_backward_steps(backend, cast(grad_output, storage), cast(grad_h_n, storage),
+                          cast(grad_c_n, storage), as_contiguous(cast(gates, storage)),
+                          as_contiguous(cells), cast(c0, storage), cast(weights, storage));
+  return {cast(grad_gates, dtype), cast(grad_h0, dtype), cast(grad_c0, dtype)};
+}
+
+}  // namespace my_ops

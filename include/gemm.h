@@ -1,0 +1,40 @@
+// Launch interface of GEMM and the fused linear layer. No torch here: raw pointers, sizes, a
+// stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace my_ops {
+
+// Applied after the bias. kGelu is the erf form, kGeluTanh its tanh approximation.
+enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu, kSigmoid };
+
+namespace cuda {
+
+// out[z][i][j] = activation(sum_l a[z][i][l] * b[z][l][j] + bias[j])
+//
+// Strides are in elements: a transposed operand is a pair of strides the other way round, a batch
+// stride of 0 repeats the matrix. out may not overlap an input.
+template <typename T, typename Out>
+struct GemmArgs {
+  const T* a;     // [batch, m, k]
+  const T* b;     // [batch, k, n]
+  const T* bias;  // [n], or null
+  Out* out;       // [batch, m, n]
+  int64_t batch, m, n, k;
+  int64_t a_batch, a_row, a_col;
+  int64_t b_batch, b_row, b_col;
+  int64_t out_batch, out_row, out_col;
+  Activation activation;
+};
+
+// T: double, float, __half, __nv_bfloat16; Out: T, or float for the 16-bit types. Products are
+// accumulated in float (double for double). Any size may be 0; k = 0 gives activation(bias).
+// cudaErrorNotSupported, before any launch, means that a vendor library is the faster choice here.
+template <typename T, typename Out>
+cudaError_t gemm(const GemmArgs<T, Out>& args, cudaStream_t stream);
+
+}  // namespace cuda
+}  // namespace my_ops

@@ -1,0 +1,62 @@
+// Launch interface of LLTM. No torch here: raw pointers, sizes, a stream.
+//
+// One step, from pre-activations in the gate order (input, output, candidate):
+//   i, o = sigmoid;  g = ELU;  cell' = cell + g * i;  h' = tanh(cell') * o
+// T is the type of activations, Acc the type of the arithmetic and of the cell state: float for
+// float and the 16-bit types, double for double.
+#pragma once
+
+#include <cstdint>
+
+#ifdef MY_OPS_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace my_ops {
+
+template <typename T, typename Acc>
+struct LltmCell {
+  const Acc* gates_x;   // [batch, 3, hidden] pre-activations: the share of the input
+  const Acc* gates_h;   // [batch, 3, hidden] the share of old_h
+  const T* bias;        // [3, hidden]
+  const Acc* old_cell;  // [batch, hidden]
+  T* new_h;             // [batch, hidden]
+  Acc* new_cell;        // [batch, hidden]; may be old_cell
+  T* gates;             // [batch, 3, hidden] activated i, o, g for backward, or null
+  int64_t batch, hidden;
+};
+
+template <typename T, typename Acc>
+struct LltmCellBackward {
+  const T* grad_h;         // [batch, hidden] of new_h, or null for zero
+  const Acc* grad_h_next;  // [batch, hidden] a second term of it, or null
+  const Acc* grad_cell;    // [batch, hidden] of new_cell, or null for zero
+  const T* gates;          // [batch, 3, hidden] activated, from the forward pass
+  const Acc* old_cell;     // [batch, hidden]
+  T* grad_gates;           // [batch, 3, hidden] of the pre-activations
+  Acc* grad_old_cell;      // [batch, hidden]; may be grad_cell
+  int64_t batch, hidden;
+};
+
+namespace cpu {
+
+// Rows [begin, end) of the batch; float and double.
+template <typename T>
+void lltm_cell(const LltmCell<T, T>& args, int64_t begin, int64_t end);
+template <typename T>
+void lltm_cell_backward(const LltmCellBackward<T, T>& args, int64_t begin, int64_t end);
+
+}  // namespace cpu
+
+#ifdef MY_OPS_WITH_CUDA
+namespace cuda {
+
+template <typename T, typename Acc>
+cudaError_t lltm_cell(const LltmCell<T, Acc>& args, cudaStream_t stream);
+template <typename T, typename Acc>
+cudaError_t lltm_cell_backward(const LltmCellBackward<T, Acc>& args, cudaStream_t stream);
+
+}  // namespace cuda
+#endif
+
+}  // namespace my_ops

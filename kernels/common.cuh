@@ -1,0 +1,63 @@
+// Shared by the CUDA kernels: conversions between storage and arithmetic types, small arithmetic.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace my_ops::cuda {
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The arithmetic type of a storage type.
+template <typename T>
+struct Compute {
+  using type = T;
+};
+template <>
+struct Compute<__half> {
+  using type = float;
+};
+template <>
+struct Compute<__nv_bfloat16> {
+  using type = float;
+};
+template <typename T>
+using compute_t = typename Compute<T>::type;
+
+template <typename T>
+__device__ T load(T x) {
+  return x;
+}
+__device__ inline float load(__half x) { return __half2float(x); }
+__device__ inline float load(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T, typename C>
+__device__ T store(C x) {
+  if constexpr (__is_same(T, __half)) {
+    return __float2half_rn(x);
+  } else if constexpr (__is_same(T, __nv_bfloat16)) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+// exp(-|x|) and exp(-|x|) - 1: never overflow, and keep their digits for large and for small |x|.
+__device__ inline float exp_minus_abs(float x) { return expf(-fabsf(x)); }
+__device__ inline double exp_minus_abs(double x) { return exp(-fabs(x)); }
+__device__ inline float expm1_minus_abs(float x) { return expm1f(-fabsf(x)); }
+__device__ inline double expm1_minus_abs(double x) { return expm1(-fabs(x)); }
+
+template <typename C>
+__device__ C sigmoid(C x) {
+  const C e = exp_minus_abs(x);
+  return (x < C(0) ? e : C(1)) / (C(1) + e);
+}
+
+__device__ inline float elu(float x) { return x > 0.0f ? x : expm1f(x); }
+__device__ inline double elu(double x) { return x > 0.0 ? x : expm1(x); }
+
+}  // namespace my_ops::cuda

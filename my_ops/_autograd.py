@@ -1,0 +1,149 @@
+"""Puts gradients on the dispatcher's Autograd key.
+
+A gradient is a ``torch.autograd.Function`` with ``forward``, ``setup_context``, ``backward`` and,
+for forward mode, ``jvp``; ``forward`` may return more than the op does, for ``setup_context`` to
+save. :func:`register_gradient` makes it the op's Autograd kernel, so that ``torch.ops.my_ops.X`` is
+differentiable alike from Python, TorchScript, ``torch.compile`` and the transforms of
+``torch.func``. ``torch.library.register_autograd`` would raise under ``torch.func.grad`` and give
+zero tangents under ``torch.func.jvp`` (torch 2.10 to 2.15).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+__all__ = ["register_gradient", "register_out"]
+
+try:  # private names, present in torch 2.10 to 2.15; without one of them the public way is taken
+    from torch._C import (
+        _any_requires_grad,
+        _are_functorch_transforms_active,
+        _AutoDispatchBelowAutograd,
+    )
+    from torch._functorch.utils import enable_single_level_autograd_function
+    from torch.autograd import forward_ad
+    from torch.autograd.forward_ad import _set_fwd_grad_enabled
+    from torch.autograd.function import _SingleLevelFunction
+
+    _HAVE_PRIVATE_NAMES = hasattr(forward_ad, "_current_level")
+except ImportError:
+    _HAVE_PRIVATE_NAMES = False
+
+_library = torch.library.Library("my_ops", "IMPL")  # kept alive: it owns the registrations
+
+
+def register_gradient(op: torch._ops.OpOverload, function: type[torch.autograd.Function]) -> None:
+    """Makes ``function`` the gradient of ``op``. Arguments of the op must be positional."""
+    if not _HAVE_PRIVATE_NAMES:
+        _register_public(op, function)
+        return
+
+    defaults = [argument.default_value for argument in op._schema.arguments]
+
+    returns = len(op._schema.returns)
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        if _are_functorch_transforms_active():
+            # Function.apply has switched the grad modes off; outer levels must still record.
+            with torch.enable_grad(), _set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
+                output = function.forward(*args)
+        else:
+            with _AutoDispatchBelowAutograd():
+                output = function.forward(*args)
+        function.setup_context(ctx, args, output)
+        ctx.save_for_forward(*getattr(ctx, "to_save", ()))
+        if isinstance(output, tuple) and len(output) > returns:
+            output = output[0] if returns == 1 else output[:returns]  # the rest is for backward
+        return output
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        # Formulas see the primals of this level, with forward AD on for the levels above it.
+        with torch.enable_grad(), _set_fwd_grad_enabled(True):
+            return function.jvp(_Primals(ctx), *tangents)
+
+    members = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(function.backward),
+        "jvp": staticmethod(jvp),
+    }
+    function_class: Any = type(function.__name__, (_SingleLevelFunction,), members)
+    apply = function_class.apply
+
+    def kernel(*args: Any) -> Any:
+        if len(args) < len(defaults):  # the dispatcher strips trailing defaults
+            args = (*args, *defaults[len(args) :])
+        if _are_functorch_transforms_active():
+            with enable_single_level_autograd_function():
+                return apply(*args)
+        if forward_ad._current_level < 0 and not (
+            torch.is_grad_enabled() and _any_requires_grad(*args)
+        ):
+            with _AutoDispatchBelowAutograd():
+                return op(*args)
+        return apply(*args)
+
+    _library.impl(_name(op), kernel, "Autograd")
+
+
+def register_out(op: torch._ops.OpOverload) -> None:
+    """Gives an op that writes into its argument ``out`` the rules of torch's ``out=``.
+
+    Refused while a gradient is being recorded; the version counter of ``out`` moves, so that
+    backward notices an overwritten saved tensor.
+    """
+    if not _HAVE_PRIVATE_NAMES:
+        return
+
+    def kernel(*args: Any) -> None:
+        out = args[-1]
+        if torch.is_grad_enabled() and _any_requires_grad(*args):
+            raise RuntimeError(
+                f"{op._schema.name.split('::')[1]}: out= does not support automatic "
+                "differentiation, but one of the arguments requires grad"
+            )
+        with _AutoDispatchBelowAutograd():
+            op(*args)
+        torch.autograd.graph.increment_version(out)
+
+    _library.impl(_name(op), kernel, "Autograd")
+
+
+def _name(op: torch._ops.OpOverload) -> str:
+    name = op._schema.name.split("::")[1]
+    return f"{name}.{op._overloadname}" if op._overloadname != "default" else name
+
+
+class _Primals:
+    """A context whose saved tensors are the primals of the innermost forward-mode level."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(
+            torch._VF._unpack_dual(t, level=0)[0] if isinstance(t, torch.Tensor) else t  # type: ignore[attr-defined]
+            for t in self._ctx.saved_tensors
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+def _register_public(op: torch._ops.OpOverload, function: type[torch.autograd.Function]) -> None:
+    """Registration by public names only: no torch.func and no forward mode."""
+    warnings.warn(
+        f"my_ops: torch {torch.__version__} lacks a private name that my_ops registers gradients "
+        "with; gradients work, torch.func transforms and forward mode do not: update my_ops.",
+        stacklevel=2,
+    )
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        function.setup_context(ctx, inputs, output)
+
+    torch.library.register_autograd(
+        op._schema.name, function.backward, setup_context=setup_context, lib=_library
+    )

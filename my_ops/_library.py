@@ -1,0 +1,43 @@
+"""Loads the compiled module, whose ops then stand under ``torch.ops.my_ops``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+_MINIMUM = (2, 10)
+
+
+def _load() -> None:
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if release < _MINIMUM:
+        raise ImportError(
+            f"my_ops needs torch >= {_MINIMUM[0]}.{_MINIMUM[1]}, found {torch.__version__}: "
+            "pip install --upgrade torch"
+        )
+    if torch._C._jit_get_schemas_for_operator("my_ops::gemm"):
+        # A second registration of the same ops would end the process without a Python error.
+        raise ImportError(
+            "my_ops: the operators of namespace 'my_ops' are registered already, by another copy "
+            "of this package or by torch.ops.load_library; one process can hold one copy"
+        )
+    path = Path(__file__).with_name("_C.abi3.so")
+    if not path.exists():
+        raise ImportError(
+            f"my_ops: {path.name} is missing beside {Path(__file__).name}: this is the source "
+            "folder, not an installed package. Run Python elsewhere, or build in place with "
+            "pip install --no-build-isolation -e ."
+        )
+    torch.ops.load_library(str(path))
+
+
+def tag_compile_cache(version: str) -> None:
+    """Makes this version part of the key of torch.compile's caches."""
+    config = torch.compiler.config
+    tag = f"my_ops-{version}"
+    if tag not in config.cache_key_tag:
+        config.cache_key_tag += tag
+
+
+_load()

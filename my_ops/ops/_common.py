@@ -1,0 +1,19 @@
+"""What every op needs: the namespace of the loaded library, and checks of argument types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from my_ops import _library as _library  # loads the compiled module before ops is read
+
+ops: Any = torch.ops.my_ops
+fake = torch.library.register_fake
+
+
+def check_tensor(op: str, **arguments: object) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}")

@@ -1,0 +1,306 @@
+"""The elementwise family. Per op: fake kernel (metadata for tracing), gradient, public function."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from my_ops._autograd import register_gradient, register_out
+from my_ops.ops._common import check_tensor, fake, ops
+
+# ------------------------------------------------------------------------------------- add_one
+
+
+@fake("my_ops::add_one")
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class _AddOne(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return ops.add_one(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.clone()
+
+
+register_gradient(ops.add_one.default, _AddOne)
+
+
+@overload
+def add_one(x: Tensor) -> Tensor: ...
+@overload
+def add_one(x: int) -> int: ...
+def add_one(x: Tensor | int) -> Tensor | int:
+    """Returns ``x + 1``.
+
+    Args:
+        x: a tensor of any shape and any real floating or integer dtype, or a Python int.
+
+    Returns:
+        A tensor of the shape and dtype of ``x`` (integers wrap), or an int. The gradient is the
+        identity.
+
+    Raises:
+        TypeError: ``x`` is neither a tensor nor an int.
+        RuntimeError: the dtype is bool or complex.
+    """
+    if isinstance(x, int) and not isinstance(x, bool):
+        return x + 1
+    if not isinstance(x, Tensor):
+        raise TypeError(f"add_one: x must be a torch.Tensor or an int, got {type(x).__name__}")
+    return ops.add_one(x)
+
+
+# ---------------------------------------------------------------------------------- custom_add
+
+
+@fake("my_ops::custom_add")
+def _(a: Tensor, b: Tensor) -> Tensor:
+    dtype = torch.result_type(a, b)
+    if a.shape == b.shape:
+        return torch.empty_like(a, dtype=dtype)
+    return a.new_empty(torch.broadcast_shapes(a.shape, b.shape), dtype=dtype)
+
+
+class _CustomAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return ops.custom_add(a, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.like = [(t.shape, t.dtype) for t in inputs]
+        ctx.dtype = output.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple(
+            grad.sum_to_size(shape).to(dtype) if needed else None
+            for (shape, dtype), needed in zip(ctx.like, ctx.needs_input_grad, strict=True)
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        return (a + b).to(ctx.dtype)
+
+
+register_gradient(ops.custom_add.default, _CustomAdd)
+
+
+def custom_add(a: Tensor, b: Tensor) -> Tensor:
+    """Returns ``a + b + 1``, rounded once.
+
+    Args:
+        a, b: tensors of real floating or integer dtypes whose shapes broadcast.
+
+    Returns:
+        A tensor of the broadcast shape and of ``torch.result_type(a, b)``. The gradient goes to
+        both, summed over broadcast dimensions.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: shapes do not broadcast, devices differ, or a dtype is bool or complex.
+    """
+    check_tensor("custom_add", a=a, b=b)
+    return ops.custom_add(a, b)
+
+
+# ----------------------------------------------------------------------------------- d_sigmoid
+
+
+@fake("my_ops::d_sigmoid")
+def _(z: Tensor) -> Tensor:
+    return torch.empty_like(z)
+
+
+@fake("my_ops::d_sigmoid_backward")
+def _(grad: Tensor, z: Tensor) -> Tensor:
+    return torch.empty_like(z)
+
+
+class _DSigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        return ops.d_sigmoid(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return ops.d_sigmoid_backward(grad, z)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return ops.d_sigmoid_backward(tangent, z)
+
+
+class _DSigmoidBackward(torch.autograd.Function):
+    """Of ``grad * f(z)``, f = s(1 - s)(1 - 2s), f' = s(1 - s)(1 - 6s(1 - s))."""
+
+    @staticmethod
+    def forward(grad: Tensor, z: Tensor) -> Tensor:
+        return ops.d_sigmoid_backward(grad, z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def _slope(z: Tensor) -> Tensor:
+        d = ops.d_sigmoid(z)
+        return d * (1 - 6 * d)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        grad, z = ctx.saved_tensors
+        grad_grad = ops.d_sigmoid_backward(grad_out, z) if ctx.needs_input_grad[0] else None
+        grad_z = grad_out * grad * _DSigmoidBackward._slope(z) if ctx.needs_input_grad[1] else None
+        return grad_grad, grad_z
+
+    @staticmethod
+    def jvp(ctx: Any, grad_t: Tensor, z_t: Tensor) -> Tensor:
+        grad, z = ctx.saved_tensors
+        return ops.d_sigmoid_backward(grad_t, z) + grad * _DSigmoidBackward._slope(z) * z_t
+
+
+register_gradient(ops.d_sigmoid.default, _DSigmoid)
+register_gradient(ops.d_sigmoid_backward.default, _DSigmoidBackward)
+
+
+def d_sigmoid(z: Tensor) -> Tensor:
+    """Returns the derivative of the sigmoid, ``s * (1 - s)`` with ``s = sigmoid(z)``.
+
+    Computed as ``e / (1 + e)**2`` with ``e = exp(-abs(z))``, which keeps its digits for large
+    ``z``.
+
+    Args:
+        z: a tensor of any shape, dtype float64, float32, float16 or bfloat16.
+
+    Returns:
+        A tensor of the shape and dtype of ``z``. The gradient, ``s(1 - s)(1 - 2s)``, can be
+        differentiated again.
+
+    Raises:
+        TypeError: ``z`` is no tensor.
+        RuntimeError: the dtype is not floating.
+    """
+    check_tensor("d_sigmoid", z=z)
+    return ops.d_sigmoid(z)
+
+
+# ----------------------------------------------------------------------------------- round_ste
+
+
+@fake("my_ops::round_ste")
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class _RoundSTE(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return ops.round_ste(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.clone()
+
+
+register_gradient(ops.round_ste.default, _RoundSTE)
+
+
+def round_ste(x: Tensor) -> Tensor:
+    """Rounds to 0 or 1 (1 where ``x >= 0.5``), with a straight-through gradient.
+
+    Source: Bengio, Leonard and Courville, "Estimating or Propagating Gradients Through Stochastic
+    Neurons for Conditional Computation", arXiv 1308.3432.
+
+    Args:
+        x: a tensor of any shape, dtype float64, float32, float16 or bfloat16.
+
+    Returns:
+        A tensor of the shape and dtype of ``x``; NaN stays NaN. ``grad_x = grad_out``.
+
+    Raises:
+        TypeError: ``x`` is no tensor.
+        RuntimeError: the dtype is not floating.
+    """
+    check_tensor("round_ste", x=x)
+    return ops.round_ste(x)
+
+
+# ---------------------------------------------------------------------------------- fill_index
+
+
+@fake("my_ops::fill_index")
+def _(
+    height: int,
+    width: int,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    return torch.empty((height, width), dtype=dtype or torch.float32, device=device)
+
+
+@fake("my_ops::fill_index.out")
+def _(out: Tensor) -> None:
+    return None
+
+
+register_out(ops.fill_index.out)
+
+
+def fill_index(
+    height: int,
+    width: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | int | None = None,
+) -> Tensor:
+    """Returns the matrix ``out[y][x] = x + y``.
+
+    Args:
+        height, width: its shape, not negative.
+        dtype: float64, float32, float16, bfloat16, int32 or int64.
+        device: where to make it; None is torch's default device.
+
+    Returns:
+        A tensor of shape ``(height, width)``, without a gradient.
+
+    Raises:
+        TypeError: a size is no int, or ``dtype`` no dtype.
+        RuntimeError: a size is negative, the dtype is another, or the values do not fit int32.
+    """
+    for name, size in (("height", height), ("width", width)):
+        if not isinstance(size, (int, torch.SymInt)) or isinstance(size, bool):
+            raise TypeError(f"fill_index: {name} must be an int, got {type(size).__name__}")
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"fill_index: dtype must be a torch.dtype, got {type(dtype).__name__}")
+    device = torch.get_default_device() if device is None else torch.device(device)
+    return ops.fill_index(height, width, dtype=dtype, device=device)

@@ -1,0 +1,203 @@
+"""Matrix products. Per op: fake kernel (metadata for tracing), gradient, public function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from my_ops import reference
+from my_ops._autograd import register_gradient, register_out
+from my_ops.ops._common import check_tensor, fake, ops
+
+# ---------------------------------------------------------------------------------------- gemm
+
+
+@fake("my_ops::gemm")
+def _(a: Tensor, b: Tensor) -> Tensor:
+    torch._check(
+        a.dim() in (2, 3), lambda: f"gemm: a must be (m, k) or (batch, m, k), got {a.shape}"
+    )
+    torch._check(
+        b.dim() in (2, 3), lambda: f"gemm: b must be (k, n) or (batch, k, n), got {b.shape}"
+    )
+    torch._check(
+        a.shape[-1] == b.shape[-2],
+        lambda: f"gemm: b must have as many rows as a has columns, got {a.shape} and {b.shape}",
+    )
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return a.new_empty((*batch, a.shape[-2], b.shape[-1]))
+
+
+@fake("my_ops::gemm.out")
+def _(a: Tensor, b: Tensor, out: Tensor) -> None:
+    return None
+
+
+class _Gemm(torch.autograd.Function):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return ops.gemm(a, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b = ctx.saved_tensors
+        grad_a = _sum_batch(ops.gemm(grad, b.mT), a) if ctx.needs_input_grad[0] else None
+        grad_b = _sum_batch(ops.gemm(a.mT, grad), b) if ctx.needs_input_grad[1] else None
+        return grad_a, grad_b
+
+    @staticmethod
+    def jvp(ctx: Any, a_t: Tensor, b_t: Tensor) -> Tensor:
+        a, b = ctx.saved_tensors
+        return ops.gemm(a_t, b) + ops.gemm(a, b_t)
+
+
+def _sum_batch(grad: Tensor, like: Tensor) -> Tensor:
+    return grad if grad.shape == like.shape else grad.sum_to_size(like.shape)
+
+
+register_gradient(ops.gemm.default, _Gemm)
+register_out(ops.gemm.out)
+
+
+def gemm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Returns the matrix product ``a @ b``.
+
+    Args:
+        a: ``(m, k)`` or ``(batch, m, k)``, dtype float64, float32, float16 or bfloat16, any
+        strides. b: ``(k, n)`` or ``(batch, k, n)``, of the dtype and device of ``a``. A batch of 1, or
+            a matrix beside a batch, is repeated.
+        out: receives the result, in place: any strides, no overlap with ``a`` or ``b``. Not while
+            a gradient is recorded.
+
+    Returns:
+        ``out``, or a new tensor ``(m, n)`` or ``(batch, m, n)``. Products of 16-bit types are
+        summed in float32. The gradient goes to both and can be differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: dtypes, devices or shapes do not fit, or ``out`` overlaps an operand.
+    """
+    check_tensor("gemm", a=a, b=b)
+    if out is None:
+        return ops.gemm(a, b)
+    check_tensor("gemm", out=out)
+    ops.gemm.out(a, b, out)
+    return out
+
+
+# -------------------------------------------------------------------------------------- linear
+
+
+@fake("my_ops::linear")
+def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+    torch._check(
+        weight.dim() == 2 and x.dim() >= 1 and weight.shape[1] == x.shape[-1],
+        lambda: (
+            f"linear: weight must be (out_features, in_features = the last dimension of x), "
+            f"got {tuple(x.shape)} and {tuple(weight.shape)}"
+        ),
+    )
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        y = ops.linear(x, weight, bias)
+        return (reference.activate(y, activation), y) if activation != "none" else y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, bias, ctx.activation = inputs
+        before = output[1] if isinstance(output, tuple) else None
+        ctx.save_for_backward(x, weight, bias, before)
+
+    @staticmethod
+    def _before(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> Tensor:
+        """The value before the activation, as a function of the inputs where that is asked for."""
+        if before is None or torch.is_grad_enabled():
+            return ops.linear(x, weight, bias)
+        return before
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, before = ctx.saved_tensors
+        if ctx.activation != "none":
+            before = _Linear._before(x, weight, bias, before)
+            grad = activation_backward(grad, before, ctx.activation)
+        rows = grad.reshape(-1, grad.shape[-1])
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = ops.gemm(rows, weight).reshape(x.shape)
+        if ctx.needs_input_grad[1]:
+            grad_weight = ops.gemm(rows.mT, x.reshape(-1, x.shape[-1]))
+        if ctx.needs_input_grad[2]:
+            grad_bias = rows.sum(0)
+        return grad_x, grad_weight, grad_bias, None
+
+    @staticmethod
+    def jvp(ctx: Any, x_t: Tensor, weight_t: Tensor, bias_t: Tensor | None, _: None) -> Tensor:
+        x, weight, bias, before = ctx.saved_tensors
+        tangent = ops.linear(x_t, weight) + ops.linear(x, weight_t)
+        if bias_t is not None:
+            tangent = tangent + bias_t
+        if ctx.activation == "none":
+            return tangent
+        before = _Linear._before(x, weight, bias, before)
+        return activation_backward(tangent, before, ctx.activation)
+
+
+def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+    """``grad`` times the derivative of the activation at ``x``, differentiable again."""
+    if activation == "relu":
+        return torch.ops.aten.threshold_backward(grad, x, 0)
+    if activation == "gelu":
+        return torch.ops.aten.gelu_backward(grad, x)
+    if activation == "gelu_tanh":
+        return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+    if activation == "silu":
+        if not torch.is_grad_enabled():
+            return torch.ops.aten.silu_backward(grad, x)  # one kernel, which has no derivative
+        return grad * (torch.sigmoid(x) + x * ops.d_sigmoid(x))
+    return grad * ops.d_sigmoid(x)
+
+
+register_gradient(ops.linear.default, _Linear)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None
+) -> Tensor:
+    """Returns ``activation(x @ weight.T + bias)``.
+
+    Args:
+        x: ``(*, in_features)``, dtype float64, float32, float16 or bfloat16.
+        weight: ``(out_features, in_features)``.
+        bias: ``(out_features,)``, or None.
+        activation: None, ``"relu"``, ``"gelu"`` (the erf form), ``"gelu_tanh"``, ``"silu"`` or
+            ``"sigmoid"``; formulas as in :mod:`torch.nn.functional`.
+
+    Returns:
+        ``(*, out_features)``. The gradient goes to ``x``, ``weight`` and ``bias`` and can be
+        differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor, or ``activation`` no str.
+        RuntimeError: dtypes, devices or shapes do not fit, or the activation is another.
+    """
+    check_tensor("linear", x=x, weight=weight)
+    if bias is not None:
+        check_tensor("linear", bias=bias)
+    if activation is not None and not isinstance(activation, str):
+        raise TypeError(
+            f"linear: activation must be a str or None, got {type(activation).__name__}"
+        )
+    return ops.linear(x, weight, bias, activation or "none")

@@ -1,0 +1,283 @@
+"""LLTM, cell and layer. Per op: fake kernel (metadata for tracing), gradient, public function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from my_ops._autograd import register_gradient
+from my_ops.ops._common import check_tensor, fake, ops
+
+# ----------------------------------------------------------------------------------- lltm_cell
+
+
+@fake("my_ops::lltm_cell")
+def _(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    return old_h.new_empty(old_h.shape), old_cell.new_empty(old_cell.shape)
+
+
+@fake("my_ops::lltm_cell_forward")
+def _(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        old_h.new_empty(old_h.shape),
+        old_cell.new_empty(old_cell.shape),
+        old_h.new_empty((old_h.shape[0], 3 * old_h.shape[1])),
+    )
+
+
+@fake("my_ops::lltm_cell_backward")
+def _(
+    grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    return gates.new_empty(gates.shape), old_cell.new_empty(old_cell.shape)
+
+
+def _cell_gates_backward(
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    old_h: Tensor,
+    old_cell: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """What ``lltm_cell_backward`` computes, from the inputs and differentiable again."""
+    z = ops.linear(torch.cat([old_h, input], dim=1), weights, bias.reshape(-1))
+    z_i, z_o, z_g = z.chunk(3, dim=1)
+    i, o, g = torch.sigmoid(z_i), torch.sigmoid(z_o), torch.nn.functional.elu(z_g)
+    squashed = torch.tanh(old_cell + g * i)
+    grad_h = torch.zeros_like(old_h) if grad_h is None else grad_h
+    grad_cell = torch.zeros_like(old_cell) if grad_cell is None else grad_cell
+    grad_cell = grad_cell + grad_h * o * (1 - squashed * squashed)
+    elu_slope = torch.where(z_g > 0, 1.0, torch.exp(torch.clamp(z_g, max=0.0)))
+    grad_gates = torch.cat(
+        [
+            grad_cell * g * ops.d_sigmoid(z_i),
+            grad_h * squashed * ops.d_sigmoid(z_o),
+            grad_cell * i * elu_slope,
+        ],
+        dim=1,
+    )
+    return grad_gates, grad_cell
+
+
+class _LLTMCell(torch.autograd.Function):
+    @staticmethod
+    def forward(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return ops.lltm_cell_forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        gates = output[2] if len(output) > 2 else None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, gates)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        *inputs, gates = ctx.saved_tensors
+        input, weights, bias, old_h, old_cell = inputs
+        if gates is None or torch.is_grad_enabled():
+            grad_gates, grad_old_cell = _cell_gates_backward(grad_h, grad_cell, *inputs)
+        else:
+            grad_gates, grad_old_cell = ops.lltm_cell_backward(grad_h, grad_cell, gates, old_cell)
+        hidden = old_h.shape[1]
+        needs = ctx.needs_input_grad
+        grad_input = grad_weights = grad_bias = grad_h0 = None
+        if needs[0]:
+            grad_input = ops.gemm(grad_gates, weights[:, hidden:])
+        if needs[1]:
+            grad_weights = ops.gemm(grad_gates.mT, torch.cat([old_h, input], dim=1))
+        if needs[2]:
+            grad_bias = grad_gates.sum(0).reshape(bias.shape)
+        if needs[3]:
+            grad_h0 = ops.gemm(grad_gates, weights[:, :hidden])
+        return grad_input, grad_weights, grad_bias, grad_h0, grad_old_cell if needs[4] else None
+
+
+register_gradient(ops.lltm_cell.default, _LLTMCell)
+
+
+def lltm_cell(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One step of LLTM, a recurrent unit with three gates and no forget gate.
+
+    ``gates = [old_h, input] @ weights.T + bias`` in the order input, output, candidate;
+    ``i, o = sigmoid``; ``g = elu``; ``new_cell = old_cell + g * i``; ``new_h = tanh(new_cell) *
+    o``. Source: the PyTorch tutorial on custom C++ and CUDA extensions.
+
+    Args:
+        input: ``(batch, input_size)``, dtype float64, float32, float16 or bfloat16.
+        weights: ``(3 * hidden_size, hidden_size + input_size)``.
+        bias: ``(3 * hidden_size,)`` or ``(1, 3 * hidden_size)``.
+        old_h, old_cell: ``(batch, hidden_size)``.
+
+    Returns:
+        ``(new_h, new_cell)``, both ``(batch, hidden_size)``. The 16-bit types compute in float32.
+        The gradient goes to all five and can be differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+    check_tensor(
+        "lltm_cell", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell
+    )
+    return ops.lltm_cell(input, weights, bias, old_h, old_cell)
+
+
+# ---------------------------------------------------------------------------------------- lltm
+
+
+def _cells_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@fake("my_ops::lltm")
+def _(
+    input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    output = h0.new_empty((input.shape[0], *h0.shape))
+    return output, h0.new_empty(h0.shape), c0.new_empty(c0.shape)
+
+
+@fake("my_ops::lltm_forward")
+def _(input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    steps, (batch, hidden) = input.shape[0], h0.shape
+    return (
+        h0.new_empty((steps, batch, hidden)),
+        h0.new_empty(h0.shape),
+        c0.new_empty(c0.shape),
+        h0.new_empty((steps, batch, 3 * hidden)),
+        h0.new_empty((steps, batch, hidden), dtype=_cells_dtype(h0.dtype)),
+    )
+
+
+@fake("my_ops::lltm_backward")
+def _(
+    grad_output: Tensor | None,
+    grad_h_n: Tensor | None,
+    grad_c_n: Tensor | None,
+    gates: Tensor,
+    cells: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return gates.new_empty(gates.shape), c0.new_empty(c0.shape), c0.new_empty(c0.shape)
+
+
+def _lltm_gates_backward(
+    grad_output: Tensor | None,
+    grad_h_n: Tensor | None,
+    grad_c_n: Tensor | None,
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What ``lltm_backward`` computes, and the output, from the inputs and differentiable again."""
+    hidden = h0.shape[1]
+    states = [(h0, c0)]
+    for step in input:
+        states.append(ops.lltm_cell(step, weights, bias, *states[-1]))
+    grad_h, grad_c, grad_gates = grad_h_n, grad_c_n, []
+    for t in range(input.shape[0] - 1, -1, -1):
+        if grad_output is not None:
+            grad_h = grad_output[t] if grad_h is None else grad_h + grad_output[t]
+        grad_step, grad_c = _cell_gates_backward(
+            grad_h, grad_c, input[t], weights, bias, *states[t]
+        )
+        grad_h = ops.gemm(grad_step, weights[:, :hidden])
+        grad_gates.append(grad_step)
+    output = torch.stack([h for h, _ in states])[1:]
+    if grad_gates:
+        all_gates = torch.stack(grad_gates[::-1])
+    else:
+        all_gates = input.new_empty((0, h0.shape[0], 3 * hidden))
+    grad_h = torch.zeros_like(h0) if grad_h is None else grad_h
+    grad_c = torch.zeros_like(c0) if grad_c is None else grad_c
+    return all_gates, grad_h, grad_c, output
+
+
+class _LLTM(torch.autograd.Function):
+    @staticmethod
+    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return ops.lltm_forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        gates, cells = output[3:] if len(output) > 3 else (None, None)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output[0], gates, cells)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_output: Tensor | None, grad_h_n: Tensor | None, grad_c_n: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        *inputs, output, gates, cells = ctx.saved_tensors
+        input, h0, c0, weights, bias = inputs
+        grads = (grad_output, grad_h_n, grad_c_n)
+        if gates is None or torch.is_grad_enabled():
+            grad_gates, grad_h0, grad_c0, output = _lltm_gates_backward(*grads, *inputs)
+        else:
+            grad_gates, grad_h0, grad_c0 = ops.lltm_backward(*grads, gates, cells, c0, weights)
+        hidden = h0.shape[1]
+        rows = grad_gates.reshape(-1, 3 * hidden)
+        needs = ctx.needs_input_grad
+        grad_input = grad_weights = grad_bias = None
+        if needs[0]:
+            grad_input = ops.gemm(rows, weights[:, hidden:]).reshape(input.shape)
+        if needs[3]:
+            before = torch.cat([h0.unsqueeze(0), output])[:-1].reshape(-1, hidden)
+            grad_weights = torch.cat(
+                [
+                    ops.gemm(rows.mT, before),
+                    ops.gemm(rows.mT, input.reshape(-1, input.shape[2])),
+                ],
+                dim=1,
+            )
+        if needs[4]:
+            grad_bias = rows.sum(0).reshape(bias.shape)
+        return (
+            grad_input,
+            grad_h0 if needs[1] else None,
+            grad_c0 if needs[2] else None,
+            grad_weights,
+            grad_bias,
+        )
+
+
+register_gradient(ops.lltm.default, _LLTM)
+
+
+def lltm(
+    input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """LLTM over time: :func:`lltm_cell` applied to each step of ``input``.
+
+    Args:
+        input: ``(steps, batch, input_size)``, dtype float64, float32, float16 or bfloat16.
+        h0, c0: ``(batch, hidden_size)``, the state before the first step.
+        weights: ``(3 * hidden_size, hidden_size + input_size)``.
+        bias: ``(3 * hidden_size,)`` or ``(1, 3 * hidden_size)``.
+
+    Returns:
+        ``(output, h_n, c_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, and the last
+        state. The cell state of the 16-bit types is kept in float32 between steps. The gradient
+        goes to all five and can be differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+    check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
+    return ops.lltm(input, h0, c0, weights, bias)
