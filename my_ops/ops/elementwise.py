@@ -61,7 +61,7 @@ def add_one(x: Tensor | int) -> Tensor | int:
         return x + 1
     if not isinstance(x, Tensor):
         raise TypeError(f"add_one: x must be a torch.Tensor or an int, got {type(x).__name__}")
-    return ops.add_one(x)
+    return ops.add_one.default(x)
 
 
 # ---------------------------------------------------------------------------------- custom_add
@@ -115,7 +115,7 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
         RuntimeError: shapes do not broadcast, devices differ, or a dtype is bool or complex.
     """
     check_tensor("custom_add", a=a, b=b)
-    return ops.custom_add(a, b)
+    return ops.custom_add.default(a, b)
 
 
 # ----------------------------------------------------------------------------------- d_sigmoid
@@ -202,7 +202,7 @@ def d_sigmoid(z: Tensor) -> Tensor:
         RuntimeError: the dtype is not floating.
     """
     check_tensor("d_sigmoid", z=z)
-    return ops.d_sigmoid(z)
+    return ops.d_sigmoid.default(z)
 
 
 # ----------------------------------------------------------------------------------- round_ste
@@ -251,7 +251,7 @@ def round_ste(x: Tensor) -> Tensor:
         RuntimeError: the dtype is not floating.
     """
     check_tensor("round_ste", x=x)
-    return ops.round_ste(x)
+    return ops.round_ste.default(x)
 
 
 # ---------------------------------------------------------------------------------- fill_index
@@ -303,4 +303,4 @@ def fill_index(
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"fill_index: dtype must be a torch.dtype, got {type(dtype).__name__}")
     device = torch.get_default_device() if device is None else torch.device(device)
-    return ops.fill_index(height, width, dtype=dtype, device=device)
+    return ops.fill_index.default(height, width, dtype=dtype, device=device)

@@ -69,9 +69,10 @@ def gemm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Returns the matrix product ``a @ b``.
 
     Args:
-        a: ``(m, k)`` or ``(batch, m, k)``, dtype float64, float32, float16 or bfloat16, any
-        strides. b: ``(k, n)`` or ``(batch, k, n)``, of the dtype and device of ``a``. A batch of 1, or
-            a matrix beside a batch, is repeated.
+        a: ``(m, k)`` or ``(batch, m, k)``, dtype float64, float32, float16 or bfloat16; any
+            strides.
+        b: ``(k, n)`` or ``(batch, k, n)``, of the dtype and device of ``a``. A batch of 1, or a
+            matrix beside a batch, is repeated.
         out: receives the result, in place: any strides, no overlap with ``a`` or ``b``. Not while
             a gradient is recorded.
 
@@ -85,7 +86,7 @@ def gemm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """
     check_tensor("gemm", a=a, b=b)
     if out is None:
-        return ops.gemm(a, b)
+        return ops.gemm.default(a, b)
     check_tensor("gemm", out=out)
     ops.gemm.out(a, b, out)
     return out
@@ -200,4 +201,4 @@ def linear(
         raise TypeError(
             f"linear: activation must be a str or None, got {type(activation).__name__}"
         )
-    return ops.linear(x, weight, bias, activation or "none")
+    return ops.linear.default(x, weight, bias, activation or "none")

@@ -131,7 +131,7 @@ def lltm_cell(
     check_tensor(
         "lltm_cell", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell
     )
-    return ops.lltm_cell(input, weights, bias, old_h, old_cell)
+    return ops.lltm_cell.default(input, weights, bias, old_h, old_cell)
 
 
 # ---------------------------------------------------------------------------------------- lltm
@@ -280,4 +280,4 @@ def lltm(
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
-    return ops.lltm(input, h0, c0, weights, bias)
+    return ops.lltm.default(input, h0, c0, weights, bias)

@@ -1,0 +1,55 @@
+# make demo    train a small language model with my_ops beside plain PyTorch; writes demo.png
+# make test    build the wheel, install it into a clean environment, test it from outside this folder
+# Both do all of their own set-up: Python >= 3.10, a C++ compiler and the network are enough.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := build/venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+SOURCES := setup.py pyproject.toml MANIFEST.in README.md \
+  $(wildcard csrc/* kernels/* include/* my_ops/*.py my_ops/ops/*.py)
+
+.PHONY: demo test lint wheel gpu-check clean
+
+demo: build/installed
+	cd build && venv/bin/python ../examples/char_lm.py --output ../demo.png
+
+test: build/installed
+	cd build && venv/bin/python -m pytest ../tests -c ../pyproject.toml --rootdir .. \
+	  -p no:cacheprovider -q $(PYTEST)
+
+wheel: build/wheel
+
+# The environment of both: torch, the tools of tests and demo, and the wheel as a user installs it.
+build/installed: build/wheel
+	$(PIP) install -q --force-reinstall --no-deps dist/*.whl
+	$(VENV)/bin/python -c 'import my_ops; print("installed my_ops", my_ops.__version__)' 
+	touch $@
+
+# Built against the torch of the environment and the CUDA toolkit of the machine, or pip's.
+build/wheel: $(SOURCES) build/environment
+	rm -rf dist
+	$(PIP) wheel -q --no-build-isolation --no-deps -w dist .
+	ls -l dist
+	touch $@
+
+build/environment: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q '$(TORCH)' 'setuptools>=77' wheel ninja numpy \
+	  'pytest>=8' 'hypothesis>=6.100' expecttest 'matplotlib>=3.8' 'tqdm>=4.66'
+	$(VENV)/bin/python setup.py --find-cuda >/dev/null 2>&1 || \
+	  $(PIP) install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
+	touch $@
+
+lint: build/environment
+	$(PIP) install -q 'ruff>=0.14' 'mypy>=1.15' 'clang-format==23.1.*'
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/clang-format --dry-run --Werror csrc/* kernels/* include/*
+
+gpu-check:
+	tools/gpu_check.sh
+
+clean:
+	rm -rf build dist

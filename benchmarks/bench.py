@@ -1,0 +1,267 @@
+"""Every op beside its peers, in the same run on the same data.
+
+    python benchmarks/bench.py [elementwise] [gemm] [lltm] [overhead] [--output results.json]
+
+Times are medians of alternating runs; shares are of a ceiling measured in this run (a copy_ or
+fill_ of 1 GiB, a cuBLAS product at 8192 cubed). Only ``overhead`` runs without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from measure import Case, ceilings, gpu_times, row, save, show, wall_times
+
+import my_ops
+from my_ops import reference
+
+GIB = 1 << 30
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def elementwise() -> Iterator[Case]:
+    compiled = {
+        name: torch.compile(getattr(reference, name)) for name in ("custom_add", "d_sigmoid")
+    }
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
+        floating = dtype.is_floating_point
+        n = GIB // dtype.itemsize
+        x = torch.randn(n, device="cuda").to(dtype) if floating else None
+        if x is None:
+            x = torch.randint(-128, 127, (n,), dtype=dtype, device="cuda")
+        y = x.flip(0)
+        kind = name_of(dtype)
+        copy = "copy GB/s"
+        yield Case(
+            f"add_one {kind} 1 GiB",
+            lambda x=x: my_ops.add_one(x),
+            {"eager": lambda x=x: x + 1},
+            bytes=2 * GIB,
+            ceiling=copy,
+        )
+        peers = {"eager": lambda x=x, y=y: x + y + 1}
+        if dtype == torch.float32:
+            peers["compile"] = lambda x=x, y=y: compiled["custom_add"](x, y)
+        yield Case(
+            f"custom_add {kind} 1 GiB",
+            lambda x=x, y=y: my_ops.custom_add(x, y),
+            peers,
+            bytes=3 * GIB,
+            ceiling=copy,
+        )
+        if not floating:
+            continue
+        peers = {"eager": lambda x=x: torch.sigmoid(x) * (1 - torch.sigmoid(x))}
+        if dtype == torch.float32:
+            peers["compile"] = lambda x=x: compiled["d_sigmoid"](x)
+        yield Case(
+            f"d_sigmoid {kind} 1 GiB",
+            lambda x=x: my_ops.d_sigmoid(x),
+            peers,
+            bytes=2 * GIB,
+            ceiling=copy,
+        )
+        yield Case(
+            f"d_sigmoid_backward {kind} 1 GiB",
+            lambda x=x, y=y: torch.ops.my_ops.d_sigmoid_backward(y, x),
+            bytes=3 * GIB,
+            ceiling=copy,
+        )
+        yield Case(
+            f"round_ste {kind} 1 GiB",
+            lambda x=x: my_ops.round_ste(x),
+            {"torch.round": lambda x=x: torch.round(x)},
+            bytes=2 * GIB,
+            ceiling=copy,
+        )
+    bias = torch.randn(16384, device="cuda")
+    matrix = torch.randn(16384, 16384, device="cuda")
+    yield Case(
+        "custom_add float32 16384^2 + (16384,)",
+        lambda: my_ops.custom_add(matrix, bias),
+        {"eager": lambda: matrix + bias + 1},
+        bytes=2 * GIB,
+        ceiling="copy GB/s",
+    )
+    shape = (16384, 16384)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        options = {"dtype": dtype, "device": "cuda"}
+        yield Case(
+            f"fill_index {name_of(dtype)} 16384^2",
+            lambda options=options: my_ops.fill_index(*shape, **options),
+            {"eager": lambda options=options: reference.fill_index(*shape, **options)},
+            bytes=shape[0] * shape[1] * dtype.itemsize,
+            ceiling="fill GB/s",
+        )
+
+
+def gemm() -> Iterator[Case]:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for m, n, k in (
+            *((s, s, s) for s in (64, 128, 256, 640, 1024, 2048, 4096, 8192)),
+            (1000, 1001, 1003),
+            *((m, 4096, 4096) for m in (1, 16, 64)),
+            (64, 64, 65536),
+        ):
+            a = torch.randn(m, k, device="cuda", dtype=dtype)
+            b = torch.randn(k, n, device="cuda", dtype=dtype)
+            out = torch.empty(m, n, device="cuda", dtype=dtype)
+            yield Case(
+                f"gemm {name_of(dtype)} {m}x{n}x{k}",
+                lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
+                {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
+                flops=2 * m * n * k,
+                ceiling=f"{name_of(dtype)} TFLOP/s",
+            )
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(8192, 4096, device="cuda", dtype=dtype)
+        w = torch.randn(4096, 4096, device="cuda", dtype=dtype) / 64
+        b = torch.randn(4096, device="cuda", dtype=dtype)
+        yield Case(
+            f"linear + gelu_tanh {name_of(dtype)} 8192x4096x4096",
+            lambda x=x, w=w, b=b: my_ops.linear(x, w, b, activation="gelu_tanh"),
+            {
+                "eager": lambda x=x, w=w, b=b: F.gelu(F.linear(x, w, b), approximate="tanh"),
+                "cuBLASLt": lambda x=x, w=w, b=b: torch.ops.aten._addmm_activation(
+                    b, x, w.t(), use_gelu=True
+                ),
+            },
+            flops=2 * 8192 * 4096 * 4096,
+            ceiling=f"{name_of(dtype)} TFLOP/s",
+        )
+
+
+def lltm_weights(inputs: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    bound = hidden**-0.5
+    weights = torch.empty(3 * hidden, hidden + inputs, device="cuda").uniform_(-bound, bound)
+    bias = torch.empty(3 * hidden, device="cuda").uniform_(-bound, bound)
+    return weights.to(dtype), bias.to(dtype)
+
+
+def lltm() -> Iterator[Case]:
+    for steps, batch, size in ((512, 16, 512), (512, 64, 1024), (1024, 1, 256), (128, 32, 128)):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
+            h = torch.zeros(batch, size, device="cuda", dtype=dtype)
+            weights, bias = lltm_weights(size, size, dtype)
+            lstm = torch.nn.LSTM(size, size, device="cuda", dtype=dtype)
+
+            def no_grad(run: Any) -> Any:
+                return torch.no_grad()(run)
+
+            peers = {"cuDNN LSTM (4 gates, TF32)": no_grad(lambda lstm=lstm, x=x: lstm(x))}
+            if dtype == torch.float32:
+
+                @torch.no_grad()
+                def strict(lstm: Any = lstm, x: torch.Tensor = x) -> Any:
+                    with torch.backends.cudnn.flags(allow_tf32=False):
+                        return lstm(x)
+
+                peers["cuDNN LSTM (4 gates, no TF32)"] = strict
+                peers["eager loop"] = no_grad(
+                    lambda x=x, h=h, w=weights, b=bias: reference.lltm(x, h, h, w, b)
+                )
+            yield Case(
+                f"lltm {name_of(dtype)} T{steps} B{batch} H{size} forward",
+                no_grad(lambda x=x, h=h, w=weights, b=bias: my_ops.lltm(x, h, h, w, b)),
+                peers,
+                flops=12 * steps * batch * size * size,
+            )
+            x_ = x.clone().requires_grad_()
+            weights_, bias_ = weights.clone().requires_grad_(), bias.clone().requires_grad_()
+
+            def train(x: Any = x_, h: Any = h, w: Any = weights_, b: Any = bias_) -> None:
+                my_ops.lltm(x, h, h, w, b)[0].backward(x.detach())
+
+            def train_lstm(lstm: Any = lstm, x: Any = x_) -> None:
+                lstm(x)[0].backward(x.detach())
+
+            yield Case(
+                f"lltm {name_of(dtype)} T{steps} B{batch} H{size} forward + backward",
+                train,
+                {"cuDNN LSTM (4 gates, TF32)": train_lstm},
+                flops=36 * steps * batch * size * size,
+            )
+    for batch, inputs, hidden in ((16, 32, 128), (64, 1024, 1024)):
+        x = torch.randn(batch, inputs, device="cuda")
+        h = torch.randn(batch, hidden, device="cuda")
+        weights, bias = lltm_weights(inputs, hidden, torch.float32)
+        yield Case(
+            f"lltm_cell float32 B{batch} I{inputs} H{hidden} forward",
+            lambda x=x, h=h, w=weights, b=bias: my_ops.lltm_cell(x, w, b, h, h),
+            {"eager": lambda x=x, h=h, w=weights, b=bias: reference.lltm_cell(x, w, b, h, h)},
+        )
+
+
+def overhead(device: str) -> dict[str, dict[str, float]]:
+    """Host microseconds per call on 8 elements."""
+    x = torch.randn(8, device=device)
+    leaf = torch.randn(8, device=device, requires_grad=True)
+    forward = {
+        "my_ops.round_ste": lambda: my_ops.round_ste(x),
+        "torch.ops.my_ops.round_ste": lambda: torch.ops.my_ops.round_ste(x),
+        "torch.round": lambda: torch.round(x),
+    }
+    recorded = {
+        "my_ops.d_sigmoid": lambda: my_ops.d_sigmoid(leaf),
+        "torch.sigmoid": lambda: torch.sigmoid(leaf),
+    }
+    ones = torch.ones(8, device=device)
+    trained = {
+        "my_ops.d_sigmoid": lambda: my_ops.d_sigmoid(leaf).backward(ones),
+        "torch.sigmoid": lambda: torch.sigmoid(leaf).backward(ones),
+    }
+
+    def inference() -> dict[str, float]:
+        with torch.inference_mode():
+            return wall_times({f"{k} inference_mode": v for k, v in forward.items()})
+
+    return {
+        "no gradient": {**wall_times(forward), **inference()},
+        "gradient recorded": wall_times(recorded),
+        "forward and backward": wall_times(trained, calls=500),
+    }
+
+
+def main() -> None:
+    families = {"elementwise": elementwise, "gemm": gemm, "lltm": lltm}
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("family", nargs="*", choices=[*families, "overhead"])
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    chosen = arguments.family or [*families, "overhead"]
+
+    sections: dict[str, Any] = {}
+    if torch.cuda.is_available():
+        limits = ceilings()
+        sections["ceilings"] = {key: round(value, 1) for key, value in limits.items()}
+        print(sections["ceilings"])
+        for family in families:
+            if family not in chosen:
+                continue
+            sections[family] = []
+            for case in families[family]():
+                times = gpu_times({"my_ops": case.ours, **case.others})
+                sections[family].append(row(case, times, limits))
+                show(sections[family][-1])
+    if "overhead" in chosen:
+        for device in ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
+            sections[f"overhead {device}, us per call"] = table = overhead(device)
+            for setting, times in table.items():
+                for name, time_us in times.items():
+                    table[setting][name] = round(time_us, 2)
+                    print(f"{device} {setting:24} {name:44} {time_us:6.2f} us")
+    if arguments.output:
+        save(arguments.output, sections)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Timing, ceilings and the record of a run, for the benchmarks beside this file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import my_ops
+
+Run = Callable[[], Any]
+
+
+@dataclass
+class Case:
+    """One row: the same problem by my_ops and by others, in one process on the same data."""
+
+    name: str
+    ours: Run
+    others: dict[str, Run] = field(default_factory=dict)
+    bytes: float = 0  # least traffic: every input read once, every output written once
+    flops: float = 0
+    ceiling: str = ""  # which measured ceiling bounds it
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def gpu_times(runs: dict[str, Run], repeats: int = 30, budget: float = 1.5) -> dict[str, float]:
+    """Median GPU microseconds of each, taken in turn, the L2 cache overwritten before every run.
+
+    The device is kept busy until the run is queued, so that host time is not counted: wall_times
+    measures that.
+    """
+    flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        for _ in range(3):
+            run()
+    synchronize()
+    begin = time.monotonic()
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.zero_()
+            torch.cuda._sleep(500_000)  # cycles, about 0.25 ms
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) * 1e3)
+        if time.monotonic() - begin > budget and len(times[name]) >= 5:
+            break
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def wall_times(runs: dict[str, Run], calls: int = 2000, rounds: int = 7) -> dict[str, float]:
+    """Median microseconds per call on the host clock, in turn, work queued by a round awaited."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        for _ in range(50):
+            run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            synchronize()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                run()
+            synchronize()
+            times[name].append((time.perf_counter() - begin) / calls * 1e6)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def ceilings(elements: int = 1 << 28) -> dict[str, float]:
+    """What this GPU reaches: copy_ and fill_ of 1 GiB in GB/s, cuBLAS at 8192 cubed in TFLOP/s."""
+    source = torch.randn(elements, device="cuda")
+    target = torch.empty_like(source)
+    times = gpu_times({"copy": lambda: target.copy_(source), "fill": lambda: target.fill_(1.0)})
+    result = {
+        "copy GB/s": 8 * elements / times["copy"] / 1e3,
+        "fill GB/s": 4 * elements / times["fill"] / 1e3,
+    }
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x, y = (torch.randn(8192, 8192, device="cuda", dtype=dtype) for _ in range(2))
+        z = torch.empty_like(x)
+        time_us = gpu_times({"mm": lambda x=x, y=y, z=z: torch.mm(x, y, out=z)}, repeats=10)["mm"]
+        result[f"{str(dtype).removeprefix('torch.')} TFLOP/s"] = 2 * 8192**3 / time_us / 1e6
+    return result
+
+
+def row(case: Case, times: dict[str, float], limits: dict[str, float]) -> dict[str, Any]:
+    ours = times.pop("my_ops")
+    result: dict[str, Any] = {"case": case.name, "my_ops us": round(ours, 3)}
+    for name, other in times.items():
+        result[f"{name} us"] = round(other, 3)
+        result[f"x {name}"] = round(other / ours, 3)
+    if case.bytes:
+        result["GB/s"] = round(case.bytes / ours / 1e3, 1)
+    if case.flops:
+        result["TFLOP/s"] = round(case.flops / ours / 1e6, 2)
+    if case.ceiling and case.ceiling in limits:
+        rate = result["GB/s" if "GB/s" in case.ceiling else "TFLOP/s"]
+        result["share of ceiling"] = round(rate / limits[case.ceiling], 3)
+        result["ceiling"] = case.ceiling
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    fields = [f"{key} {value}" for key, value in result.items() if key != "case"]
+    print(f"{result['case']:48}", "  ".join(fields))
+
+
+def environment() -> dict[str, Any]:
+    def output(*command: str) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+        return done.stdout.strip()
+
+    record: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "commit": os.environ.get("MY_OPS_COMMIT") or output("git", "rev-parse", "--short", "HEAD"),
+        "my_ops": my_ops.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        record["gpu"] = torch.cuda.get_device_name()
+        record["cuda"] = torch.version.cuda
+        record["cudnn"] = torch.backends.cudnn.version()
+        record["driver"] = output(
+            "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
+        ).split("\n")[0]
+    else:
+        record["cpu threads"] = torch.get_num_threads()
+    return record
+
+
+def save(path: Path, sections: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": environment(), **sections}, indent=1) + "\n")

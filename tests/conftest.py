@@ -1,0 +1,76 @@
+"""Fixtures of the whole suite: devices, seeds, poisoned memory, rejected calls."""
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+# cuBLAS reads this when it starts: without it, deterministic mode refuses matrix products.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+sys.path.insert(0, str(Path(__file__).parent))  # for samples.py, under any import mode
+
+import hypothesis
+import pytest
+import torch
+
+pytest.register_assert_rewrite("samples")
+
+hypothesis.settings.register_profile(
+    "my_ops", deadline=None, derandomize=True, database=None, max_examples=100
+)
+hypothesis.settings.load_profile("my_ops")
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def pytest_make_parametrize_id(val):
+    if isinstance(val, torch.dtype):
+        return str(val).removeprefix("torch.")
+    return str(val) if isinstance(val, tuple) else None
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+def device(request):
+    return request.param
+
+
+@pytest.fixture(scope="session", params=[pytest.param("cuda", marks=NEEDS_CUDA)])
+def cuda(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Fills what torch.empty returns with NaN (the largest value of an integer type), so that an
+    output element that no kernel wrote fails the comparison."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(20)
+
+
+@pytest.fixture(autouse=True)
+def no_stale_graphs():
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def rejects():
+    """``with rejects(error, match, *tensors):`` the call raises, and the tensors stay as they were."""
+
+    @contextmanager
+    def check(error, match, *tensors):
+        before = [(t.detach().clone(), t._version) for t in tensors]
+        with pytest.raises(error, match=match):
+            yield
+        for t, (values, version) in zip(tensors, before, strict=True):
+            assert t._version == version
+            torch.testing.assert_close(t.detach(), values, rtol=0, atol=0, equal_nan=True)
+
+    return check

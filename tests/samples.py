@@ -1,0 +1,195 @@
+"""What the test files share: dtypes, error measures with their limits, and one call of every op."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import my_ops
+import torch
+from my_ops import reference
+from torch import Tensor
+
+FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+SIXTEEN_BIT = [torch.float16, torch.bfloat16]
+SIGNED_OR_BYTE = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]  # torch promotes these with nothing else
+INTEGERS = SIGNED_OR_BYTE + UNSIGNED
+NOT_REAL = [torch.bool, torch.complex64]
+
+ACTIVATIONS = [None, "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
+
+# Largest |got - a @ b| / (|a| @ |b|) of one element, by the type of the arithmetic: four roundings.
+GEMM_LIMIT = {torch.float64: 2.0**-50, torch.float32: 2.0**-21}
+
+
+def arithmetic(dtype: torch.dtype) -> torch.dtype:
+    """The type in which ops on ``dtype`` compute."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def half_ulp(dtype: torch.dtype) -> float:
+    """The largest relative error of rounding to ``dtype``."""
+    return torch.finfo(dtype).eps / 2
+
+
+def ulps(got: Tensor, want: Tensor, scale: Tensor | None = None) -> float:
+    """Worst distance of finite elements, in units of the last place that ``got``'s dtype has at the
+    size of ``want`` (or of ``scale``, where that is larger). Elements that are not finite must match.
+    """
+    info = torch.finfo(got.dtype)
+    size = want.abs() if scale is None else torch.maximum(want.abs(), scale.abs())
+    _, exponent = torch.frexp(size.clamp(min=info.tiny))
+    ulp = info.eps * 2.0 ** (exponent.double() - 1)
+    rounded = want.to(got.dtype)  # beyond the largest number this is infinity, in either
+    finite = rounded.isfinite()
+    torch.testing.assert_close(got[~finite], rounded[~finite], rtol=0, atol=0, equal_nan=True)
+    distance = (got.double() - want)[finite].abs() / ulp[finite]
+    return distance.max().item() if distance.numel() else 0.0
+
+
+def gemm_excess(got: Tensor, a: Tensor, b: Tensor) -> float:
+    """The worst element's error as a share of what is allowed: one bad element raises it above 1."""
+    a64, b64 = a.double(), b.double()
+    want = a64 @ b64
+    size = a64.abs() @ b64.abs()
+    info = torch.finfo(got.dtype)
+    stored = 0.0 if got.dtype == arithmetic(got.dtype) else half_ulp(got.dtype)
+    allowed = GEMM_LIMIT[arithmetic(got.dtype)] * size + stored * want.abs() + info.tiny * info.eps
+    assert got.shape == want.shape
+    error = (got.double() - want).abs() / allowed
+    assert not error.isnan().any()
+    return error.max().item() if error.numel() else 0.0
+
+
+def lltm_inputs(
+    steps: int | None, batch: int, inputs: int, hidden: int, dtype: torch.dtype, device: str
+) -> tuple[Tensor, ...]:
+    """Arguments of lltm; of lltm_cell where ``steps`` is None."""
+    shapes = {
+        "input": (batch, inputs) if steps is None else (steps, batch, inputs),
+        "weights": (3 * hidden, hidden + inputs),
+        "bias": (3 * hidden,),
+        "h": (batch, hidden),
+        "c": (batch, hidden),
+    }
+    scale = 1.0 / max(hidden, 1) ** 0.5
+    drawn = {
+        name: torch.randn(shape, dtype=torch.float64) * (scale if name == "weights" else 1.0)
+        for name, shape in shapes.items()
+    }
+    order = ["input", "weights", "bias", "h", "c"]
+    if steps is not None:
+        order = ["input", "h", "c", "weights", "bias"]
+    return tuple(drawn[name].to(dtype).to(device) for name in order)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One way to call an op: tensors(size, dtype, device) are its tensor arguments."""
+
+    name: str
+    call: Callable[..., Any]
+    reference: Callable[..., Any]
+    overload: Any  # of torch.ops.my_ops
+    tensors: Callable[[int, torch.dtype, str], tuple[Tensor, ...]]
+    constants: tuple[Any, ...] = ()  # arguments of the overload after the tensors
+    dtypes: tuple[torch.dtype, ...] = tuple(FLOATING)
+    forward_ad: bool = True
+    smooth: bool = True  # the gradient is the derivative
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return as_tuple(self.call(*tensors))
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _randn(*shape: int) -> Callable[[torch.dtype, str], Tensor]:
+    return lambda dtype, device: torch.randn(shape, dtype=torch.float64).to(dtype).to(device)
+
+
+def _unary(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    return (_randn(size, 3)(dtype, device),)
+
+
+def _broadcast(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    return _randn(size, 1, 3)(dtype, device), _randn(2, 1)(dtype, device)
+
+
+def _gemm(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    return _randn(size, 4)(dtype, device), _randn(4, 3)(dtype, device)
+
+
+def _gemm_batched(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    return _randn(2, size, 4)(dtype, device), _randn(1, 4, 3)(dtype, device)
+
+
+def _linear(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    return tuple(_randn(*s)(dtype, device) for s in ((2, size, 4), (3, 4), (3,)))
+
+
+def _cell(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    return lltm_inputs(None, size, 3, 2, dtype, device)
+
+
+def _layer(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    return lltm_inputs(3, size, 3, 2, dtype, device)
+
+
+def _linear_op(activation: str | None) -> Op:
+    return Op(
+        f"linear-{activation}",
+        lambda x, weight, bias: my_ops.linear(x, weight, bias, activation=activation),
+        lambda x, weight, bias: reference.linear(x, weight, bias, activation=activation),
+        torch.ops.my_ops.linear.default,
+        _linear,
+        (activation or "none",),
+    )
+
+
+def _op(name: str, tensors: Callable[..., Any], label: str = "", **more: Any) -> Op:
+    return Op(
+        name + label,
+        getattr(my_ops, name),
+        getattr(reference, name),
+        getattr(torch.ops.my_ops, name).default,
+        tensors,
+        **more,
+    )
+
+
+ALL = tuple(FLOATING + SIGNED_OR_BYTE)
+DIFFERENTIABLE = [
+    _op("add_one", _unary, dtypes=ALL),
+    _op("custom_add", _broadcast, dtypes=ALL),
+    _op("d_sigmoid", _unary),
+    _op("round_ste", _unary, smooth=False),
+    _op("gemm", _gemm),
+    _op("gemm", _gemm_batched, "-batched"),
+    *[_linear_op(activation) for activation in ACTIVATIONS],
+    Op(
+        "linear-without-bias",
+        my_ops.linear,
+        reference.linear,
+        torch.ops.my_ops.linear.default,
+        lambda size, dtype, device: _linear(size, dtype, device)[:2],
+    ),
+    _op("lltm_cell", _cell, forward_ad=False),
+    _op("lltm", _layer, forward_ad=False),
+]
+
+
+def named(ops: list[Op]) -> dict[str, Any]:
+    """Arguments of pytest.mark.parametrize."""
+    return {"argnames": "op", "argvalues": ops, "ids": [op.name for op in ops]}
+
+
+def with_dtypes(ops: list[Op]) -> dict[str, Any]:
+    pairs = [(op, dtype) for op in ops for dtype in op.dtypes]
+    ids = [f"{op.name}-{str(dtype).removeprefix('torch.')}" for op, dtype in pairs]
+    return {"argnames": "op, dtype", "argvalues": pairs, "ids": ids}
+
+
+def leaves(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(t.detach().requires_grad_(t.is_floating_point()) for t in tensors)

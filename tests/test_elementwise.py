@@ -1,0 +1,347 @@
+"""add_one, custom_add, d_sigmoid, round_ste and fill_index: values, layouts, dtypes, errors."""
+
+import my_ops
+import pytest
+import torch
+from my_ops import reference
+from samples import ALL, FLOATING, INTEGERS, NOT_REAL, SIXTEEN_BIT, UNSIGNED, ulps
+
+SIZES = [0, 1, 31, 1000, 4097, 1 << 20]
+
+# Limits in units of the last place of the result's dtype. The reference itself rounds in float64.
+SUM_ULP = 1.0  # two roundings of the arithmetic, or one of it and one of the stored result
+D_SIGMOID_ULP = 4.0
+D_SIGMOID_GRAD_ULP = 8.0  # exp, expm1, five products and quotients
+
+UNARY = {"add_one": SUM_ULP, "d_sigmoid": D_SIGMOID_ULP, "round_ste": 0.0}
+
+
+def values(dtype, size, device="cpu"):
+    """Normally distributed over a few magnitudes; integers over their whole range."""
+    if dtype.is_floating_point:
+        wide = torch.randn(size, dtype=torch.float64) * 4.0 ** torch.randint(-4, 3, (size,))
+        return wide.to(dtype).to(device)
+    return torch.randint(-(1 << 62), 1 << 62, (size,)).to(dtype).to(device)
+
+
+def special(dtype, device):
+    info = torch.finfo(dtype)
+    subnormal = info.tiny * info.eps
+    magnitudes = [0.0, subnormal, 3 * subnormal, info.tiny, info.eps, 0.25, 0.5, 1.0, 17.0, 88.0]
+    magnitudes += [104.0, 200.0, 745.0, 1e4, info.max / 2, info.max, float("inf"), float("nan")]
+    both = torch.tensor(magnitudes + [-m for m in magnitudes], dtype=torch.float64)
+    return both.to(dtype).to(device)
+
+
+def check_unary(name, x):
+    op, want = getattr(my_ops, name), getattr(reference, name)
+    before = x.clone()
+    got = op(x)
+    assert got.dtype == x.dtype
+    assert got.shape == x.shape
+    assert got.device == x.device
+    assert ulps(got.cpu(), want(x.cpu().double())) <= UNARY[name]
+    torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_values(name, dtype, size, device):
+    check_unary(name, values(dtype, size, device))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_special_values(name, dtype, device):
+    check_unary(name, special(dtype, device))
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_every_16_bit_number(name, dtype, device):
+    numbers = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    check_unary(name, numbers[~numbers.isnan()].to(device))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("size", SIZES)
+def test_custom_add_values(size, dtype, device):
+    a, b = values(dtype, size, device), values(dtype, size, device)
+    got = my_ops.custom_add(a, b)
+    assert got.dtype == dtype
+    a, b = a.cpu().double(), b.cpu().double()
+    # The first sum is rounded too: where 1 cancels it, its last place is the measure.
+    assert ulps(got.cpu(), reference.custom_add(a, b), scale=a + b) <= SUM_ULP
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_custom_add_special_values(dtype, device):
+    x = special(dtype, device)
+    a, b = x[:, None], x[None, :]
+    torch.testing.assert_close(
+        my_ops.custom_add(a, b), reference.custom_add(a, b), rtol=0, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_wrap_around(dtype, size, device):
+    a, b = values(dtype, size, device), values(dtype, size, device)
+    ends = torch.tensor([torch.iinfo(dtype).max, torch.iinfo(dtype).min], dtype=dtype)
+    a[:2] = ends.to(device)[: a.numel()]
+    b[:2] = ends.to(device)[: b.numel()]
+    one, total = my_ops.add_one(a), my_ops.custom_add(a, b)
+    assert one.dtype == total.dtype == dtype
+    wide_a, wide_b = a.cpu().to(torch.int64), b.cpu().to(torch.int64)
+    # int64 arithmetic brought back to the dtype, as two's complement does.
+    for got, want in ((one, wide_a + 1), (total, wide_a + wide_b + 1)):
+        assert torch.equal(got.cpu().to(torch.int64), want.to(dtype).to(torch.int64))
+
+
+@pytest.mark.parametrize("number", [0, -1, 41, 2**31, -(2**63)])
+def test_add_one_of_a_python_int(number):
+    got = my_ops.add_one(number)
+    assert type(got) is int
+    assert got == number + 1
+    assert torch.ops.my_ops.add_one(number) == number + 1
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_zero_dimensional(dtype, device):
+    x = torch.tensor(2, dtype=dtype, device=device)
+    got = my_ops.add_one(x)
+    assert got.shape == ()
+    assert got.item() == 3
+    assert my_ops.custom_add(x, x).item() == 5
+
+
+@pytest.mark.parametrize("second", ALL)
+@pytest.mark.parametrize("first", ALL)
+@pytest.mark.parametrize("shapes", [((5,), (5,)), ((2, 3), ()), ((), (4,))])
+def test_custom_add_promotes_like_torch(shapes, first, second, device):
+    a = torch.randint(0, 9, shapes[0]).to(first).to(device)
+    b = torch.randint(0, 9, shapes[1]).to(second).to(device)
+    got = my_ops.custom_add(a, b)
+    assert got.dtype == torch.result_type(a, b)
+    assert torch.equal(got, reference.custom_add(a, b))
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED)
+def test_custom_add_refuses_what_torch_does_not_promote(dtype, device):
+    a = torch.zeros(3, dtype=dtype, device=device)
+    b = torch.zeros(3, dtype=torch.int16, device=device)
+    with pytest.raises(RuntimeError):
+        torch.result_type(a, b)
+    with pytest.raises(RuntimeError):
+        my_ops.custom_add(a, b)
+
+
+BROADCASTS = [
+    ((3,), ()),
+    ((), ()),
+    ((1,), (7,)),
+    ((4, 1), (1, 5)),
+    ((4, 5), (5,)),
+    ((4, 5), (4, 1)),
+    ((2, 1, 3, 1), (5, 1, 4)),
+    ((0, 3), (1, 3)),
+    ((0, 1), (1, 5)),
+    ((1, 1, 1), (0,)),
+    ((33, 1, 1000), (1, 7, 1)),
+    ((2, 1) * 5, (1, 2) * 5),  # ten dimensions of which no two can be merged
+    ((2, 1) * 4, (1, 2) * 4),
+    ((2, 1, 2, 1, 2, 1, 2, 1, 3), (1, 2, 1, 2, 1, 2, 1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64])
+@pytest.mark.parametrize("shapes", BROADCASTS)
+def test_custom_add_broadcasts(shapes, dtype, device):
+    a, b = (torch.randint(0, 99, s).to(dtype).to(device) for s in shapes)
+    wide = torch.float32 if dtype == torch.bfloat16 else dtype  # the reference rounds twice in it
+    for left, right in ((a, b), (b, a)):
+        want = reference.custom_add(left.to(wide), right.to(wide)).to(dtype)
+        torch.testing.assert_close(my_ops.custom_add(left, right), want, rtol=0, atol=0)
+
+
+def layouts(device):
+    base = torch.randn(6, 5, 4, 3, device=device)
+    return {
+        "transposed": base.transpose(0, 2),
+        "permuted": base.permute(3, 0, 2, 1),
+        "channels_last": base.to(memory_format=torch.channels_last),
+        "stepped": base[::2, :, ::3],
+        "offset": base.flatten()[1:],
+        "offset-and-stepped": base[1:, 1:, 1:, 1:],
+        "expanded": base[:1].expand(6, 5, 4, 3),
+        "expanded-new-dimension": base[0].expand(2, 5, 4, 3),
+        "one-element-expanded": base[0, 0, 0, :1].expand(50),
+        "column": base.view(30, 12)[:, 5],
+        "empty-transposed": base[:0].transpose(0, 1),
+        "moved-and-sliced": base.movedim(1, -1)[..., 2:],
+    }
+
+
+@pytest.mark.parametrize("layout", layouts("cpu"))
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_layouts(name, layout, device):
+    check_unary(name, layouts(device)[layout])
+
+
+@pytest.mark.parametrize("layout", layouts("cpu"))
+def test_custom_add_layouts(layout, device):
+    x = layouts(device)[layout]
+    y = torch.randn(x.shape, device=device)
+    for a, b in ((x, y), (y, x), (x, x)):
+        assert torch.equal(my_ops.custom_add(a, b), reference.custom_add(a, b))
+
+
+@pytest.mark.parametrize("offset", range(16))
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
+def test_every_alignment(dtype, offset, device):
+    x = torch.randint(0, 99, (3000,)).to(dtype).to(device)
+    a, b = x[offset : 1500 + offset], x[1500 : 3000 - offset][:1480]
+    assert torch.equal(my_ops.add_one(a), reference.add_one(a))
+    got, want = my_ops.custom_add(a[:1480], b), a[:1480].double() + b.double() + 1
+    assert torch.equal(got, want.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_d_sigmoid_gradient_values(dtype, device):
+    z = values(dtype, 4097, device).requires_grad_()
+    (got,) = torch.autograd.grad(my_ops.d_sigmoid(z).sum(), z)
+    z64 = z.detach().cpu().double()
+    want = torch.sigmoid(z64) * torch.sigmoid(-z64) * -torch.tanh(z64 / 2)  # s(1 - s)(1 - 2s)
+    assert got.dtype == dtype
+    assert ulps(got.cpu(), want) <= D_SIGMOID_GRAD_ULP
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_round_ste_is_straight_through(dtype, device):
+    x = special(dtype, device).requires_grad_()
+    grad = torch.randn(x.shape, device=device).to(dtype)
+    (got,) = torch.autograd.grad(my_ops.round_ste(x), x, grad)
+    assert torch.equal(got, grad)
+
+
+def test_round_ste_rounds_at_one_half(device):
+    below = torch.tensor(0.5, device=device).nextafter(torch.tensor(0.0, device=device))
+    x = torch.stack([below, torch.full_like(below, 0.5), -below, torch.full_like(below, 1.5)])
+    assert my_ops.round_ste(x).tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
+INDEX_DTYPES = [*FLOATING, torch.int32, torch.int64]
+INDEX_SHAPES = [(0, 0), (0, 5), (5, 0), (1, 1), (31, 33), (1, 4097), (4097, 1), (1000, 1000)]
+
+
+@pytest.mark.parametrize("shape", INDEX_SHAPES)
+@pytest.mark.parametrize("dtype", INDEX_DTYPES)
+def test_fill_index_values(dtype, shape, device):
+    got = my_ops.fill_index(*shape, dtype=dtype, device=device)
+    assert got.device.type == device
+    assert got.is_contiguous()
+    assert not got.requires_grad
+    torch.testing.assert_close(
+        got, reference.fill_index(*shape, dtype=dtype, device=device), rtol=0, atol=0
+    )
+
+
+def test_fill_index_defaults():
+    got = my_ops.fill_index(2, 3)
+    assert (got.dtype, got.device.type) == (torch.float32, "cpu")
+    assert got.tolist() == [[0, 1, 2], [1, 2, 3]]
+    with torch.device("meta"):
+        assert my_ops.fill_index(2, 3).device.type == "meta"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fill_index_beyond_exact_integers(dtype, device):
+    got = my_ops.fill_index(2, 70_000, dtype=dtype, device=device)
+    assert torch.equal(got, reference.fill_index(2, 70_000, dtype=dtype, device=device))
+
+
+TENSOR_OPS = ["add_one", "custom_add", "d_sigmoid", "round_ste"]
+
+
+@pytest.mark.parametrize("wrong", [1.5, "x", None, [1], True, torch.float32], ids=repr)
+@pytest.mark.parametrize("name", TENSOR_OPS)
+def test_wrong_type(name, wrong):
+    argument = {"custom_add": "a", "d_sigmoid": "z"}.get(name, "x")
+    args = (wrong, torch.zeros(1)) if name == "custom_add" else (wrong,)
+    with pytest.raises(TypeError, match=rf"^{name}: {argument} must be .*Tensor.*{type(wrong).__name__}"):
+        getattr(my_ops, name)(*args)
+
+
+def test_custom_add_wrong_second_type():
+    with pytest.raises(TypeError, match=r"^custom_add: b must be .*Tensor.*float"):
+        my_ops.custom_add(torch.zeros(1), 1.0)
+
+
+@pytest.mark.parametrize("dtype, shown", [(torch.bool, "Bool"), (torch.complex64, "ComplexFloat")])
+def test_wrong_dtype_add(dtype, shown, device, rejects):
+    bad, good = torch.ones(3, dtype=dtype, device=device), torch.ones(3, device=device)
+    rule = "must have a real floating or integer dtype, got .*"
+    with rejects(RuntimeError, rf"add_one: x {rule}{shown}", bad):
+        my_ops.add_one(bad)
+    with rejects(RuntimeError, rf"custom_add: a {rule}{shown}", bad, good):
+        my_ops.custom_add(bad, good)
+    with rejects(RuntimeError, rf"custom_add: b {rule}{shown}", bad, good):
+        my_ops.custom_add(good, bad)
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *NOT_REAL])
+@pytest.mark.parametrize("name", ["d_sigmoid", "round_ste"])
+def test_wrong_dtype_floating(name, dtype, device, rejects):
+    x = torch.ones(3, device=device).to(dtype)
+    with rejects(RuntimeError, rf"{name}: [xz] must be of dtype float64, .*, got \w+", x):
+        getattr(my_ops, name)(x)
+
+
+@pytest.mark.parametrize("shapes", [((2, 3), (2, 4)), ((2,), (3,)), ((0,), (2,))])
+def test_custom_add_shapes_do_not_broadcast(shapes, device, rejects):
+    a, b = (torch.ones(s, device=device) for s in shapes)
+    shown = r"\({}.*\) and \({}.*\)".format(*(s[0] for s in shapes))
+    with rejects(RuntimeError, rf"custom_add: b must broadcast with a .*{shown}", a, b):
+        my_ops.custom_add(a, b)
+
+
+def test_custom_add_mixed_devices(cuda, rejects):
+    a, b = torch.ones(3, device=cuda), torch.ones(3)
+    rule = "custom_add: b must be on the device of a, got "
+    with rejects(RuntimeError, rule + "cpu and cuda:0", a, b):
+        my_ops.custom_add(a, b)
+    with rejects(RuntimeError, rule + "cuda:0 and cpu", a, b):
+        my_ops.custom_add(b, a)
+
+
+@pytest.mark.parametrize(
+    "args, error, match",
+    [
+        ((-1, 3), RuntimeError, "fill_index: height must not be negative, got -1"),
+        ((3, -2), RuntimeError, "fill_index: width must not be negative, got -2"),
+        ((1.0, 3), TypeError, "fill_index: height must be an int, got float"),
+        ((3, None), TypeError, "fill_index: width must be an int, got NoneType"),
+        ((True, 3), TypeError, "fill_index: height must be an int, got bool"),
+    ],
+)
+def test_fill_index_wrong_sizes(args, error, match, device):
+    with pytest.raises(error, match=match):
+        my_ops.fill_index(*args, device=device)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8, *UNSIGNED, *NOT_REAL])
+def test_fill_index_wrong_dtype(dtype, device):
+    with pytest.raises(RuntimeError, match=r"fill_index: dtype must be floating, int32 or int64"):
+        my_ops.fill_index(2, 3, dtype=dtype, device=device)
+
+
+def test_fill_index_dtype_is_no_dtype():
+    with pytest.raises(TypeError, match="fill_index: dtype must be a torch.dtype, got str"):
+        my_ops.fill_index(2, 3, dtype="float32")
+
+
+def test_fill_index_does_not_fit_int32():
+    out = torch.zeros(1, dtype=torch.int32).expand(1, (1 << 31) + 1)  # one element of memory
+    with pytest.raises(RuntimeError, match=r"fill_index: .* must fit int32, got 2147483648"):
+        torch.ops.my_ops.fill_index.out(out)

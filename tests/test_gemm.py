@@ -1,0 +1,416 @@
+"""gemm and linear: values, layouts, out=, errors."""
+
+import my_ops
+import pytest
+import torch
+from my_ops import reference
+from samples import (
+    ACTIVATIONS,
+    FLOATING,
+    GEMM_LIMIT,
+    INTEGERS,
+    NOT_REAL,
+    SIXTEEN_BIT,
+    arithmetic,
+    gemm_excess,
+    half_ulp,
+)
+
+# The steepest slope of any activation, gelu's: it magnifies the error of what goes into it.
+ACTIVATION_SLOPE = 1.13
+
+# The training tolerance of gradients: sums of products, each a gemm result, in units of its limit.
+GRAD_LIMIT = {torch.float64: 2.0**-45, torch.float32: 2.0**-16}
+
+SHAPES = [  # m, k, n
+    (0, 3, 4),
+    (3, 0, 4),
+    (3, 4, 0),
+    (0, 0, 0),
+    (1, 1, 1),
+    (1, 1000, 1),
+    (31, 1, 31),
+    (1, 31, 1000),
+    (64, 64, 64),
+    (65, 127, 129),
+    (127, 33, 66),
+    (257, 255, 63),
+    (7, 4097, 9),
+    (256, 1000, 512),
+    (1000, 31, 1),
+]
+
+
+def normal(shape, dtype, device):
+    return torch.randn(shape, dtype=torch.float64).to(dtype).to(device)
+
+
+def magnitude_of_linear(x, weight, bias):
+    """Sum of absolute values of the terms: what the error of the sum is measured by."""
+    size = x.double().abs() @ weight.double().abs().T
+    return size if bias is None else size + bias.double().abs()
+
+
+def linear_excess(got, x, weight, bias, activation):
+    """The worst element's error as a share of what is allowed."""
+    to64 = [None if t is None else t.double() for t in (x, weight, bias)]
+    before, want = reference.linear(*to64), reference.linear(*to64, activation=activation)
+    dtype = got.dtype
+    stored = half_ulp(dtype) if dtype in SIXTEEN_BIT else 0.0
+    allowed = GEMM_LIMIT[arithmetic(dtype)] * magnitude_of_linear(x, weight, bias)
+    if activation is not None:  # the value before it may have been stored, too
+        allowed = ACTIVATION_SLOPE * (allowed + stored * before.abs())
+        allowed = allowed + GEMM_LIMIT[arithmetic(dtype)] * want.abs()
+    allowed = allowed + stored * want.abs() + torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    assert got.shape == want.shape
+    assert got.dtype == x.dtype
+    error = (got.double() - want).abs() / allowed
+    assert not error.isnan().any()
+    return error.max().item() if error.numel() else 0.0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_values(dtype, shape, device):
+    m, k, n = shape
+    a, b = normal((m, k), dtype, device), normal((k, n), dtype, device)
+    got = my_ops.gemm(a, b)
+    assert (got.dtype, got.device) == (dtype, a.device)
+    assert gemm_excess(got, a, b) <= 1
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 3), (3, 1), (1, 3), (3, None), (None, 3), (0, 1)])
+@pytest.mark.parametrize("shape", [(5, 7, 3), (65, 33, 70), (0, 3, 2), (4, 0, 2)])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_batches_broadcast(dtype, shape, sizes, device):
+    m, k, n = shape
+    a_batch, b_batch = [() if size is None else (size,) for size in sizes]
+    a, b = normal((*a_batch, m, k), dtype, device), normal((*b_batch, k, n), dtype, device)
+    assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
+
+
+def matrix_layouts(rows, columns, dtype, device):
+    # Small integers: sums of repeated numbers are exact, where random ones would drift one way.
+    wide = torch.randint(-4, 5, (2 * rows + 3, 3 * columns + 5)).to(dtype).to(device)
+    return {
+        "contiguous": wide[:rows, :columns].contiguous(),
+        "transposed": wide[:columns, :rows].contiguous().T,
+        "row-pitch": wide[2 : rows + 2, 1 : columns + 1],
+        "transposed-row-pitch": wide.flatten()[: columns * (rows + 3)]
+        .view(columns, rows + 3)[:, 3:]
+        .T,
+        "both-strides": wide[: 2 * rows : 2, : 3 * columns : 3],
+        "repeated-row": wide[:1, :columns].expand(rows, columns),
+        "repeated-column": wide[:rows, :1].expand(rows, columns),
+        "odd-offset": wide.flatten()[1 : 1 + rows * columns].view(rows, columns),
+    }
+
+
+LAYOUTS = list(matrix_layouts(2, 2, torch.float32, "cpu"))
+
+
+@pytest.mark.parametrize("b_layout", LAYOUTS)
+@pytest.mark.parametrize("a_layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_layouts(dtype, a_layout, b_layout, device):
+    a = matrix_layouts(70, 33, dtype, device)[a_layout]
+    b = matrix_layouts(33, 65, dtype, device)[b_layout]
+    assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_batch_layouts(dtype, device):
+    a = normal((6, 5, 4), dtype, device)
+    views = [a, a.transpose(0, 1), a.mT, a[::2], a[1:, :, 1:], a[:1].expand(3, 5, 4), a[:0]]
+    for view in views:
+        b = normal((view.shape[2], 7), dtype, device)
+        assert gemm_excess(my_ops.gemm(view, b), view, b) <= 1
+        b = normal((3, view.shape[1]), dtype, device)
+        assert gemm_excess(my_ops.gemm(b, view), b, view) <= 1
+
+
+@pytest.mark.parametrize("k", [64, 1024, 8192])
+def test_gemm_16_bit_sums_in_float32(k, device):
+    a, b = torch.full((3, k), 1.0), torch.full((k, 5), 2.0**-7)
+    for dtype in SIXTEEN_BIT:  # summed in bfloat16, 2 and more would not grow any further
+        got = my_ops.gemm(a.to(dtype).to(device), b.to(dtype).to(device))
+        assert torch.equal(got.cpu(), torch.full((3, 5), k * 2.0**-7, dtype=dtype))
+
+
+@pytest.mark.parametrize("size", [3, 66, 300])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_not_a_number_and_infinity(dtype, size, device):
+    a, b = torch.eye(size, dtype=dtype), torch.ones(size, size, dtype=dtype)
+    a[1, 1], a[2, 2] = float("nan"), torch.finfo(dtype).max
+    b[0, 0] = float("inf")
+    got = my_ops.gemm(a.to(device), b.to(device)).cpu()
+    assert got[1].isnan().all()
+    assert got[0, 0] == float("inf")
+    assert got[1:, 0].isnan().all()  # 0 * inf
+    assert (got[2, 1:] == torch.finfo(dtype).max).all()
+    assert (got[0, 1:] == 1).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_out(dtype, shape, device):
+    m, k, n = shape
+    a, b = normal((m, k), dtype, device), normal((k, n), dtype, device)
+    out = torch.full((m, n), float("nan"), dtype=dtype, device=device)
+    assert my_ops.gemm(a, b, out=out) is out
+    assert gemm_excess(out, a, b) <= 1
+
+
+@pytest.mark.parametrize("sizes", [(70, 33, 65), (5, 3, 4)])
+@pytest.mark.parametrize("layout", [n for n in LAYOUTS if not n.startswith("repeated")])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_out_into_a_view(dtype, layout, sizes, device):
+    m, k, n = sizes
+    a, b = normal((m, k), dtype, device), normal((k, n), dtype, device)
+    out = matrix_layouts(m, n, dtype, device)[layout]
+    whole = out if out._base is None else out._base
+    outside = torch.ones_like(whole, dtype=torch.bool)
+    outside.as_strided(out.shape, out.stride(), out.storage_offset()).fill_(False)
+    before = whole.clone()
+    my_ops.gemm(a, b, out=out)
+    assert gemm_excess(out, a, b) <= 1
+    assert torch.equal(whole[outside], before[outside])
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_out_batched_view(dtype, device):
+    a, b = normal((3, 5, 4), dtype, device), normal((4, 6), dtype, device)
+    out = torch.full((5, 6, 3), float("nan"), dtype=dtype, device=device).permute(2, 0, 1)
+    my_ops.gemm(a, b, out=out)
+    assert gemm_excess(out, a, b) <= 1
+
+
+def test_gemm_out_beside_its_inputs_in_one_storage(device):
+    memory = torch.randn(3, 4, 4, device=device)
+    a, b, out = memory.unbind()
+    want = a.double() @ b.double()
+    my_ops.gemm(a, b, out=out)
+    torch.testing.assert_close(memory[2].double(), want, rtol=0, atol=GRAD_LIMIT[torch.float32])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_linear_values(dtype, shape, activation, device):
+    m, k, n = shape
+    x, weight = normal((m, k), dtype, device), normal((n, k), dtype, device)
+    for bias in (None, normal((n,), dtype, device)):
+        got = my_ops.linear(x, weight, bias, activation=activation)
+        assert linear_excess(got, x, weight, bias, activation) <= 1
+
+
+@pytest.mark.parametrize("leading", [(), (1,), (0,), (2, 3), (2, 0, 3), (2, 1, 2, 3)])
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_linear_leading_shapes(dtype, activation, leading, device):
+    x, weight = normal((*leading, 5), dtype, device), normal((4, 5), dtype, device)
+    bias = normal((4,), dtype, device)
+    got = my_ops.linear(x, weight, bias, activation=activation)
+    assert got.is_contiguous()
+    assert linear_excess(got, x, weight, bias, activation) <= 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_linear_layouts(dtype, layout, device):
+    x = matrix_layouts(70, 33, dtype, device)[layout]
+    weight = matrix_layouts(65, 33, dtype, device)[layout]
+    bias = normal((130,), dtype, device)[::2]
+    assert linear_excess(my_ops.linear(x, weight, bias), x, weight, bias, None) <= 1
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_linear_strided_batch_rounds_once_before_the_activation(dtype, activation, device):
+    x, weight = normal((5, 33, 4), dtype, device).mT, normal((65, 33), dtype, device)
+    bias = normal((130,), dtype, device)[::2]
+    got = my_ops.linear(x, weight, bias, activation=activation)
+    assert linear_excess(got, x, weight, bias, activation) <= 1
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_linear_activations_far_out(dtype, activation, device):
+    ends = [-1e4, -100.0, -20.0, -1.0, -0.0, 0.0, 1.0, 20.0, 100.0, 1e4]
+    x = torch.tensor(ends, dtype=dtype, device=device)[:, None]
+    one = torch.ones(1, 1, dtype=dtype, device=device)
+    got = my_ops.linear(x, one, activation=activation)
+    assert linear_excess(got, x, one, None, activation) <= 1
+    limits = torch.tensor([[float("nan")], [float("inf")]], dtype=dtype, device=device)
+    got = my_ops.linear(limits, one, activation=activation)
+    want = reference.activate(limits, activation)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_linear_gradient_values(dtype, activation, device):
+    args = [normal(s, dtype, device).requires_grad_() for s in ((9, 65), (33, 65), (33,))]
+    args64 = [t.detach().double().requires_grad_() for t in args]
+    grad = normal((9, 33), dtype, device)
+    got = torch.autograd.grad(my_ops.linear(*args, activation=activation), args, grad)
+    want = torch.autograd.grad(
+        reference.linear(*args64, activation=activation), args64, grad.double()
+    )
+    for ours, theirs in zip(got, want, strict=True):
+        limit = GRAD_LIMIT[dtype]
+        torch.testing.assert_close(ours.double(), theirs, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("sizes", [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
+def test_linear_gradients_of_empty_problems(sizes, activation, device):
+    m, k, n = sizes
+    shapes = ((m, k), (n, k), (n,))
+    x, weight, bias = (torch.ones(s, device=device, requires_grad=True) for s in shapes)
+    got = my_ops.linear(x, weight, bias, activation=activation)
+    grads = torch.autograd.grad(got.sum(), (x, weight, bias))
+    want = reference.linear(x, weight, bias, activation=activation)
+    for ours, exact in zip(
+        grads, torch.autograd.grad(want.sum(), (x, weight, bias)), strict=True
+    ):
+        limit = GRAD_LIMIT[torch.float32]
+        torch.testing.assert_close(ours, exact, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("activation", ["none", ""])
+def test_linear_no_activation_by_name(activation, device):
+    x, weight = normal((3, 4), torch.float32, device), normal((5, 4), torch.float32, device)
+    assert torch.equal(my_ops.linear(x, weight, activation=activation), my_ops.linear(x, weight))
+
+
+# --------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("wrong", [1.5, "x", None, [1]], ids=repr)
+@pytest.mark.parametrize("place", ["a", "b", "out"])
+def test_gemm_wrong_type(place, wrong):
+    if place == "out" and wrong is None:
+        pytest.skip("None is the default")
+    args = {"a": torch.zeros(2, 2), "b": torch.zeros(2, 2), place: wrong}
+    with pytest.raises(TypeError, match=f"^gemm: {place} must be .*Tensor.*{type(wrong).__name__}"):
+        my_ops.gemm(**args)
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *NOT_REAL])
+def test_gemm_and_linear_wrong_dtype(dtype, device, rejects):
+    a = torch.ones(2, 2, device=device).to(dtype)
+    for name, argument in (("gemm", "a"), ("linear", "x")):
+        with rejects(RuntimeError, rf"{name}: {argument} must be of dtype float64, .*got \w+", a):
+            getattr(my_ops, name)(a, a)
+
+
+def test_mixed_dtypes(device, rejects):
+    a, b = torch.ones(2, 2, device=device), torch.ones(2, 2, device=device).double()
+    for call, match in (
+        (lambda: my_ops.gemm(a, b), "gemm: b must have the dtype of a, got Double and Float"),
+        (lambda: my_ops.gemm(a, a, out=b), "gemm: out must have the dtype of a, got Double"),
+        (lambda: my_ops.linear(a, b), "linear: weight must have the dtype of x, got Double"),
+        (lambda: my_ops.linear(a, a, b[0]), "linear: bias must have the dtype of x, got Double"),
+    ):
+        with rejects(RuntimeError, match, a, b):
+            call()
+
+
+@pytest.mark.parametrize(
+    "a, b, match",
+    [
+        ((3,), (3, 4), r"gemm: a must be \(m, k\) or \(batch, m, k\), got \(3,\)"),
+        ((2, 3), (3,), r"gemm: b must be \(k, n\) or \(batch, k, n\), got \(3,\)"),
+        ((1, 1, 2, 3), (3, 4), r"gemm: a must be .*got \(1, 1, 2, 3\)"),
+        ((), (), r"gemm: a must be .*got \(\)"),
+        ((2, 3), (4, 5), r"gemm: b must have .*rows.*got \(2, 3\) and \(4, 5\)"),
+        ((2, 3), (1, 5), r"gemm: b must have .*rows.*got \(2, 3\) and \(1, 5\)"),
+        ((2, 2, 3), (3, 3, 4), r"gemm: the batch of b .*got \(2, 2, 3\) and \(3, 3, 4\)"),
+        ((2, 2, 3), (0, 3, 4), r"gemm: the batch of b .*got \(2, 2, 3\) and \(0, 3, 4\)"),
+    ],
+)
+def test_gemm_wrong_shape(a, b, match, device, rejects):
+    a, b = torch.ones(a, device=device), torch.ones(b, device=device)
+    with rejects(RuntimeError, match, a, b):
+        my_ops.gemm(a, b)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (4, 2), (1, 2, 4), (8,), (2, 1), ()])
+def test_gemm_out_wrong_shape(shape, device, rejects):
+    a, b = torch.ones(2, 3, device=device), torch.ones(3, 4, device=device)
+    out = torch.ones(shape, device=device)
+    shown = str(shape).replace("(", r"\(").replace(")", r"\)")
+    with rejects(RuntimeError, rf"gemm: out must be of shape \(2, 4\), got {shown}", a, b, out):
+        my_ops.gemm(a, b, out=out)
+
+
+def test_gemm_out_overlaps(device, rejects):
+    a, b = torch.ones(4, 4, device=device), torch.ones(4, 4, device=device)
+    memory = torch.ones(40, device=device)
+    ahead = memory[:16].view(4, 4)
+    for args, out, match in (
+        ((a, b), a, "gemm: out must not overlap a"),
+        ((a, b), b, "gemm: out must not overlap b"),
+        ((a, b), b.T, "gemm: out must not overlap b"),
+        ((ahead, b), memory[15:31].view(4, 4), "gemm: out must not overlap a"),
+        ((a, b), a[0].expand(4, 4), "gemm: out must not "),
+        ((a, b), memory[:1].expand(4, 4), "gemm: out must not hold two elements at one address"),
+        ((a, b), memory.as_strided((4, 4), (3, 1)), r"gemm: out must not hold .* got strides \(3, 1"),
+    ):
+        with rejects(RuntimeError, match, *args, memory):
+            my_ops.gemm(*args, out=out)
+
+
+def test_gemm_out_with_gradient_is_refused(device, rejects):
+    a, b, out = (torch.ones(2, 2, device=device) for _ in range(3))
+    for leaf in (a, b, out):
+        leaf.requires_grad_()
+        with rejects(RuntimeError, "gemm: out= does not support automatic diff.*", a, b, out):
+            my_ops.gemm(a, b, out=out)
+        with torch.no_grad():
+            my_ops.gemm(a, b, out=out)
+        leaf.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "shapes, match",
+    [
+        (((2, 3), (4, 2), None), r"linear: weight must .*in_features.*got \(2, 3\) and \(4, 2\)"),
+        (((), (4, 2), None), r"linear: x must have at least one dimension, got \(\)"),
+        (((2, 3), (3,), None), r"linear: weight must be \(out_features, in_features\), got \(3,\)"),
+        (((2, 3), (1, 4, 3), None), r"linear: weight must be .*, got \(1, 4, 3\)"),
+        (((2, 3), (4, 3), (3,)), r"linear: bias must be \(out_features,\) = \(4,\), got \(3,\)"),
+        (((2, 3), (4, 3), (1, 4)), r"linear: bias must be .*\(4,\), got \(1, 4\)"),
+        (((2, 3), (4, 3), (1,)), r"linear: bias must be .*\(4,\), got \(1,\)"),
+        (((2, 3), (4, 3), ()), r"linear: bias must be .*\(4,\), got \(\)"),
+    ],
+)
+def test_linear_wrong_shape(shapes, match, device, rejects):
+    tensors = [None if s is None else torch.ones(s, device=device) for s in shapes]
+    with rejects(RuntimeError, match, *[t for t in tensors if t is not None]):
+        my_ops.linear(*tensors)
+
+
+def test_linear_wrong_activation(device, rejects):
+    x = torch.ones(2, 2, device=device)
+    with rejects(RuntimeError, "linear: activation must be .*relu.*, got 'tanh'", x):
+        my_ops.linear(x, x, activation="tanh")
+    with rejects(TypeError, "linear: activation must be a str or None, got int", x):
+        my_ops.linear(x, x, activation=1)
+    for args, name in (((1, x), "x"), ((x, 1), "weight"), ((x, x, 1), "bias")):
+        with rejects(TypeError, f"linear: {name} must be a torch.Tensor.*, got int", x):
+            my_ops.linear(*args)
+
+
+def test_mixed_devices(cuda, rejects):
+    a, b = torch.ones(2, 2, device=cuda), torch.ones(2, 2)
+    for call, match in (
+        (lambda: my_ops.gemm(a, b), "gemm: b must be on the device of a, got cpu and cuda:0"),
+        (lambda: my_ops.gemm(b, a), "gemm: b must be on the device of a, got cuda:0 and cpu"),
+        (lambda: my_ops.gemm(a, a, out=b), "gemm: out must be on the device of a, got cpu"),
+        (lambda: my_ops.linear(a, b), "linear: weight must be on the device of x, got cpu"),
+        (lambda: my_ops.linear(a, a, b[0]), "linear: bias must be on the device of x, got cpu"),
+    ):
+        with rejects(RuntimeError, match, a, b):
+            call()

@@ -1,0 +1,341 @@
+"""lltm_cell and lltm: values and gradients, saturation, empty sizes, layouts, errors."""
+
+import my_ops
+import pytest
+import torch
+from my_ops import reference
+from samples import FLOATING, INTEGERS, NOT_REAL, SIXTEEN_BIT, lltm_inputs
+
+FLOAT64_LIMIT = 2.0**-42  # 2e-13, on sums of a few hundred terms of order 1
+SEQUENCE_LIMIT = {torch.float64: 1e-12, torch.float32: 1e-4}  # one product of all steps, or many
+
+# float32 may be at most this much worse than the reference run in float32.
+FLOAT32_SHARE = 2.0
+FLOAT32_FLOOR = 2.0**-22
+# The 16-bit types are not worse than the reference run in the same type; which of the two has the
+# worst single element is chance.
+SIXTEEN_BIT_MEAN = 1.0
+SIXTEEN_BIT_WORST = 1.5
+
+CELL_SIZES = [  # batch, inputs, hidden
+    (1, 1, 1),
+    (3, 5, 4),
+    (31, 7, 33),
+    (64, 128, 64),
+    (5, 1000, 129),
+    (257, 3, 31),
+]
+SEQUENCE_SIZES = [(1, 1, 1, 1), (5, 3, 4, 7), (17, 31, 33, 9), (40, 8, 64, 128)]
+
+
+def errors(got, want):
+    """Elementwise errors of each result, absolute where values are below 1 and relative above."""
+    found = []
+    for ours, exact in zip(got, want, strict=True):
+        assert ours.shape == exact.shape
+        error = (ours.double() - exact).abs() / exact.abs().clamp(min=1)
+        assert not error.isnan().any()
+        found.append(error if error.numel() else torch.zeros(1, dtype=torch.float64))
+    return found
+
+
+def root_mean_square(error):
+    return error.square().mean().sqrt().item()
+
+
+def with_gradients(function, tensors, grads):
+    tensors = [t.detach().requires_grad_() for t in tensors]
+    results = function(*tensors)
+    used = [(r, grad.to(r.dtype)) for r, grad in zip(results, grads, strict=True) if r.requires_grad]
+    results_used, grads_used = zip(*used, strict=True)
+    got = torch.autograd.grad(results_used, tensors, grads_used, materialize_grads=True)
+    return [*(r.detach() for r in results), *got]
+
+
+def check_precision(function, oracle, tensors):
+    """Results and gradients of ``function`` against ``oracle`` in float64."""
+    dtype = tensors[0].dtype
+    double = [t.double() for t in tensors]
+    grads = [torch.randn(r.shape, dtype=torch.float64).to(r.device) for r in oracle(*double)]
+    grads = [grad.to(dtype).double() for grad in grads]
+    want = with_gradients(oracle, double, grads)
+    got = with_gradients(function, tensors, grads)
+    assert all(t.dtype == dtype for t in got)
+    ours = errors(got, want)
+    if dtype == torch.float64:
+        assert max(error.max() for error in ours) <= FLOAT64_LIMIT
+        return
+    plain = errors(with_gradients(oracle, tensors, grads), want)
+    for error, theirs in zip(ours, plain, strict=True):
+        if dtype == torch.float32:
+            assert error.max() <= FLOAT32_SHARE * theirs.max() + FLOAT32_FLOOR
+        else:
+            assert error.max() <= SIXTEEN_BIT_WORST * theirs.max() + torch.finfo(dtype).tiny
+            mean, their_mean = root_mean_square(error), root_mean_square(theirs)
+            assert mean <= SIXTEEN_BIT_MEAN * their_mean + torch.finfo(dtype).tiny
+
+
+@pytest.mark.parametrize("sizes", CELL_SIZES)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_cell_values_and_gradients(dtype, sizes, device):
+    check_precision(my_ops.lltm_cell, reference.lltm_cell, lltm_inputs(None, *sizes, dtype, device))
+
+
+@pytest.mark.parametrize("sizes", SEQUENCE_SIZES)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_sequence_values_and_gradients(dtype, sizes, device):
+    check_precision(my_ops.lltm, reference.lltm, lltm_inputs(*sizes, dtype, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_sequence_equals_the_cell_looped(dtype, device):
+    def looped(input, h0, c0, weights, bias):
+        h, c, outputs = h0, c0, []
+        for step in input:
+            h, c = my_ops.lltm_cell(step, weights, bias, h, c)
+            outputs.append(h)
+        return torch.stack(outputs), h, c
+
+    tensors = lltm_inputs(9, 6, 5, 8, dtype, device)
+    grads = [torch.randn(r.shape, device=device, dtype=dtype) for r in looped(*tensors)]
+    got, want = (with_gradients(f, tensors, grads) for f in (my_ops.lltm, looped))
+    limit = SEQUENCE_LIMIT[dtype]
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_cell_state_of_16_bit_types_is_float32_between_steps(dtype, device):
+    """Every step adds the same small number, which would vanish beside a 16-bit cell state."""
+    steps, hidden = 512, 3
+    weights = torch.zeros(3 * hidden, hidden + 1, dtype=dtype, device=device)
+    bias = torch.tensor([0.0, 0.0, 2.0**-9], device=device).repeat_interleave(hidden).to(dtype)
+    zeros = torch.zeros(1, hidden, dtype=dtype, device=device)
+    cell = torch.ones(1, hidden, dtype=dtype, device=device)
+    input = torch.zeros(steps, 1, 1, dtype=dtype, device=device)
+    _, _, c_n = my_ops.lltm(input, zeros, cell, weights, bias)
+    assert torch.equal(c_n, torch.full_like(c_n, 1 + steps * 2.0**-10))
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_elu_slope_at_zero_is_one(dtype, steps, device):
+    tensors = lltm_inputs(steps, 2, 3, 4, dtype, device)
+    zeros = [torch.zeros_like(t).requires_grad_() for t in tensors]
+    op, oracle, place = (
+        (my_ops.lltm_cell, reference.lltm_cell, 2)
+        if steps is None
+        else (my_ops.lltm, reference.lltm, 4)
+    )
+    got = torch.autograd.grad(sum(r.sum() for r in op(*zeros)), zeros)[place]
+    want = torch.autograd.grad(sum(r.sum() for r in oracle(*zeros)), zeros)[place]
+    assert (got[8:] > 0).all()
+    assert torch.equal(got, want)  # powers of two times small integers: exact in every type
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+@pytest.mark.parametrize("size", [100.0, 1000.0])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_large_pre_activations(dtype, size, steps, device):
+    """Saturated gates: finite values and gradients, equal to the reference's in float64."""
+    signs = torch.tensor([-1.0, 1.0])
+    bias = (torch.cartesian_prod(signs, signs, signs).T.reshape(-1) * size).to(dtype).to(device)
+    *_, hidden = 2, 3, 8
+    tensors = list(lltm_inputs(steps, 2, 3, hidden, dtype, device))
+    weights, place = (1, 2) if steps is None else (3, 4)
+    tensors[weights] = torch.zeros_like(tensors[weights])
+    tensors[place] = bias
+    op, oracle = (
+        (my_ops.lltm_cell, reference.lltm_cell) if steps is None else (my_ops.lltm, reference.lltm)
+    )
+    double = [t.double() for t in tensors]
+    grads = [torch.ones_like(r) for r in oracle(*double)]
+    got, want = with_gradients(op, tensors, grads), with_gradients(oracle, double, grads)
+    for ours, exact in zip(got, want, strict=True):
+        assert ours.isfinite().all()
+        rounding = (exact.abs() * torch.finfo(dtype).eps).max().item() * 8  # of the largest term
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_not_a_number_stays(dtype, steps, device):
+    tensors = lltm_inputs(steps, 2, 3, 4, dtype, device)
+    tensors[0][..., 0, 1] = float("nan")
+    op, oracle = (
+        (my_ops.lltm_cell, reference.lltm_cell) if steps is None else (my_ops.lltm, reference.lltm)
+    )
+    for ours, exact in zip(op(*tensors), oracle(*tensors), strict=True):
+        assert torch.equal(ours.isnan(), exact.isnan())
+        assert ours[..., 0, :].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(0, 2, 3, 4), (3, 0, 3, 4), (0, 0, 3, 4), (3, 2, 0, 4), (3, 2, 3, 0)],
+    ids=["no-steps", "no-batch", "neither", "no-input", "no-hidden"],
+)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_empty_sequences(dtype, sizes, device):
+    tensors = lltm_inputs(*sizes, dtype, device)
+    got = my_ops.lltm(*tensors)
+    for ours, exact in zip(got, reference.lltm(*(t.double() for t in tensors)), strict=True):
+        assert ours.shape == exact.shape
+    check_precision(my_ops.lltm, reference.lltm, tensors)
+
+
+def test_no_steps_returns_the_initial_state(device):
+    input, h0, c0, weights, bias = lltm_inputs(0, 2, 3, 4, torch.float32, device)
+    output, h_n, c_n = my_ops.lltm(input, h0, c0, weights, bias)
+    assert output.shape == (0, 2, 4)
+    assert torch.equal(h_n, h0)
+    assert torch.equal(c_n, c0)
+    h_n.zero_()
+    c_n.zero_()
+    assert h0.ne(0).all()  # copies, not the caller's tensors
+    assert c0.ne(0).all()
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_empty_cells(dtype, sizes, device):
+    check_precision(my_ops.lltm_cell, reference.lltm_cell, lltm_inputs(None, *sizes, dtype, device))
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_bias_as_a_row(dtype, steps, device):
+    tensors = list(lltm_inputs(steps, 2, 3, 4, dtype, device))
+    op, place = (my_ops.lltm_cell, 2) if steps is None else (my_ops.lltm, 4)
+    grads = [torch.ones_like(r) for r in op(*tensors)]
+    flat = with_gradients(op, tensors, grads)
+    tensors[place] = tensors[place].unsqueeze(0)
+    row = with_gradients(op, tensors, grads)
+    grad_bias = len(grads) + place
+    assert row[grad_bias].shape == (1, 12)
+    row[grad_bias] = row[grad_bias][0]
+    for ours, theirs in zip(row, flat, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def strided(t):
+    """The same values on strides that are all different from the contiguous ones."""
+    wide = torch.full([2 * size + 1 for size in reversed(t.shape)], 1e30, device=t.device)
+    view = wide.to(t.dtype)[(slice(1, None, 2),) * t.dim()].permute(*reversed(range(t.dim())))
+    return view.copy_(t)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_strided_inputs(dtype, steps, device):
+    tensors = lltm_inputs(steps, 5, 6, 7, dtype, device)
+    op = my_ops.lltm_cell if steps is None else my_ops.lltm
+    grads = [torch.randn(r.shape, device=device).to(dtype) for r in op(*tensors)]
+    want = with_gradients(op, tensors, grads)
+    got = with_gradients(op, [strided(t) for t in tensors], [strided(grad) for grad in grads])
+    limit = 4 * torch.finfo(dtype).eps  # another order of summation at most
+    for ours, theirs in zip(got, want, strict=True):
+        scale = theirs.abs().max().item() * limit
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=scale)
+
+
+def test_expanded_states(device):
+    input, h0, c0, weights, bias = lltm_inputs(4, 5, 3, 2, torch.float64, device)
+    row = h0[:1].expand(5, 2)
+    for ours, exact in zip(
+        my_ops.lltm(input[:1].expand(4, 5, 3), row, row, weights, bias),
+        reference.lltm(input[:1].expand(4, 5, 3), row, row, weights, bias),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, exact, rtol=0, atol=FLOAT64_LIMIT)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2)])
+def test_gradient_of_some_results(used, device):
+    tensors = lltm_inputs(4, 3, 2, 5, torch.float64, device)
+    got, want = [], []
+    for function, into in ((my_ops.lltm, got), (reference.lltm, want)):
+        inputs = [t.detach().requires_grad_() for t in tensors]
+        results = function(*inputs)
+        into += torch.autograd.grad(sum((results[u] ** 2).sum() for u in used), inputs)
+    for ours, exact in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=FLOAT64_LIMIT, atol=FLOAT64_LIMIT)
+
+
+# --------------------------------------------------------------------------------------- errors
+
+CELL = ("input", "weights", "bias", "old_h", "old_cell")
+LAYER = ("input", "h0", "c0", "weights", "bias")
+
+
+def arguments(op, device, **changed):
+    names, steps = (CELL, None) if op == "lltm_cell" else (LAYER, 5)
+    tensors = lltm_inputs(steps, 2, 3, 4, torch.float32, device)
+    return dict(zip(names, tensors, strict=True)) | changed
+
+
+@pytest.mark.parametrize(
+    "op, place", [("lltm_cell", n) for n in CELL] + [("lltm", n) for n in LAYER]
+)
+def test_wrong_type(op, place):
+    with pytest.raises(TypeError, match=f"^{op}: {place} must be a torch.Tensor.*, got list"):
+        getattr(my_ops, op)(**arguments(op, "cpu", **{place: [1.0]}))
+
+
+@pytest.mark.parametrize(
+    "op, place", [("lltm_cell", n) for n in CELL[1:]] + [("lltm", n) for n in LAYER[1:]]
+)
+def test_mixed_dtypes(op, place, device, rejects):
+    args = arguments(op, device)
+    args[place] = args[place].double()
+    match = f"{op}: {place} must have the dtype of input, got Double and Float"
+    with rejects(RuntimeError, match, *args.values()):
+        getattr(my_ops, op)(**args)
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, *NOT_REAL])
+@pytest.mark.parametrize("op", ["lltm_cell", "lltm"])
+def test_wrong_dtype(op, dtype, device, rejects):
+    args = {name: t.abs().to(dtype) for name, t in arguments(op, device).items()}
+    with rejects(RuntimeError, rf"{op}: input must be of dtype float64, .*got \w+", *args.values()):
+        getattr(my_ops, op)(**args)
+
+
+WRONG_SHAPES = [
+    ("lltm_cell", "input", (3,), r"input must be \(batch, input_size\), got \(3,\)"),
+    ("lltm_cell", "input", (1, 2, 3), r"input must be .*, got \(1, 2, 3\)"),
+    ("lltm_cell", "input", (5, 3), r"old_h must be .* = \(5, 4\), got \(2, 4\)"),
+    ("lltm_cell", "old_h", (4,), r"old_h must be \(batch, hidden_size\), got \(4,\)"),
+    ("lltm_cell", "old_cell", (2, 5), r"old_cell must be .* = \(2, 4\), got \(2, 5\)"),
+    ("lltm_cell", "old_cell", (1, 4), r"old_cell must be .* = \(2, 4\), got \(1, 4\)"),
+    ("lltm_cell", "weights", (12, 6), r"weights must be .* = \(12, 7\), got \(12, 6\)"),
+    ("lltm_cell", "weights", (7, 12), r"weights must be .* = \(12, 7\), got \(7, 12\)"),
+    ("lltm_cell", "bias", (4,), r"bias must be .*\(12,\), got \(4,\)"),
+    ("lltm_cell", "bias", (12, 1), r"bias must be .*, got \(12, 1\)"),
+    ("lltm_cell", "bias", (), r"bias must be .*, got \(\)"),
+    ("lltm", "input", (2, 3), r"input must be \(steps, batch, input_size\), got \(2, 3\)"),
+    ("lltm", "input", (5, 2, 4), r"weights must be .* = \(12, 8\), got \(12, 7\)"),
+    ("lltm", "h0", (1, 2, 4), r"h0 must be \(batch, hidden_size\), got \(1, 2, 4\)"),
+    ("lltm", "h0", (3, 4), r"h0 must be .* = \(2, 4\), got \(3, 4\)"),
+    ("lltm", "c0", (2, 3), r"c0 must be .* = \(2, 4\), got \(2, 3\)"),
+    ("lltm", "weights", (12,), r"weights must be .* = \(12, 7\), got \(12,\)"),
+    ("lltm", "bias", (2, 12), r"bias must be .*, got \(2, 12\)"),
+]
+
+
+@pytest.mark.parametrize("op, place, shape, match", WRONG_SHAPES)
+def test_wrong_shape(op, place, shape, match, device, rejects):
+    args = arguments(op, device, **{place: torch.ones(shape, device=device)})
+    with rejects(RuntimeError, f"{op}: {match}", *args.values()):
+        getattr(my_ops, op)(**args)
+
+
+@pytest.mark.parametrize(
+    "op, place", [("lltm_cell", n) for n in CELL[1:]] + [("lltm", n) for n in LAYER[1:]]
+)
+def test_mixed_devices(op, place, cuda, rejects):
+    args = arguments(op, cuda)
+    args[place] = args[place].cpu()
+    match = f"{op}: {place} must be on the device of input, got cpu and cuda:0"
+    with rejects(RuntimeError, match, *args.values()):
+        getattr(my_ops, op)(**args)

@@ -1,0 +1,232 @@
+"""The layers of my_ops.nn: parameters, state dicts, copies, TorchScript, training."""
+
+import copy
+import io
+import pickle
+
+import my_ops
+import pytest
+import torch
+from my_ops import reference
+from samples import ACTIVATIONS
+
+FLOAT32_LIMIT = 2.0**-18  # of sums of a few dozen terms of order 1
+HALF_LIMIT = 2.0**-8  # the same, stored in 16 bits
+
+LAYERS = {
+    "RoundSTE": lambda: my_ops.nn.RoundSTE(),
+    "Linear": lambda: my_ops.nn.Linear(5, 4),
+    "Linear-gelu": lambda: my_ops.nn.Linear(5, 4, activation="gelu"),
+    "Linear-without-bias": lambda: my_ops.nn.Linear(5, 4, bias=False, activation="silu"),
+    "LLTMCell": lambda: my_ops.nn.LLTMCell(5, 4),
+    "LLTMCell-without-bias": lambda: my_ops.nn.LLTMCell(5, 4, bias=False),
+    "LLTM": lambda: my_ops.nn.LLTM(5, 4),
+    "LLTM-without-bias": lambda: my_ops.nn.LLTM(5, 4, bias=False),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request, device):
+    return LAYERS[request.param]().to(device)
+
+
+def inputs_of(layer, device):
+    if isinstance(layer, my_ops.nn.LLTM):
+        states = tuple(torch.randn(1, 3, 4, device=device) for _ in range(2))
+        return torch.randn(6, 3, 5, device=device), states
+    if isinstance(layer, my_ops.nn.LLTMCell):
+        states = tuple(torch.randn(3, 4, device=device) for _ in range(2))
+        return torch.randn(3, 5, device=device), states
+    return (torch.randn(3, 5, device=device),)
+
+
+def flat(result):
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [leaf for part in result for leaf in flat(part)]
+
+
+def assert_same(got, want):
+    for ours, exact in zip(flat(got), flat(want), strict=True):
+        assert torch.equal(ours, exact)
+
+
+def gradients(layer, args):
+    layer.zero_grad()
+    sum(leaf.square().sum() for leaf in flat(layer(*args)) if leaf.requires_grad).backward()
+    return [p.grad.clone() for p in layer.parameters()]
+
+
+def test_copies_compute_the_same(layer, device):
+    args = inputs_of(layer, device)
+    want = layer(*args)
+    saved = io.BytesIO()
+    torch.save(layer.state_dict(), saved)
+    saved.seek(0)
+    blank = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter in blank.parameters():
+            parameter.zero_()
+    blank.load_state_dict(torch.load(saved, weights_only=True))
+    for same in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), blank):
+        assert_same(same(*args), want)
+        assert repr(same) == repr(layer)
+
+
+def test_torchscript(layer, device):
+    args = inputs_of(layer, device)
+    saved = io.BytesIO()
+    torch.jit.save(torch.jit.script(layer), saved)
+    saved.seek(0)
+    for scripted in (torch.jit.script(layer), torch.jit.load(saved)):
+        assert_same(scripted(*args), layer(*args))
+        if list(layer.parameters()):
+            for ours, exact in zip(gradients(scripted, args), gradients(layer, args), strict=True):
+                assert torch.equal(ours, exact)
+
+
+def test_torchscript_default_state(device):
+    for layer in (my_ops.nn.LLTMCell(5, 4), my_ops.nn.LLTM(5, 4)):
+        layer = layer.to(device)
+        input = inputs_of(layer, device)[0]
+        assert_same(torch.jit.script(layer)(input), layer(input))
+
+
+def test_frozen_torchscript(layer, device):
+    args = inputs_of(layer, device)
+    scripted = torch.jit.freeze(torch.jit.script(layer.eval()))
+    with torch.no_grad():
+        assert_same(scripted(*args), layer(*args))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_linear_exchanges_state_with_torch(activation, bias, device):
+    ours = my_ops.nn.Linear(5, 4, bias=bias, activation=activation, device=device)
+    theirs = torch.nn.Linear(5, 4, bias=bias, device=device)
+    assert isinstance(ours, torch.nn.Linear)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 5, device=device)
+    want = reference.activate(theirs(x), activation)
+    torch.testing.assert_close(ours(x), want, rtol=FLOAT32_LIMIT, atol=FLOAT32_LIMIT)
+
+
+def test_linear_initialises_like_torch():
+    torch.manual_seed(1)
+    ours = my_ops.nn.Linear(5, 4)
+    torch.manual_seed(1)
+    theirs = torch.nn.Linear(5, 4)
+    assert torch.equal(ours.weight, theirs.weight)
+    assert torch.equal(ours.bias, theirs.bias)
+
+
+def test_linear_wrong_activation():
+    with pytest.raises(ValueError, match="Linear: activation must be .*relu.*, got 'tanh'"):
+        my_ops.nn.Linear(5, 4, activation="tanh")
+
+
+@pytest.mark.parametrize("kind", [my_ops.nn.LLTMCell, my_ops.nn.LLTM])
+@pytest.mark.parametrize("sizes", [(0, 4), (5, 0), (-1, 4), (5, 2.0)])
+def test_lltm_wrong_sizes(kind, sizes):
+    name = "input_size" if sizes[0] != 5 else "hidden_size"
+    wrong = sizes[0] if sizes[0] != 5 else sizes[1]
+    with pytest.raises(ValueError, match=rf"{name} must be a positive int, got {wrong}"):
+        kind(*sizes)
+
+
+@pytest.mark.parametrize("kind", [my_ops.nn.LLTMCell, my_ops.nn.LLTM])
+def test_lltm_parameters(kind, device):
+    layer = kind(5, 64, device=device)
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
+        "weights": (192, 69),
+        "bias": (192,),
+    }
+    bound = 64**-0.5
+    for parameter in layer.parameters():
+        assert parameter.abs().max() <= bound
+        assert parameter.abs().max() > 0.8 * bound
+    without = kind(5, 64, bias=False, device=device)
+    assert [name for name, _ in without.named_parameters()] == ["weights"]
+    assert list(without.state_dict()) == ["weights"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_lltm_cell_computes_the_op(bias, device):
+    cell = my_ops.nn.LLTMCell(5, 4, bias=bias, device=device)
+    input, (h, c) = inputs_of(cell, device)
+    vector = cell.bias if bias else torch.zeros(12, device=device)
+    assert_same(cell(input, (h, c)), my_ops.lltm_cell(input, cell.weights, vector, h, c))
+    zero = torch.zeros(3, 4, device=device)
+    assert_same(cell(input), cell(input, (zero, zero)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_lltm_computes_the_op_with_lstm_shapes(bias, device):
+    layer = my_ops.nn.LLTM(5, 4, bias=bias, device=device)
+    input, (h, c) = inputs_of(layer, device)
+    vector = layer.bias if bias else torch.zeros(12, device=device)
+    output, (h_n, c_n) = layer(input, (h, c))
+    lstm = torch.nn.LSTM(5, 4, device=device)
+    want_output, (want_h, want_c) = lstm(input, (h, c))
+    assert (output.shape, h_n.shape, c_n.shape) == (want_output.shape, want_h.shape, want_c.shape)
+    want = my_ops.lltm(input, h[0], c[0], layer.weights, vector)
+    assert_same((output, h_n[0], c_n[0]), want)
+    zero = torch.zeros(1, 3, 4, device=device)
+    assert_same(layer(input), layer(input, (zero, zero)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_layers_move_and_convert(dtype, layer, device):
+    args = inputs_of(layer, device)
+    want = flat(layer(*args))
+    converted = layer.to(dtype)
+    got = flat(converted(*[_to(part, dtype) for part in args]))
+    limit = HALF_LIMIT if dtype == torch.bfloat16 else FLOAT32_LIMIT
+    for ours, exact in zip(got, want, strict=True):
+        assert ours.dtype == dtype
+        if not isinstance(layer, my_ops.nn.RoundSTE):  # a rounded input may step over one half
+            torch.testing.assert_close(ours.float(), exact, rtol=4 * limit, atol=4 * limit)
+
+
+def _to(part, dtype):
+    return part.to(dtype) if isinstance(part, torch.Tensor) else tuple(t.to(dtype) for t in part)
+
+
+def test_training_lowers_the_loss_like_the_reference(device):
+    """The same model over the reference ops, from the same weights: the same losses."""
+    ours_layer, ours_head = my_ops.nn.LLTM(3, 8), my_ops.nn.Linear(8, 2, activation="gelu")
+    inputs, target = torch.randn(7, 4, 3, device=device), torch.randn(7, 4, 2, device=device)
+
+    def forward(layer, head):
+        return head(layer(inputs)[0])
+
+    def plain(layer, head):
+        zero = torch.zeros(4, 8, device=device)
+        output, _, _ = reference.lltm(inputs, zero, zero, layer.weights, layer.bias)
+        return reference.linear(output, head.weight, head.bias, activation="gelu")
+
+    def losses(model):
+        layers = [copy.deepcopy(m).to(device) for m in (ours_layer, ours_head)]
+        optimizer = torch.optim.SGD([p for m in layers for p in m.parameters()], lr=0.1)
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(*layers), target)
+            loss.backward()
+            optimizer.step()
+            yield loss.item()
+
+    got, want = list(losses(forward)), list(losses(plain))
+    assert got[-1] < got[0]
+    assert got == pytest.approx(want, rel=FLOAT32_LIMIT)
+
+
+def test_round_ste_trains_what_is_below_it(device):
+    below = my_ops.nn.Linear(3, 5, device=device)
+    hidden = below(torch.randn(4, 3, device=device))
+    bits = my_ops.nn.RoundSTE()(hidden)
+    assert set(bits.unique().tolist()) <= {0.0, 1.0}
+    grad = torch.randn_like(bits)
+    got = torch.autograd.grad(bits, below.bias, grad)[0]
+    torch.testing.assert_close(got, grad.sum(0), rtol=FLOAT32_LIMIT, atol=FLOAT32_LIMIT)
