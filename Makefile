@@ -46,7 +46,7 @@ lint: build/environment
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror csrc/* kernels/* include/*
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/* include/*)
 
 gpu-check:
 	tools/gpu_check.sh

@@ -10,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import torch
 import torch.utils.cpp_extension as cpp
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -46,14 +47,20 @@ def find_cuda_home() -> Path:
 
 def extension():
     macros = [("TORCH_TARGET_VERSION", TORCH_2_10), ("Py_LIMITED_API", PYTHON_3_10)]
-    # Source paths out of the binary, C++20 for torch's headers, nothing exported but the module.
-    flags = ["-O3", "-std=c++20", "-fvisibility=hidden", f"-ffile-prefix-map={HERE.resolve()}/="]
+    # C++20 for torch's headers; source paths out of the binary. No traps on floating exceptions:
+    # else the loops of the CPU kernels, which compute both sides of a choice, stay scalar.
+    flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-fvisibility=hidden"]
+    for folder in (HERE.resolve(), Path(torch.__file__).resolve().parents[1]):
+        flags.append(f"-ffile-prefix-map={folder}/=")
     sources = sorted([*HERE.glob("csrc/*.cpp"), *HERE.glob("kernels/*_cpu.cpp")])
     kwargs = {
         # stdc++ first: else a few of its symbols bind, unversioned, to the copies in libc10.so.
         "libraries": ["stdc++"],
         # libtorch.so is what brings libtorch_cuda.so, where it exists, into the module's scope.
-        "extra_link_args": ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed", "-Wl,-s"],
+        "extra_link_args": [
+            *("-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
+            *("-Wl,--version-script=csrc/exports.map", "-Wl,-s"),
+        ],
         "include_dirs": [str(HERE / "include")],
         "py_limited_api": True,
     }
@@ -78,7 +85,7 @@ def extension():
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
             "cxx": [*flags, "-Wall"],
-            "nvcc": ["-O3", "-std=c++20", "-Xcompiler", ",".join(flags[2:]), "--threads=2"],
+            "nvcc": ["-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"],
         },
         library_dirs=[str(home / d) for d in ("lib64", "lib") if (home / d).is_dir()],
         **kwargs,

@@ -114,6 +114,13 @@ inline Tensor cast(const Tensor& t, ScalarType dtype) {
   return t.scalar_type() == dtype ? t : torch::stable::to(t, dtype);
 }
 
+// A new contiguous tensor of t's values. (clone and to keep the strides of empty tensors.)
+inline Tensor copy(const Tensor& t, ScalarType dtype) {
+  Tensor result = empty(t, sizes_of(t), dtype);
+  torch::stable::copy_(result, t);
+  return result;
+}
+
 // The type of the arithmetic, and of LLTM's cell state.
 inline ScalarType compute_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? dtype : ScalarType::Float;

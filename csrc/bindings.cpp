@@ -1,7 +1,7 @@
 // The ops' schemas, and the module that carries them. Kernels: elementwise_*, gemm_*, lltm_*.cpp.
 #include <Python.h>
 
-#include "binding.h"
+#include "elementwise_checks.h"
 
 namespace my_ops {
 namespace {
@@ -10,8 +10,7 @@ int64_t add_one_int(int64_t x) { return static_cast<int64_t>(static_cast<uint64_
 
 Tensor fill_index(int64_t height, int64_t width, std::optional<ScalarType> dtype,
                   std::optional<torch::stable::Device> device) {
-  check(height >= 0, "fill_index: height must not be negative, got ", height);
-  check(width >= 0, "fill_index: width must not be negative, got ", width);
+  check_fill_index(height, width, dtype.value_or(ScalarType::Float));
   const Sizes sizes{height, width};
   const Tensor out =
       torch::stable::empty(sizes, dtype.value_or(ScalarType::Float), std::nullopt, device);

@@ -8,6 +8,11 @@
 
 namespace my_ops {
 
+// A result of the layout that torch gives an elementwise op: x's own where x is dense.
+inline Tensor result_like(const Tensor& x, ScalarType dtype) {
+  return x.is_contiguous() ? empty(x, sizes_of(x), dtype) : torch::stable::empty_like(x);
+}
+
 struct Unary {
   Tensor x, out;  // of one dense layout: elements correspond by position in memory
 };
@@ -15,7 +20,7 @@ struct Unary {
 // out has the layout that torch gives an elementwise result: x's own where it is dense. Other
 // layouts are copied into out, and the kernel then runs in place.
 inline Unary unary(const Tensor& x) {
-  const Tensor out = torch::stable::empty_like(x);
+  const Tensor out = result_like(x, x.scalar_type());
   if (x.is_contiguous()) return {x, out};
   if (strides_of(x) == strides_of(out)) return {x, out};
   Tensor copy = out;
@@ -117,7 +122,7 @@ inline Binary binary(const Tensor& a, const Tensor& b, const char* op) {
   Binary plan{cast(a, dtype), cast(b, dtype), {}, false, {}};
   const bool same_shape = sizes_of(a) == sizes && sizes_of(b) == sizes;
   if (same_shape) {
-    plan.out = torch::stable::empty_like(plan.a);
+    plan.out = result_like(plan.a, dtype);
     const Sizes dense = strides_of(plan.out);
     plan.flat = (plan.a.is_contiguous() && plan.b.is_contiguous()) ||
                 (strides_of(plan.a) == dense && strides_of(plan.b) == dense);
@@ -151,15 +156,20 @@ inline Gradient d_sigmoid_backward_operands(const Tensor& grad, const Tensor& z)
   return {dense, io.x, io.out};
 }
 
-inline void check_fill_index(const Tensor& out) {
-  const ScalarType dtype = out.scalar_type();
+inline void check_fill_index(int64_t height, int64_t width, ScalarType dtype) {
   check(is_floating(dtype) || dtype == ScalarType::Int || dtype == ScalarType::Long,
         "fill_index: dtype must be floating, int32 or int64, got ",
         torch::headeronly::toString(dtype));
+  check(height >= 0, "fill_index: height must not be negative, got ", height);
+  check(width >= 0, "fill_index: width must not be negative, got ", width);
+  check(dtype != ScalarType::Int || height == 0 || width == 0 ||
+            height - 1 <= std::numeric_limits<int32_t>::max() - (width - 1),
+        "fill_index: height + width - 2 must fit int32, got height ", height, " and width ", width);
+}
+
+inline void check_fill_index(const Tensor& out) {
   check(out.dim() == 2, "fill_index: out must be (height, width), got ", show(out));
-  const int64_t last = out.size(0) + out.size(1) - 2;
-  check(dtype != ScalarType::Int || out.numel() == 0 || last <= std::numeric_limits<int32_t>::max(),
-        "fill_index: height + width - 2 must fit int32, got ", last);
+  check_fill_index(out.size(0), out.size(1), out.scalar_type());
 }
 
 }  // namespace my_ops

@@ -160,13 +160,15 @@ inline Sizes linear_sizes(const Tensor& x, const Tensor& weight) {
 // The whole of linear by ATen, the activation in place.
 inline Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                           const std::string& activation) {
-  const Tensor y = aten("aten::linear", "", x, weight, bias);
+  // As one matrix: else ATen may add the bias after rounding the product.
+  const Tensor rows = aten("aten::linear", "", rows_of(x), weight, bias);
+  const Tensor y = aten("aten::view", "", rows, linear_sizes(x, weight));
   if (activation == "relu") return aten("aten::relu_", "", y);
   if (activation == "gelu") return aten("aten::gelu_", "", y, std::string("none"));
   if (activation == "gelu_tanh") return aten("aten::gelu_", "", y, std::string("tanh"));
   if (activation == "silu") return aten("aten::silu_", "", y);
   if (activation == "sigmoid") return aten("aten::sigmoid_", "", y);
-  return as_contiguous(y);
+  return y;
 }
 
 }  // namespace my_ops

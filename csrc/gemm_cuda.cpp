@@ -49,7 +49,24 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     launched = launch_gemm<T, T>(product(rows, weight_t, y_rows), in<T>(bias_),
                                  activation_of(activation), device.stream(), "linear");
   });
-  return launched ? y : aten_linear(x, weight, bias, activation);
+  if (launched) return y;
+  // Where rows are not whole 16-byte vectors, cuBLAS rounds 16-bit products before it adds the
+  // bias.
+  const bool whole_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
+  if (whole_vectors || x.element_size() != 2) return aten_linear(x, weight, bias, activation);
+  const Tensor product = empty(x, {rows.size(0), weight.size(0)}, ScalarType::Float);
+  aten("aten::mm", "dtype_out", rows, weight_t, ScalarType::Float, product);
+  const auto epilogue = [&]<typename T>() {
+    check_launch(cuda::linear_epilogue(in<float>(product), in<T>(bias_), out<T>(y), product.size(0),
+                                       product.size(1), activation_of(activation), device.stream()),
+                 "linear");
+  };
+  if (x.scalar_type() == ScalarType::Half) {
+    epilogue.operator()<__half>();
+  } else {
+    epilogue.operator()<__nv_bfloat16>();
+  }
+  return y;
 }
 
 }  // namespace

@@ -11,25 +11,30 @@ namespace my_ops {
 template <typename T, typename Out>
 bool launch_gemm(const Product& p, const T* bias, Activation activation, cudaStream_t stream,
                  const char* op) {
-  const cudaError_t status = cuda::gemm(cuda::GemmArgs<T, Out>{.a = in<T>(p.a),
-                                                               .b = in<T>(p.b),
-                                                               .bias = bias,
-                                                               .out = out<Out>(p.out),
-                                                               .batch = p.batch,
-                                                               .m = p.m,
-                                                               .n = p.n,
-                                                               .k = p.k,
-                                                               .a_batch = p.a_batch,
-                                                               .a_row = p.a_row,
-                                                               .a_col = p.a_col,
-                                                               .b_batch = p.b_batch,
-                                                               .b_row = p.b_row,
-                                                               .b_col = p.b_col,
-                                                               .out_batch = p.out_batch,
-                                                               .out_row = p.out_row,
-                                                               .out_col = p.out_col,
-                                                               .activation = activation},
-                                        stream);
+  const cuda::GemmArgs<T, Out> args{.a = in<T>(p.a),
+                                    .b = in<T>(p.b),
+                                    .bias = bias,
+                                    .out = out<Out>(p.out),
+                                    .batch = p.batch,
+                                    .m = p.m,
+                                    .n = p.n,
+                                    .k = p.k,
+                                    .a_batch = p.a_batch,
+                                    .a_row = p.a_row,
+                                    .a_col = p.a_col,
+                                    .b_batch = p.b_batch,
+                                    .b_row = p.b_row,
+                                    .b_col = p.b_col,
+                                    .out_batch = p.out_batch,
+                                    .out_row = p.out_row,
+                                    .out_col = p.out_col,
+                                    .activation = activation};
+  std::optional<Tensor> workspace;  // freed into torch's allocator, which orders it by stream
+  if (const int64_t bytes = cuda::gemm_workspace(args)) {
+    workspace = empty(p.a, {bytes}, ScalarType::Byte);
+  }
+  const cudaError_t status =
+      cuda::gemm(args, workspace ? workspace->mutable_data_ptr() : nullptr, stream);
   if (status == cudaErrorNotSupported) return false;
   check_launch(status, op);
   return true;

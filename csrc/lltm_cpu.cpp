@@ -26,6 +26,8 @@ struct Cpu {
       cpu::lltm_cell_backward(step.args<T, T>(), begin, end);
     });
   }
+  bool sequence(const SequenceTensors&) const { return false; }
+  bool sequence_backward(const SequenceBackwardTensors&) const { return false; }
 
  private:
   template <typename F>

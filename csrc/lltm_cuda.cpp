@@ -1,4 +1,5 @@
 // LLTM on CUDA. Pre-activations and cell state are float for the 16-bit types.
+#include "../include/lltm_persistent.h"
 #include "gemm_cuda.h"
 #include "lltm_ops.h"
 
@@ -37,7 +38,87 @@ class Cuda {
     });
   }
 
+  bool sequence(const SequenceTensors& s) const {
+    const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
+    return persistent(s.output, batch, hidden, [&]<typename T>() {
+      const Tensor h0 = aligned(s.h0), c0 = aligned(s.c0), weights = unit_columns(s.weights);
+      const Tensor workspace =
+          scratch(s.output, cuda::lltm_persistent_workspace<T>(steps, batch, hidden));
+      check_launch(cuda::lltm_persistent(
+                       cuda::LltmSequence<T>{.gx = in<float>(s.gates_x),
+                                             .bias = in<T>(s.bias),
+                                             .w_h = in<T>(weights),
+                                             .w_row = weights.stride(0),
+                                             .h0 = in<T>(h0),
+                                             .c0 = in<T>(c0),
+                                             .output = out<T>(s.output),
+                                             .c_n = out<T>(s.c_n),
+                                             .gates = s.gates ? out<T>(*s.gates) : nullptr,
+                                             .cells = s.cells ? out<float>(*s.cells) : nullptr,
+                                             .steps = steps,
+                                             .batch = batch,
+                                             .hidden = hidden},
+                       workspace.mutable_data_ptr(), device_.stream()),
+                   "lltm");
+    });
+  }
+
+  bool sequence_backward(const SequenceBackwardTensors& s) const {
+    const int64_t steps = s.cells.size(0), batch = s.cells.size(1), hidden = s.cells.size(2);
+    return persistent(s.gates, batch, hidden, [&]<typename T>() {
+      const auto dense = [](const std::optional<Tensor>& t) {
+        return t ? std::optional(aligned(as_contiguous(*t))) : std::nullopt;
+      };
+      const auto grad_output = dense(s.grad_output), grad_h_n = dense(s.grad_h_n),
+                 grad_c_n = dense(s.grad_c_n);
+      const Tensor gates = aligned(s.gates), cells = aligned(s.cells),
+                   weights = unit_columns(s.weights);
+      const Tensor workspace =
+          scratch(s.gates, cuda::lltm_persistent_backward_workspace<T>(steps, batch, hidden));
+      check_launch(cuda::lltm_persistent_backward(
+                       cuda::LltmSequenceBackward<T>{.grad_output = in<T>(grad_output),
+                                                     .grad_h_n = in<T>(grad_h_n),
+                                                     .grad_c_n = in<T>(grad_c_n),
+                                                     .gates = in<T>(gates),
+                                                     .cells = in<float>(cells),
+                                                     .w_h = in<T>(weights),
+                                                     .w_row = weights.stride(0),
+                                                     .grad_gates = out<T>(s.grad_gates),
+                                                     .grad_h0 = out<T>(s.grad_h0),
+                                                     .grad_c0 = out<T>(s.grad_c0),
+                                                     .steps = steps,
+                                                     .batch = batch,
+                                                     .hidden = hidden},
+                       workspace.mutable_data_ptr(), device_.stream()),
+                   "lltm_backward");
+    });
+  }
+
  private:
+  // Calls f where the persistent kernels take the problem.
+  template <typename F>
+  static bool persistent(const Tensor& like, int64_t batch, int64_t hidden, const F& f) {
+    bool taken = false;
+    dispatch_floating<CudaTypes>(like.scalar_type(), [&]<typename T>() {
+      if constexpr (!std::is_same_v<T, double>) {
+        taken = batch > 0 && hidden > 0 &&
+                cuda::lltm_persistent_supported<T>(batch, hidden, like.get_device_index());
+        if (taken) f.template operator()<T>();
+      }
+    });
+    return taken;
+  }
+  static Tensor aligned(const Tensor& t) {
+    const bool fits = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+    return fits ? t : copy(t, t.scalar_type());
+  }
+  static Tensor unit_columns(const Tensor& weights) {
+    return weights.stride(1) == 1 ? weights : as_contiguous(weights);
+  }
+  static Tensor scratch(const Tensor& like, size_t bytes) {
+    return empty(like, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+  }
+
   Device device_;
 };
 

@@ -3,7 +3,8 @@
 // A Backend is made from a tensor, whose device it makes current, and has
 //   storage(dtype)             the type in which it keeps activations of that dtype,
 //   matmul(a, b, out)          out in the type of the arithmetic,
-//   cell(...), cell_backward(...)   the pointwise part of a step.
+//   cell(...), cell_backward(...)   the pointwise part of a step,
+//   sequence(...), sequence_backward(...)   all steps in one launch, or false where it has none.
 #pragma once
 
 #include <tuple>
@@ -74,6 +75,17 @@ struct CellBackwardTensors {
             .batch = old_cell.size(0),
             .hidden = old_cell.size(1)};
   }
+};
+
+// The tensors of all steps; see include/lltm_persistent.h for shapes.
+struct SequenceTensors {
+  Tensor gates_x, bias, weights, h0, c0, output, c_n;
+  std::optional<Tensor> gates, cells;
+};
+
+struct SequenceBackwardTensors {
+  std::optional<Tensor> grad_output, grad_h_n, grad_c_n;
+  Tensor gates, cells, weights, grad_gates, grad_h0, grad_c0;
 };
 
 // t[step] of a contiguous (steps, batch, columns).
@@ -159,6 +171,20 @@ LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, cons
   }
   const Tensor gates_x = empty(input, {steps, batch, 3 * hidden}, acc);
   backend.matmul(all_steps(as_contiguous(input)), weights_x, all_steps(gates_x));
+  SequenceTensors sequence{.gates_x = gates_x,
+                           .bias = as_contiguous(bias),
+                           .weights = weights,
+                           .h0 = as_contiguous(h0),
+                           .c0 = as_contiguous(c0),
+                           .output = result.output,
+                           .c_n = empty(input, {batch, hidden}),
+                           .gates = result.gates,
+                           .cells = result.cells};
+  if (steps > 0 && backend.sequence(sequence)) {
+    result.h_n = copy(step_of(result.output, steps - 1), input.scalar_type());
+    result.c_n = sequence.c_n;
+    return result;
+  }
   CellTensors step{.gates_x = {},
                    .gates_h = empty(input, {batch, 3 * hidden}, acc),
                    .bias = as_contiguous(bias),
@@ -177,10 +203,8 @@ LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, cons
     backend.cell(step);
     step.old_cell = step.new_cell;
   }
-  result.h_n = torch::stable::clone(step.new_h);
-  result.c_n = step.old_cell.scalar_type() == input.scalar_type()
-                   ? torch::stable::clone(step.old_cell)
-                   : cast(step.old_cell, input.scalar_type());
+  result.h_n = copy(step.new_h, input.scalar_type());
+  result.c_n = copy(step.old_cell, input.scalar_type());
   return result;
 }
 
@@ -199,9 +223,20 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
   const Tensor grad_gates = empty(gates, {steps, batch, 3 * hidden});
   const std::optional<Tensor> grad_output_ =
       grad_output ? std::optional(as_contiguous(*grad_output)) : std::nullopt;
+  SequenceBackwardTensors sequence{.grad_output = grad_output_,
+                                   .grad_h_n = grad_h_n,
+                                   .grad_c_n = grad_c_n,
+                                   .gates = gates,
+                                   .cells = cells,
+                                   .weights = weights,
+                                   .grad_gates = grad_gates,
+                                   .grad_h0 = empty(gates, {batch, hidden}),
+                                   .grad_c0 = empty(gates, {batch, hidden})};
+  if (steps > 0 && backend.sequence_backward(sequence)) {
+    return {grad_gates, sequence.grad_h0, sequence.grad_c0};
+  }
   const auto start = [&](const std::optional<Tensor>& grad) {
-    return grad ? torch::stable::clone(as_contiguous(cast(*grad, acc)))
-                : torch::stable::new_zeros(gates, {batch, hidden}, acc);
+    return grad ? copy(*grad, acc) : torch::stable::new_zeros(gates, {batch, hidden}, acc);
   };
   const Tensor grad_h = start(grad_h_n), grad_cell = start(grad_c_n);
   CellBackwardTensors step{.grad_h = std::nullopt,

@@ -31,10 +31,24 @@ struct GemmArgs {
 };
 
 // T: double, float, __half, __nv_bfloat16; Out: T, or float for the 16-bit types. Products are
-// accumulated in float (double for double). Any size may be 0; k = 0 gives activation(bias).
-// cudaErrorNotSupported, before any launch, means that a vendor library is the faster choice here.
+// accumulated in float (double for double); float products on Hopper are made of several 16-bit
+// ones, as accurate as float's own (kernels/gemm_sm90.h). Any size may be 0; k = 0 gives
+// activation(bias).
+//
+// workspace: gemm_workspace() bytes, null if that is 0, 256-byte aligned, contents irrelevant
+// before and after; not shared with work on other streams. Both functions speak of the current
+// device. cudaErrorNotSupported, before any launch, means that a vendor library is the faster
+// choice here.
 template <typename T, typename Out>
-cudaError_t gemm(const GemmArgs<T, Out>& args, cudaStream_t stream);
+int64_t gemm_workspace(const GemmArgs<T, Out>& args);
+template <typename T, typename Out>
+cudaError_t gemm(const GemmArgs<T, Out>& args, void* workspace, cudaStream_t stream);
+
+// out[i][j] = activation(product[i][j] + bias[j]), all contiguous: the epilogue of linear behind a
+// vendor library's product in float. T: __half, __nv_bfloat16; bias may be null.
+template <typename T>
+cudaError_t linear_epilogue(const float* product, const T* bias, T* out, int64_t m, int64_t n,
+                            Activation activation, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace my_ops

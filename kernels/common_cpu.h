@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
-// One binary for every x86-64: the loader picks the widest version that the processor runs.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define MY_OPS_CLONES \
-  __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
+// One binary for every x86-64: the loader picks the widest version that the processor runs. Levels
+// and not processor names, which GCC compares with the exact model.
+#if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
+#define MY_OPS_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define MY_OPS_CLONES
 #endif
@@ -175,11 +175,17 @@ MY_OPS_INLINE T sigmoid(T x) {
   return (x < T(0) ? e : T(1)) / (T(1) + e);
 }
 
+// tanh and its derivative, which 1 - tanh^2 would give with the digits lost for large x.
 template <typename T>
-MY_OPS_INLINE T tanh(T x) {
-  const T m = expm1_negative(T(2) * minus_abs(x));  // tanh |x| = -m / (m + 2)
-  const T magnitude = m / (m + T(2));
-  return x < T(0) ? magnitude : -magnitude;
+struct Tanh {
+  T value, slope;
+};
+template <typename T>
+MY_OPS_INLINE Tanh<T> tanh(T x) {
+  const T m = expm1_negative(T(2) * minus_abs(x));  // exp(-2|x|) - 1
+  const T inverse = T(1) / (m + T(2));
+  const T magnitude = m * inverse;
+  return {x < T(0) ? magnitude : -magnitude, T(4) * (m + T(1)) * inverse * inverse};
 }
 
 }  // namespace my_ops::cpu

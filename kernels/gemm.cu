@@ -1,28 +1,82 @@
 // gemm(): the only router of matrix products, from the problem to the kernel that runs it.
+//   float on Hopper, from about 256 cubed on    gemm_fp32_sm90: tensor cores at float's accuracy
+//   small problems of every type                gemm_simt
+//   the rest                                    the caller's vendor library
 #include "gemm.h"
 
+#include <type_traits>
+
 #include "gemm_simt.cuh"
+#include "gemm_sm90.h"
 
 namespace my_ops::cuda {
 namespace {
 
-// Below this many multiply-adds a library call costs more than it saves (benchmarks/bench.py gemm).
-constexpr int64_t kSimtLimit = int64_t{1} << 21;
+// Below this many multiply-adds gemm_simt is as fast as a library call (benchmarks/bench.py gemm).
+constexpr int64_t kSimtLimit = int64_t{1} << 18;
+
+template <typename T, typename Out>
+constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
+
+constexpr int kEpilogueThreads = 256;
+
+template <Activation kActivation, typename T>
+__global__ void __launch_bounds__(kEpilogueThreads)
+    linear_epilogue_kernel(const float* product, const T* bias, T* out, int64_t m, int64_t n) {
+  const int64_t at = int64_t{blockIdx.x} * kEpilogueThreads + threadIdx.x;
+  if (at >= m * n) return;
+  const float sum = bias ? product[at] + load(bias[at % n]) : product[at];
+  out[at] = store<T>(Activate<kActivation>{}(sum));
+}
 
 }  // namespace
 }  // namespace my_ops::cuda
 
 template <typename T, typename Out>
-cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, cudaStream_t stream) {
+int64_t my_ops::cuda::gemm_workspace(const GemmArgs<T, Out>& args) {
+  if constexpr (kIsFp32<T, Out>) {
+    if (gemm_fp32_sm90_supported(args)) {
+      return static_cast<int64_t>(gemm_fp32_sm90_workspace(args));
+    }
+  }
+  return 0;
+}
+
+template <typename T, typename Out>
+cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cudaStream_t stream) {
   if (args.batch == 0 || args.m == 0 || args.n == 0) return cudaSuccess;
+  if constexpr (kIsFp32<T, Out>) {
+    if (gemm_fp32_sm90_supported(args)) return gemm_fp32_sm90(args, workspace, stream);
+  }
   if (args.batch * args.m * args.n > kSimtLimit / (args.k + 1)) return cudaErrorNotSupported;
   return gemm_simt(args, stream);
 }
 
-template cudaError_t my_ops::cuda::gemm(const GemmArgs<double, double>&, cudaStream_t);
-template cudaError_t my_ops::cuda::gemm(const GemmArgs<float, float>&, cudaStream_t);
-template cudaError_t my_ops::cuda::gemm(const GemmArgs<__half, __half>&, cudaStream_t);
-template cudaError_t my_ops::cuda::gemm(const GemmArgs<__half, float>&, cudaStream_t);
-template cudaError_t my_ops::cuda::gemm(const GemmArgs<__nv_bfloat16, __nv_bfloat16>&,
-                                        cudaStream_t);
-template cudaError_t my_ops::cuda::gemm(const GemmArgs<__nv_bfloat16, float>&, cudaStream_t);
+template <typename T>
+cudaError_t my_ops::cuda::linear_epilogue(const float* product, const T* bias, T* out, int64_t m,
+                                          int64_t n, Activation activation, cudaStream_t stream) {
+  if (m == 0 || n == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>(ceil_div(m * n, kEpilogueThreads));
+  return dispatch_activation(activation, [&]<Activation kActivation>() {
+    linear_epilogue_kernel<kActivation>
+        <<<blocks, kEpilogueThreads, 0, stream>>>(product, bias, out, m, n);
+    return cudaGetLastError();
+  });
+}
+
+template cudaError_t my_ops::cuda::linear_epilogue(const float*, const __half*, __half*, int64_t,
+                                                   int64_t, Activation, cudaStream_t);
+template cudaError_t my_ops::cuda::linear_epilogue(const float*, const __nv_bfloat16*,
+                                                   __nv_bfloat16*, int64_t, int64_t, Activation,
+                                                   cudaStream_t);
+
+#define MY_OPS_GEMM(T, Out)                                               \
+  template int64_t my_ops::cuda::gemm_workspace(const GemmArgs<T, Out>&); \
+  template cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>&, void*, cudaStream_t);
+
+MY_OPS_GEMM(double, double)
+MY_OPS_GEMM(float, float)
+MY_OPS_GEMM(__half, __half)
+MY_OPS_GEMM(__half, float)
+MY_OPS_GEMM(__nv_bfloat16, __nv_bfloat16)
+MY_OPS_GEMM(__nv_bfloat16, float)

@@ -26,4 +26,24 @@ struct Activate {
   }
 };
 
+// Calls f.operator()<activation>().
+template <typename F>
+cudaError_t dispatch_activation(Activation activation, const F& f) {
+  switch (activation) {
+    case Activation::kNone:
+      return f.template operator()<Activation::kNone>();
+    case Activation::kRelu:
+      return f.template operator()<Activation::kRelu>();
+    case Activation::kGelu:
+      return f.template operator()<Activation::kGelu>();
+    case Activation::kGeluTanh:
+      return f.template operator()<Activation::kGeluTanh>();
+    case Activation::kSilu:
+      return f.template operator()<Activation::kSilu>();
+    case Activation::kSigmoid:
+      return f.template operator()<Activation::kSigmoid>();
+  }
+  return cudaErrorInvalidValue;
+}
+
 }  // namespace my_ops::cuda

@@ -127,21 +127,9 @@ cudaError_t launch_gemm_simt(const GemmArgs<T, Out>& args, cudaStream_t stream) 
 
 template <typename T, typename Out>
 cudaError_t gemm_simt(const GemmArgs<T, Out>& args, cudaStream_t stream) {
-  switch (args.activation) {
-    case Activation::kNone:
-      return launch_gemm_simt<Activation::kNone>(args, stream);
-    case Activation::kRelu:
-      return launch_gemm_simt<Activation::kRelu>(args, stream);
-    case Activation::kGelu:
-      return launch_gemm_simt<Activation::kGelu>(args, stream);
-    case Activation::kGeluTanh:
-      return launch_gemm_simt<Activation::kGeluTanh>(args, stream);
-    case Activation::kSilu:
-      return launch_gemm_simt<Activation::kSilu>(args, stream);
-    case Activation::kSigmoid:
-      return launch_gemm_simt<Activation::kSigmoid>(args, stream);
-  }
-  return cudaErrorInvalidValue;
+  return dispatch_activation(args.activation, [&]<Activation kActivation>() {
+    return launch_gemm_simt<kActivation>(args, stream);
+  });
 }
 
 }  // namespace

@@ -44,11 +44,12 @@ __global__ void __launch_bounds__(kThreads)
   const Acc i = load(args.gates[gate]);
   const Acc o = load(args.gates[gate + args.hidden]);
   const Acc g = load(args.gates[gate + 2 * args.hidden]);
-  const Acc squashed = tanh(args.old_cell[at] + g * i);
+  const Acc cell = args.old_cell[at] + g * i;
+  const Acc squashed = tanh(cell);
   Acc grad_h = args.grad_h ? load(args.grad_h[at]) : Acc(0);
   if (args.grad_h_next) grad_h += args.grad_h_next[at];
   Acc grad_cell = args.grad_cell ? args.grad_cell[at] : Acc(0);
-  grad_cell += grad_h * o * (Acc(1) - squashed * squashed);
+  grad_cell += grad_h * o * tanh_slope(cell);
   args.grad_gates[gate] = store<T>(grad_cell * g * i * (Acc(1) - i));
   args.grad_gates[gate + args.hidden] = store<T>(grad_h * squashed * o * (Acc(1) - o));
   // ELU'(z) = 1 for z > 0, else exp(z) = g + 1: exact at 0, and nothing can overflow.

@@ -30,7 +30,7 @@ MY_OPS_INLINE void cell_row(const LltmCell<T, T>& args, int64_t row) {
     const T g = elu(zx[2 * hidden + u] + zh[2 * hidden + u] + bias[2 * hidden + u]);
     const T cell = old_cell[u] + g * i;
     new_cell[u] = cell;
-    new_h[u] = tanh(cell) * o;
+    new_h[u] = tanh(cell).value * o;
     if (gates) {
       gates[u] = i;
       gates[hidden + u] = o;
@@ -54,11 +54,11 @@ MY_OPS_INLINE void cell_backward_row(const LltmCellBackward<T, T>& args, int64_t
     const T i = gates[u];
     const T o = gates[hidden + u];
     const T g = gates[2 * hidden + u];
-    const T squashed = tanh(old_cell[u] + g * i);
+    const Tanh<T> squashed = tanh(old_cell[u] + g * i);
     const T grad_h = (gh ? gh[u] : T(0)) + (gh_next ? gh_next[u] : T(0));
-    const T grad_cell = (gc ? gc[u] : T(0)) + grad_h * o * (T(1) - squashed * squashed);
+    const T grad_cell = (gc ? gc[u] : T(0)) + grad_h * o * squashed.slope;
     grad_gates[u] = grad_cell * g * i * (T(1) - i);
-    grad_gates[hidden + u] = grad_h * squashed * o * (T(1) - o);
+    grad_gates[hidden + u] = grad_h * squashed.value * o * (T(1) - o);
     grad_gates[2 * hidden + u] = grad_cell * i * (g > T(0) ? T(1) : g + T(1));
     grad_old_cell[u] = grad_cell;
   }

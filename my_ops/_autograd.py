@@ -54,7 +54,7 @@ def register_gradient(op: torch._ops.OpOverload, function: type[torch.autograd.F
             with _AutoDispatchBelowAutograd():
                 output = function.forward(*args)
         function.setup_context(ctx, args, output)
-        ctx.save_for_forward(*getattr(ctx, "to_save", ()))
+        ctx.save_for_forward(*(getattr(ctx, "to_save", None) or ()))
         if isinstance(output, tuple) and len(output) > returns:
             output = output[0] if returns == 1 else output[:returns]  # the rest is for backward
         return output
@@ -141,9 +141,29 @@ def _register_public(op: torch._ops.OpOverload, function: type[torch.autograd.Fu
         stacklevel=2,
     )
 
+    defaults = tuple(argument.default_value for argument in op._schema.arguments)
+
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        function.setup_context(ctx, inputs, output)
+        # The dispatcher strips trailing defaults; backward must return as many gradients.
+        ctx.given = len(inputs)
+        function.setup_context(ctx, (*inputs, *defaults[len(inputs) :]), output)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        result = function.backward(_AllInputs(ctx, len(defaults)), *grads)
+        return result[: ctx.given] if isinstance(result, tuple) else result
 
     torch.library.register_autograd(
-        op._schema.name, function.backward, setup_context=setup_context, lib=_library
+        op._schema.name, backward, setup_context=setup_context, lib=_library
     )
+
+
+class _AllInputs:
+    """A context that speaks of every argument of the op, given or not."""
+
+    def __init__(self, ctx: Any, count: int) -> None:
+        self._ctx = ctx
+        missing = count - len(ctx.needs_input_grad)
+        self.needs_input_grad = (*ctx.needs_input_grad, *([False] * missing))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)

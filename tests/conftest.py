@@ -62,7 +62,7 @@ def no_stale_graphs():
 
 @pytest.fixture
 def rejects():
-    """``with rejects(error, match, *tensors):`` the call raises, and the tensors stay as they were."""
+    """``with rejects(error, match, *tensors):`` it raises, and the tensors stay as they were."""
 
     @contextmanager
     def check(error, match, *tensors):

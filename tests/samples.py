@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import my_ops
 import torch
-from my_ops import reference
 from torch import Tensor
+
+import my_ops
+from my_ops import reference
 
 FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SIXTEEN_BIT = [torch.float16, torch.bfloat16]
@@ -34,7 +35,7 @@ def half_ulp(dtype: torch.dtype) -> float:
 
 def ulps(got: Tensor, want: Tensor, scale: Tensor | None = None) -> float:
     """Worst distance of finite elements, in units of the last place that ``got``'s dtype has at the
-    size of ``want`` (or of ``scale``, where that is larger). Elements that are not finite must match.
+    size of ``want`` (or of ``scale``, where that is larger). Infinities and NaN must match.
     """
     info = torch.finfo(got.dtype)
     size = want.abs() if scale is None else torch.maximum(want.abs(), scale.abs())
@@ -48,7 +49,7 @@ def ulps(got: Tensor, want: Tensor, scale: Tensor | None = None) -> float:
 
 
 def gemm_excess(got: Tensor, a: Tensor, b: Tensor) -> float:
-    """The worst element's error as a share of what is allowed: one bad element raises it above 1."""
+    """The worst element's error as a share of what is allowed: one bad element is enough."""
     a64, b64 = a.double(), b.double()
     want = a64 @ b64
     size = a64.abs() @ b64.abs()

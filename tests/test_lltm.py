@@ -1,20 +1,25 @@
 """lltm_cell and lltm: values and gradients, saturation, empty sizes, layouts, errors."""
 
-import my_ops
+import math
+
 import pytest
 import torch
-from my_ops import reference
 from samples import FLOATING, INTEGERS, NOT_REAL, SIXTEEN_BIT, lltm_inputs
+
+import my_ops
+from my_ops import reference
 
 FLOAT64_LIMIT = 2.0**-42  # 2e-13, on sums of a few hundred terms of order 1
 SEQUENCE_LIMIT = {torch.float64: 1e-12, torch.float32: 1e-4}  # one product of all steps, or many
 
-# float32 may be at most this much worse than the reference run in float32.
+# float32 may be at most this much worse than the reference run in float32, plus the rounding of a sum
+# over the rows of all steps, which grows with the root of their number and which the reference splits
+# into one sum a step.
 FLOAT32_SHARE = 2.0
 FLOAT32_FLOOR = 2.0**-22
-# The 16-bit types are not worse than the reference run in the same type; which of the two has the
-# worst single element is chance.
-SIXTEEN_BIT_MEAN = 1.0
+# The 16-bit types are not worse than the reference run in the same type, up to chance: which of the
+# two has the worst single element, and all of a problem of a few elements.
+SIXTEEN_BIT_MEAN = 1.1
 SIXTEEN_BIT_WORST = 1.5
 
 CELL_SIZES = [  # batch, inputs, hidden
@@ -46,7 +51,9 @@ def root_mean_square(error):
 def with_gradients(function, tensors, grads):
     tensors = [t.detach().requires_grad_() for t in tensors]
     results = function(*tensors)
-    used = [(r, grad.to(r.dtype)) for r, grad in zip(results, grads, strict=True) if r.requires_grad]
+    used = [
+        (r, grad.to(r.dtype)) for r, grad in zip(results, grads, strict=True) if r.requires_grad
+    ]
     results_used, grads_used = zip(*used, strict=True)
     got = torch.autograd.grad(results_used, tensors, grads_used, materialize_grads=True)
     return [*(r.detach() for r in results), *got]
@@ -66,13 +73,15 @@ def check_precision(function, oracle, tensors):
         assert max(error.max() for error in ours) <= FLOAT64_LIMIT
         return
     plain = errors(with_gradients(oracle, tensors, grads), want)
+    floor = FLOAT32_FLOOR * math.sqrt(tensors[0].shape[:-1].numel())
     for error, theirs in zip(ours, plain, strict=True):
         if dtype == torch.float32:
-            assert error.max() <= FLOAT32_SHARE * theirs.max() + FLOAT32_FLOOR
+            assert error.max() <= FLOAT32_SHARE * theirs.max() + floor
         else:
-            assert error.max() <= SIXTEEN_BIT_WORST * theirs.max() + torch.finfo(dtype).tiny
+            rounding = torch.finfo(dtype).eps / 2  # of the result, which luck may spare theirs
+            assert error.max() <= SIXTEEN_BIT_WORST * theirs.max() + rounding
             mean, their_mean = root_mean_square(error), root_mean_square(theirs)
-            assert mean <= SIXTEEN_BIT_MEAN * their_mean + torch.finfo(dtype).tiny
+            assert mean <= SIXTEEN_BIT_MEAN * their_mean + rounding / math.sqrt(error.numel())
 
 
 @pytest.mark.parametrize("sizes", CELL_SIZES)
@@ -240,7 +249,7 @@ def test_strided_inputs(dtype, steps, device):
 
 
 def test_expanded_states(device):
-    input, h0, c0, weights, bias = lltm_inputs(4, 5, 3, 2, torch.float64, device)
+    input, h0, _, weights, bias = lltm_inputs(4, 5, 3, 2, torch.float64, device)
     row = h0[:1].expand(5, 2)
     for ours, exact in zip(
         my_ops.lltm(input[:1].expand(4, 5, 3), row, row, weights, bias),

@@ -4,11 +4,12 @@ import copy
 import io
 import pickle
 
-import my_ops
 import pytest
 import torch
-from my_ops import reference
 from samples import ACTIVATIONS
+
+import my_ops
+from my_ops import reference
 
 FLOAT32_LIMIT = 2.0**-18  # of sums of a few dozen terms of order 1
 HALF_LIMIT = 2.0**-8  # the same, stored in 16 bits
@@ -123,7 +124,7 @@ def test_linear_initialises_like_torch():
 
 
 def test_linear_wrong_activation():
-    with pytest.raises(ValueError, match="Linear: activation must be .*relu.*, got 'tanh'"):
+    with pytest.raises(ValueError, match=r"Linear: activation must be .*relu.*, got 'tanh'"):
         my_ops.nn.Linear(5, 4, activation="tanh")
 
 

@@ -10,12 +10,20 @@ from torch import Tensor
 from my_ops._autograd import register_gradient, register_out
 from my_ops.ops._common import check_tensor, fake, ops
 
+
+def _result_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The layout of an elementwise result: that of ``x`` where it is dense."""
+    if x.is_contiguous():
+        return x.new_empty(x.shape, dtype=dtype)
+    return torch.empty_like(x, dtype=dtype)
+
+
 # ------------------------------------------------------------------------------------- add_one
 
 
 @fake("my_ops::add_one")
 def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
+    return _result_like(x)
 
 
 class _AddOne(torch.autograd.Function):
@@ -71,7 +79,7 @@ def add_one(x: Tensor | int) -> Tensor | int:
 def _(a: Tensor, b: Tensor) -> Tensor:
     dtype = torch.result_type(a, b)
     if a.shape == b.shape:
-        return torch.empty_like(a, dtype=dtype)
+        return _result_like(a, dtype)
     return a.new_empty(torch.broadcast_shapes(a.shape, b.shape), dtype=dtype)
 
 
@@ -123,12 +131,12 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
 
 @fake("my_ops::d_sigmoid")
 def _(z: Tensor) -> Tensor:
-    return torch.empty_like(z)
+    return _result_like(z)
 
 
 @fake("my_ops::d_sigmoid_backward")
 def _(grad: Tensor, z: Tensor) -> Tensor:
-    return torch.empty_like(z)
+    return _result_like(z)
 
 
 class _DSigmoid(torch.autograd.Function):
@@ -210,7 +218,7 @@ def d_sigmoid(z: Tensor) -> Tensor:
 
 @fake("my_ops::round_ste")
 def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
+    return _result_like(x)
 
 
 class _RoundSTE(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -134,12 +135,12 @@ class _Linear(torch.autograd.Function):
         if ctx.activation != "none":
             before = _Linear._before(x, weight, bias, before)
             grad = activation_backward(grad, before, ctx.activation)
-        rows = grad.reshape(-1, grad.shape[-1])
+        rows = _rows(grad)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             grad_x = ops.gemm(rows, weight).reshape(x.shape)
         if ctx.needs_input_grad[1]:
-            grad_weight = ops.gemm(rows.mT, x.reshape(-1, x.shape[-1]))
+            grad_weight = ops.gemm(rows.mT, _rows(x))
         if ctx.needs_input_grad[2]:
             grad_bias = rows.sum(0)
         return grad_x, grad_weight, grad_bias, None
@@ -154,6 +155,10 @@ class _Linear(torch.autograd.Function):
             return tangent
         before = _Linear._before(x, weight, bias, before)
         return activation_backward(tangent, before, ctx.activation)
+
+
+def _rows(t: Tensor) -> Tensor:
+    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
 
 
 def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:

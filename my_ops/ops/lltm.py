@@ -231,17 +231,17 @@ class _LLTM(torch.autograd.Function):
         else:
             grad_gates, grad_h0, grad_c0 = ops.lltm_backward(*grads, gates, cells, c0, weights)
         hidden = h0.shape[1]
-        rows = grad_gates.reshape(-1, 3 * hidden)
+        rows = grad_gates.flatten(0, 1)
         needs = ctx.needs_input_grad
         grad_input = grad_weights = grad_bias = None
         if needs[0]:
             grad_input = ops.gemm(rows, weights[:, hidden:]).reshape(input.shape)
         if needs[3]:
-            before = torch.cat([h0.unsqueeze(0), output])[:-1].reshape(-1, hidden)
+            before = torch.cat([h0.unsqueeze(0), output])[:-1].flatten(0, 1)
             grad_weights = torch.cat(
                 [
                     ops.gemm(rows.mT, before),
-                    ops.gemm(rows.mT, input.reshape(-1, input.shape[2])),
+                    ops.gemm(rows.mT, input.flatten(0, 1)),
                 ],
                 dim=1,
             )

@@ -1,0 +1,343 @@
+// GEMM for Hopper: float in, float out, formed from three fp16 (or six bf16) tensor-core products.
+// Plan: split both operands into parts, one or two launches; split again into bf16 if the data call
+// for it (large problems; small ones go to plain float arithmetic); one product kernel that reads
+// the verdict on the device; a reduction if k was split. Each launch overlaps the end of the last.
+// Bound by tensor cores, 3 * 2*m*n*k fp16 flop, plus 8 bytes of traffic per operand element.
+#include "gemm_sm90.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common.cuh"
+#include "gemm_fp32_sm90_kernel.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+using Args = GemmArgs<float, float>;
+using LargeTile = Tile<128, 128, 2, 1>;
+using MediumTile = Tile<128, 64, 1, 2>;
+using SmallTile = Tile<64, 64, 1, 1>;
+
+// Below this many multiply-adds the bf16 split is not launched: an empty launch costs 2 us of a
+// call that takes 20, and plain arithmetic is the fallback.
+constexpr double kMinBf16Work = 5e8;
+
+// Adds the pieces of a product split along k, in their order.
+constexpr int kReduceThreads = 256;
+
+__global__ void __launch_bounds__(kReduceThreads)
+    fp32_reduce_kernel(const __grid_constant__ Fp32Product p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  sm90::griddepcontrol_wait();
+  const SplitPath path = split_path(p.status, p.status_count);
+  if (path == SplitPath::kExact || (path == SplitPath::kBf16 && !p.has_bf16)) return;
+  const int shift = 2 * (path == SplitPath::kFp16 ? kFp16Shift : kBf16Shift);
+  const int64_t plane = int64_t{p.m} * p.n, total = p.args.batch * plane;
+  for (int64_t i = int64_t{blockIdx.x} * kReduceThreads + threadIdx.x; i < total;
+       i += int64_t{gridDim.x} * kReduceThreads) {
+    float x = 0.0f;
+    for (int split = 0; split < p.splits; ++split) x += p.partial[split * total + i];
+    const int64_t z = i / plane, row = i % plane / p.n, col = i % p.n;
+    const int e = p.a_exponent[(p.a_repeats ? 0 : z * p.m) + row] +
+                  p.b_exponent[(p.b_repeats ? 0 : z * p.n) + col];
+    const Pow2Pair factor = pow2_pair(e - shift);
+    float* out = p.args.out + z * p.args.out_batch + row * p.args.out_row + col;
+    x = x * factor.first * factor.second;
+    if (p.args.bias) x += p.args.bias[col];
+    with_activation(p.args.activation, [&](auto activation) { *out = activation(x); });
+  }
+#endif
+}
+
+// Device facts that shape a call.
+struct Device {
+  int major = 0, minor = 0, sm_count = 0;
+};
+
+cudaError_t current_device(Device* device) {
+  int id = 0;
+  if (auto err = cudaGetDevice(&id); err != cudaSuccess) return err;
+  const auto get = [&](int* value, cudaDeviceAttr attribute) {
+    return cudaDeviceGetAttribute(value, attribute, id);
+  };
+  if (auto err = get(&device->major, cudaDevAttrComputeCapabilityMajor); err != cudaSuccess) {
+    return err;
+  }
+  if (auto err = get(&device->minor, cudaDevAttrComputeCapabilityMinor); err != cudaSuccess) {
+    return err;
+  }
+  return get(&device->sm_count, cudaDevAttrMultiProcessorCount);
+}
+
+enum class TileChoice { kLarge, kMedium, kSmall };
+
+// Everything that follows from the arguments and the device.
+struct Plan {
+  Args args;
+  Split split;
+  Fp32Product product;
+  TileChoice tile;
+  int sm_count;
+  size_t workspace;
+};
+
+// A batch of rows that share b is one tall matrix.
+Args merge_batch(Args args) {
+  const bool mergeable = args.b_batch == 0 && args.a_batch == args.m * args.a_row &&
+                         args.out_batch == args.m * args.out_row;
+  if (args.batch > 1 && mergeable) {
+    args.m *= args.batch;
+    args.batch = 1;
+  }
+  return args;
+}
+
+bool fits(const Args& args) {
+  constexpr int64_t kLimit = int64_t{1} << 29;  // row indices of three parts stay within int
+  const bool sizes = args.batch > 0 && args.m > 0 && args.n > 0 && args.k > 0 &&
+                     args.k < (1 << 24) && args.m < kLimit && args.n < kLimit &&
+                     args.batch < kLimit && args.batch * args.m < kLimit &&
+                     args.batch * args.n < kLimit;
+  return sizes && args.out_col == 1 &&
+         args.batch * ceil_div(args.m, 64) * ceil_div(args.n, 64) < kLimit;
+}
+
+// Sizes at which the measured times beat a library's float GEMM. Narrow products are bound by the
+// split, which reads and writes the wide operand twice; short sums of k take bf16 parts.
+bool pays(const Args& args) {
+  constexpr int64_t kMinSide = 96, kMinK = 96, kMinWork = int64_t{1} << 24;
+  return args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK &&
+         static_cast<double>(args.batch) * args.m * args.n * args.k >= kMinWork;
+}
+
+// Clusters that run at once. Four blocks do not fit everywhere: they ran at half the rate.
+template <typename Tile>
+int cluster_slots(int sm_count) {
+  static_assert(Tile::kCluster <= 2);
+  return sm_count / Tile::kCluster;
+}
+
+// Time of the product by whole waves. slowdown: of the tile against the large one, per unit of
+// area, as measured at 640, 1024 and 2048.
+template <typename Tile>
+double tile_cost(const Args& args, int sm_count, double slowdown) {
+  const int64_t units =
+      ceil_div(args.m, Tile::kUnitM) * ceil_div(args.n, Tile::kUnitN) * args.batch;
+  const double waves = static_cast<double>(ceil_div(units, cluster_slots<Tile>(sm_count)));
+  return waves * slowdown * Tile::kM * Tile::kN;
+}
+
+template <typename Tile>
+void set_tile(Plan* plan, TileChoice choice) {
+  Fp32Product& product = plan->product;
+  plan->tile = choice;
+  product.units_m = static_cast<int>(ceil_div(plan->args.m, Tile::kUnitM));
+  product.units_n = static_cast<int>(ceil_div(plan->args.n, Tile::kUnitN));
+  product.units = product.units_m * product.units_n * static_cast<int>(plan->args.batch);
+  product.k_blocks = plan->split.operand[0].ld / Tile::kK;
+}
+
+// Splits k when the tiles leave most of the device idle and k is long enough to pay for it.
+void set_splits(Plan* plan) {
+  Fp32Product& product = plan->product;
+  constexpr int kMinBlocks = 8;  // of k, per piece
+  constexpr int kMaxSplits = 64;
+  int splits = 1;
+  if (product.units * 2 <= plan->sm_count && plan->tile == TileChoice::kSmall) {
+    splits = std::min({plan->sm_count / product.units, product.k_blocks / kMinBlocks, kMaxSplits});
+    splits = std::max(splits, 1);
+  }
+  product.k_blocks_per_split = static_cast<int>(ceil_div(product.k_blocks, splits));
+  product.splits = static_cast<int>(ceil_div(product.k_blocks, product.k_blocks_per_split));
+  product.units *= product.splits;
+}
+
+// Hands out pieces of the workspace; with no base it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+
+  template <typename T>
+  T* take(int64_t count) {
+    constexpr size_t kAlign = 256;
+    T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    return piece;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+void place(Plan* plan, void* workspace) {
+  Arena arena(workspace);
+  Fp32Product& product = plan->product;
+  for (SplitOperand& op : plan->split.operand) {
+    const int64_t rows = int64_t{op.batch} * op.rows;
+    op.parts = arena.take<uint16_t>((product.has_bf16 ? 3 : 2) * rows * op.ld);
+    op.exponent = arena.take<int32_t>(rows);
+    if (op.mode == SplitMode::kChunks) {
+      op.stats = arena.take<uint32_t>(3 * op.chunks * rows);
+      op.tiny = arena.take<uint32_t>(2 * rows);
+    }
+  }
+  plan->split.status = arena.take<uint8_t>(plan->split.status_count);
+  const int64_t elements = plan->args.batch * plan->args.m * plan->args.n;
+  product.partial = product.splits > 1 ? arena.take<float>(product.splits * elements) : nullptr;
+  product.status = plan->split.status;
+  product.a_exponent = plan->split.operand[0].exponent;
+  product.b_exponent = plan->split.operand[1].exponent;
+  plan->workspace = arena.used();
+}
+
+Plan make_plan(const Args& given, const Device& device, void* workspace) {
+  Plan plan{};
+  plan.args = merge_batch(given);
+  plan.sm_count = device.sm_count;
+  const Args& args = plan.args;
+  const int m = static_cast<int>(args.m), n = static_cast<int>(args.n);
+  const int k = static_cast<int>(args.k);
+  const auto batches = [&](int64_t stride) {
+    return stride == 0 ? 1 : static_cast<int>(args.batch);
+  };
+  plan.split.operand[0] = {.x = args.a,
+                           .batch_stride = args.a_batch,
+                           .row_stride = args.a_row,
+                           .k_stride = args.a_col,
+                           .batch = batches(args.a_batch),
+                           .rows = m,
+                           .k = k};
+  plan.split.operand[1] = {.x = args.b,
+                           .batch_stride = args.b_batch,
+                           .row_stride = args.b_col,
+                           .k_stride = args.b_row,
+                           .batch = batches(args.b_batch),
+                           .rows = n,
+                           .k = k};
+  plan_split(&plan.split, device.sm_count);
+
+  Fp32Product& product = plan.product;
+  product.args = args;
+  product.m = m;
+  product.n = n;
+  product.a_rows = plan.split.operand[0].batch * m;
+  product.b_rows = plan.split.operand[1].batch * n;
+  product.a_repeats = args.a_batch == 0;
+  product.b_repeats = args.b_batch == 0;
+  product.status_count = plan.split.status_count;
+  const double large = tile_cost<LargeTile>(args, device.sm_count, 1.0);
+  const double medium = tile_cost<MediumTile>(args, device.sm_count, 1.35);
+  const double small = tile_cost<SmallTile>(args, device.sm_count, 1.8);
+  if (large <= medium && large <= small) {
+    set_tile<LargeTile>(&plan, TileChoice::kLarge);
+  } else if (medium <= small) {
+    set_tile<MediumTile>(&plan, TileChoice::kMedium);
+  } else {
+    set_tile<SmallTile>(&plan, TileChoice::kSmall);
+  }
+  set_splits(&plan);
+  const double work = static_cast<double>(args.batch) * args.m * args.n * args.k;
+  product.has_bf16 = work >= kMinBf16Work || product.splits > 1;
+  place(&plan, workspace);
+  return plan;
+}
+
+template <typename Kernel>
+cudaError_t launch(Kernel kernel, int blocks, int threads, size_t smem, int cluster,
+                   const Fp32Product& product, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, product);
+}
+
+template <typename Tile>
+cudaError_t launch_product(const Plan& plan, cudaStream_t stream) {
+  const int blocks =
+      std::min(plan.product.units, cluster_slots<Tile>(plan.sm_count)) * Tile::kCluster;
+  return launch(fp32_product_kernel<Tile>, blocks, Tile::kThreads, sizeof(ProductSmem),
+                Tile::kCluster, plan.product, stream);
+}
+
+template <typename Tile>
+cudaError_t encode_maps(Plan* plan) {
+  sm90::TensorMapEncoder encoder;
+  if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
+  const int parts = plan->product.has_bf16 ? 3 : 2;
+  const SplitOperand &a = plan->split.operand[0], &b = plan->split.operand[1];
+  if (auto err = sm90::make_tensor_map(encoder, &plan->product.a, a.parts,
+                                       int64_t{parts} * plan->product.a_rows, a.ld, a.ld,
+                                       Tile::kM / Tile::kClusterN);
+      err != cudaSuccess) {
+    return err;
+  }
+  return sm90::make_tensor_map(encoder, &plan->product.b, b.parts,
+                               int64_t{parts} * plan->product.b_rows, b.ld, b.ld,
+                               Tile::kN / Tile::kClusterM);
+}
+
+template <typename Tile>
+cudaError_t run(Plan* plan, cudaStream_t stream) {
+  // Host work comes first, so that the launches follow each other closely.
+  if (auto err = encode_maps<Tile>(plan); err != cudaSuccess) return err;
+  if (auto err =
+          cudaFuncSetAttribute(fp32_product_kernel<Tile>,
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(ProductSmem));
+      err != cudaSuccess) {
+    return err;
+  }
+  if (auto err = split_fp16(plan->split, stream); err != cudaSuccess) return err;
+  if (plan->product.has_bf16) {
+    if (auto err = split_bf16(plan->split, plan->sm_count, stream); err != cudaSuccess) return err;
+  }
+  if (auto err = launch_product<Tile>(*plan, stream); err != cudaSuccess) return err;
+  if (plan->product.splits == 1) return cudaSuccess;
+  const int64_t elements = plan->args.batch * plan->args.m * plan->args.n;
+  const int64_t blocks = std::min<int64_t>(ceil_div(elements, kReduceThreads), 8 * plan->sm_count);
+  return launch(fp32_reduce_kernel, static_cast<int>(blocks), kReduceThreads, 0, 1, plan->product,
+                stream);
+}
+
+}  // namespace
+}  // namespace my_ops::cuda
+
+bool my_ops::cuda::gemm_fp32_sm90_supported(const GemmArgs<float, float>& args) {
+  Device device;
+  if (current_device(&device) != cudaSuccess) return false;
+  return device.major == 9 && device.minor == 0 && fits(args) && pays(merge_batch(args));
+}
+
+size_t my_ops::cuda::gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args) {
+  Device device;
+  if (current_device(&device) != cudaSuccess || !fits(args)) return 0;
+  return make_plan(args, device, nullptr).workspace;
+}
+
+cudaError_t my_ops::cuda::gemm_fp32_sm90(const GemmArgs<float, float>& args, void* workspace,
+                                         cudaStream_t stream) {
+  Device device;
+  if (auto err = current_device(&device); err != cudaSuccess) return err;
+  if (device.major != 9 || device.minor != 0 || !fits(args)) return cudaErrorNotSupported;
+  Plan plan = make_plan(args, device, workspace);
+  switch (plan.tile) {
+    case TileChoice::kLarge:
+      return run<LargeTile>(&plan, stream);
+    case TileChoice::kMedium:
+      return run<MediumTile>(&plan, stream);
+    case TileChoice::kSmall:
+      return run<SmallTile>(&plan, stream);
+  }
+  return cudaErrorInvalidValue;
+}

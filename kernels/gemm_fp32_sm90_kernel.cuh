@@ -1,0 +1,395 @@
+// The product kernel of gemm_fp32_sm90.cu.
+// Plan: persistent blocks; one producer warp fills a ring of k-blocks of all parts by TMA, consumer
+// warpgroups own 64 rows each. Per 32 of k the product of the leading parts is formed from zero and
+// added to float registers with rounding (the tensor core truncates), while the tensor core goes on
+// with the small cross products, which have an accumulator of their own for the whole of k.
+// Bound by tensor cores: 3 (fp16) or 6 (bf16) times 2*m*n*k flop.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <climits>
+
+#include "gemm_fp32_exact.cuh"
+#include "gemm_split.cuh"
+#include "sm90.cuh"
+#include "sm90_wgmma.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+struct Fp32Product {
+  CUtensorMap a, b;  // parts of a [parts * batch * m, ld] and b [parts * batch * n, ld]
+  GemmArgs<float, float> args;
+  const int32_t* a_exponent;  // [batch * m]
+  const int32_t* b_exponent;  // [batch * n]
+  const uint8_t* status;      // [status_count], see Split
+  float* partial;             // [splits][batch][m][n] sums over a piece of k, if splits > 1
+  int status_count;
+  bool has_bf16;              // the bf16 split has run; else kBf16 data take the exact path
+  bool a_repeats, b_repeats;  // the same matrix for every batch
+  int m, n;
+  int a_rows, b_rows;    // batch * m and batch * n, the distance of parts in the maps
+  int units_m, units_n;  // of a cluster's tiles each
+  int units;             // units_m * units_n * batch * splits
+  int k_blocks, k_blocks_per_split, splits;
+};
+
+struct Fp16Scheme {
+  using Type = __half;
+  static constexpr int kParts = 2, kShift = kFp16Shift, kLowBits = kFp16LowBits;
+};
+
+struct Bf16Scheme {
+  using Type = __nv_bfloat16;
+  static constexpr int kParts = 3, kShift = kBf16Shift, kLowBits = 0;
+};
+
+// A cluster works on kClusterM x kClusterN tiles: blocks in a line along n share their rows of a,
+// blocks in a line along m their columns of b; each loads only a part and sends it to the others.
+template <int M, int N, int ClusterM, int ClusterN>
+struct Tile {
+  static constexpr int kM = M, kN = N, kK = kSplitBlockK;
+  static constexpr int kClusterM = ClusterM, kClusterN = ClusterN;
+  static constexpr int kCluster = ClusterM * ClusterN;
+  static constexpr int kUnitM = M * ClusterM, kUnitN = N * ClusterN;
+  static constexpr int kConsumers = M / 64;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
+  // Three sets of accumulators at n = 128 need more than an even share of the registers.
+  static constexpr bool kMoveRegisters = N > 64;
+};
+
+struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
+  static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6;
+  unsigned char ring[kRingBytes];
+  uint64_t full[kMaxStages];   // loads landed: 1 arrival and the bytes
+  uint64_t empty[kMaxStages];  // consumers are done, in every block loaded together with this one
+};
+static_assert(sizeof(ProductSmem) <= 227 * 1024);
+
+// The ring's layout for one scheme: [stage] { a [part][kM][kK], b [part][kN][kK] }.
+template <typename Scheme, typename Tile>
+struct RingLayout {
+  static constexpr int kPartA = Tile::kM * Tile::kK * 2, kPartB = Tile::kN * Tile::kK * 2;
+  static constexpr int kBytes = Scheme::kParts * (kPartA + kPartB);
+  static constexpr int kStages = ProductSmem::kRingBytes / kBytes;
+  static_assert(kStages >= 2 && kStages <= ProductSmem::kMaxStages);
+  static __device__ unsigned char* a(unsigned char* ring, int stage, int part) {
+    return ring + stage * kBytes + part * kPartA;
+  }
+  static __device__ unsigned char* b(unsigned char* ring, int stage, int part) {
+    return ring + stage * kBytes + Scheme::kParts * kPartA + part * kPartB;
+  }
+};
+
+template <int kStages>
+struct RingState {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+struct TileOrigin {
+  int m, n, z, split;
+};
+
+// This block's place in its cluster.
+struct ClusterPlace {
+  int m, n;
+};
+
+template <typename Tile>
+__device__ __forceinline__ ClusterPlace cluster_place() {
+  if constexpr (Tile::kCluster == 1) return {0, 0};
+  const int rank = sm90::cluster_ctarank();
+  return {rank % Tile::kClusterM, rank / Tile::kClusterM};
+}
+
+// Units in groups of kGroupM along m, so that blocks at work share operands in L2.
+template <typename Tile>
+__device__ __forceinline__ TileOrigin tile_origin(const Fp32Product& p, int unit,
+                                                  ClusterPlace place) {
+  const int plane_units = p.units_m * p.units_n;
+  const int plane = unit / plane_units, in_plane = unit % plane_units;
+  const int group = in_plane / (Tile::kGroupM * p.units_n);
+  const int in_group = in_plane % (Tile::kGroupM * p.units_n);
+  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, p.units_m - first);
+  TileOrigin origin;
+  origin.m = (first + in_group % rows) * Tile::kUnitM + place.m * Tile::kM;
+  origin.n = in_group / rows * Tile::kUnitN + place.n * Tile::kN;
+  origin.split = plane % p.splits;
+  origin.z = plane / p.splits;
+  return origin;
+}
+
+__device__ __forceinline__ int k_blocks_of(const Fp32Product& p, int split) {
+  return min(p.k_blocks_per_split, p.k_blocks - split * p.k_blocks_per_split);
+}
+
+// Loads a share of a tile's rows for all kSharers blocks named in `blocks`.
+template <int kSharers>
+__device__ __forceinline__ void load_share(unsigned char* smem, const CUtensorMap* map,
+                                           uint64_t* full, int k, int row, uint16_t blocks) {
+  if constexpr (kSharers == 1) {
+    sm90::tma_load_2d(smem, map, full, k, row);
+  } else {
+    sm90::tma_load_2d_multicast(smem, map, full, k, row, blocks);
+  }
+}
+
+template <typename Scheme, typename Tile>
+__device__ __forceinline__ void produce(const Fp32Product& p, ProductSmem& smem,
+                                        ClusterPlace place) {
+  using Layout = RingLayout<Scheme, Tile>;
+  constexpr int kRowsA = Tile::kM / Tile::kClusterN, kRowsB = Tile::kN / Tile::kClusterM;
+  constexpr int kRowBytes = Tile::kK * 2;
+  uint16_t same_m = 0;  // blocks with this block's rows of a
+#pragma unroll
+  for (int i = 0; i < Tile::kClusterN; ++i) same_m |= 1 << (place.m + i * Tile::kClusterM);
+  const uint16_t same_n = ((1 << Tile::kClusterM) - 1) << (place.n * Tile::kClusterM);
+  RingState<Layout::kStages> at;
+  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
+    const TileOrigin origin = tile_origin<Tile>(p, unit, place);
+    const int a_row = (p.a_repeats ? 0 : origin.z * p.m) + origin.m + place.n * kRowsA;
+    const int b_row = (p.b_repeats ? 0 : origin.z * p.n) + origin.n + place.m * kRowsB;
+    const int k_blocks = k_blocks_of(p, origin.split);
+    int k = origin.split * p.k_blocks_per_split * Tile::kK;
+    for (int i = 0; i < k_blocks; ++i, k += Tile::kK) {
+      sm90::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
+      uint64_t* full = &smem.full[at.stage];
+      sm90::mbarrier_arrive_expect_tx(full, Layout::kBytes);
+#pragma unroll
+      for (int part = 0; part < Scheme::kParts; ++part) {
+        unsigned char* a = Layout::a(smem.ring, at.stage, part) + place.n * kRowsA * kRowBytes;
+        unsigned char* b = Layout::b(smem.ring, at.stage, part) + place.m * kRowsB * kRowBytes;
+        load_share<Tile::kClusterN>(a, &p.a, full, k, part * p.a_rows + a_row, same_m);
+        load_share<Tile::kClusterM>(b, &p.b, full, k, part * p.b_rows + b_row, same_n);
+      }
+      at.advance();
+    }
+  }
+}
+
+// Undoes the scaling of rows and columns: acc *= 2^(e_row + e_col - 2 * shift), exactly.
+template <typename Scheme, typename Tile, int kCount>
+__device__ __forceinline__ void unscale(const Fp32Product& p, const TileOrigin& origin, int row0,
+                                        int col0, float (&acc)[kCount]) {
+  const int32_t* a_exponent = p.a_exponent + (p.a_repeats ? 0 : origin.z * p.m);
+  const int32_t* b_exponent = p.b_exponent + (p.b_repeats ? 0 : origin.z * p.n);
+  int e_row[2], e_col[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    e_row[i] = a_exponent[min(row0 + 8 * i, p.m - 1)] - 2 * Scheme::kShift;
+  }
+  int lowest = INT_MAX, highest = INT_MIN;
+#pragma unroll
+  for (int j = 0; j < kCount / 2; ++j) {
+    e_col[j] = b_exponent[min(col0 + 8 * (j / 2) + j % 2, p.n - 1)];
+    lowest = min(lowest, e_col[j]);
+    highest = max(highest, e_col[j]);
+  }
+  lowest += min(e_row[0], e_row[1]);
+  highest += max(e_row[0], e_row[1]);
+  if (__all_sync(0xFFFFFFFF, lowest >= -126 && highest <= 127)) {
+    const int bits[2] = {__float_as_int(1.0f) + (e_row[0] << 23),
+                         __float_as_int(1.0f) + (e_row[1] << 23)};
+#pragma unroll
+    for (int x = 0; x < kCount; ++x) {
+      acc[x] *= __int_as_float(bits[x / 2 % 2] + (e_col[x / 4 * 2 + x % 2] << 23));
+    }
+  } else {
+#pragma unroll
+    for (int x = 0; x < kCount; ++x) {
+      const Pow2Pair factor = pow2_pair(e_row[x / 2 % 2] + e_col[x / 4 * 2 + x % 2]);
+      acc[x] = acc[x] * factor.first * factor.second;
+    }
+  }
+}
+
+// Stores a warpgroup's rows: finished, or as they are if k was split.
+template <typename Scheme, typename Tile, int kCount>
+__device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& origin, int row0,
+                                       float (&acc)[kCount]) {
+  const int col0 = origin.n + threadIdx.x % 4 * 2;
+  const bool whole = p.splits == 1;
+  float* base;
+  int64_t ld;
+  if (whole) {
+    base = p.args.out + origin.z * p.args.out_batch;
+    ld = p.args.out_row;
+    unscale<Scheme, Tile>(p, origin, row0, col0, acc);
+    if (p.args.bias) {
+#pragma unroll
+      for (int x = 0; x < kCount; ++x) {
+        acc[x] += p.args.bias[min(col0 + x / 4 * 8 + x % 2, p.n - 1)];
+      }
+    }
+    with_activation(p.args.activation, [&](auto activation) {
+#pragma unroll
+      for (int x = 0; x < kCount; ++x) acc[x] = activation(acc[x]);
+    });
+  } else {
+    base = p.partial + (int64_t{origin.split} * p.args.batch + origin.z) * p.m * p.n;
+    ld = p.n;
+  }
+  const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(base) % 8 == 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = row0 + 8 * i;
+    if (row >= p.m) continue;
+    float* out = base + row * ld;
+#pragma unroll
+    for (int j = 0; j < Tile::kN / 8; ++j) {
+      const int col = col0 + 8 * j;
+      const float2 x{acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]};
+      if (pairs && col + 1 < p.n) {
+        *reinterpret_cast<float2*>(out + col) = x;
+      } else {
+        if (col < p.n) out[col] = x.x;
+        if (col + 1 < p.n) out[col + 1] = x.y;
+      }
+    }
+  }
+}
+
+template <typename Scheme, typename Tile>
+__device__ __forceinline__ void consume(const Fp32Product& p, ProductSmem& smem,
+                                        ClusterPlace place) {
+  using Layout = RingLayout<Scheme, Tile>;
+  using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
+  constexpr int kParts = Scheme::kParts, kCount = Tile::kN / 2;
+  constexpr int kPromote = 32;  // of k, between additions to the rounded sum
+  const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
+  const int thread = threadIdx.x % 128;
+  float sum[kCount], lead[kCount], cross[kCount];
+  RingState<Layout::kStages> at;
+  // One thread for each block that loads into this one.
+  const bool releases = thread < Tile::kCluster && (thread % Tile::kClusterM == place.m ||
+                                                    thread / Tile::kClusterM == place.n);
+  const auto release = [&](int stage) {
+    if (releases) sm90::mbarrier_arrive_cluster(&smem.empty[stage], thread);
+  };
+
+  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
+    const TileOrigin origin = tile_origin<Tile>(p, unit, place);
+    const int k_blocks = k_blocks_of(p, origin.split);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+    int previous = -1;
+    for (int block = 0; block < k_blocks; ++block) {
+      sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+      const uint32_t a =
+          sm90::wgmma_address(Layout::a(smem.ring, at.stage, 0) + consumer * 64 * Tile::kK * 2);
+      const uint32_t b = sm90::wgmma_address(Layout::b(smem.ring, at.stage, 0));
+      // Addresses count 16 bytes; a 16-element piece of k is 32 bytes of the swizzled row.
+      const auto part_a = [&](int i, int k) {
+        return sm90::wgmma_descriptor(a + (i * Layout::kPartA + k * 2) / 16);
+      };
+      const auto part_b = [&](int i, int k) {
+        return sm90::wgmma_descriptor(b + (i * Layout::kPartB + k * 2) / 16);
+      };
+#pragma unroll
+      for (int k0 = 0; k0 < Tile::kK; k0 += kPromote) {
+        sm90::wgmma_fence();
+#pragma unroll
+        for (int k = k0; k < k0 + kPromote; k += 16) {
+          Mma::run(lead, part_a(0, k), part_b(0, k), k != k0);
+        }
+        sm90::wgmma_commit_group();
+        bool add = block != 0 || k0 != 0;
+#pragma unroll
+        for (int order = kParts - 1; order > 0; --order) {
+#pragma unroll
+          for (int i = 0; i <= order; ++i) {
+#pragma unroll
+            for (int k = k0; k < k0 + kPromote; k += 16) {
+              Mma::run(cross, part_a(i, k), part_b(order - i, k), add);
+              add = true;
+            }
+          }
+        }
+        sm90::wgmma_commit_group();
+        sm90::wgmma_wait_group<1>();  // lead is complete, cross may run on
+        sm90::wgmma_pin(lead);
+        if (k0 == 0 && previous >= 0) release(previous);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) sum[i] += lead[i];
+      }
+      previous = at.stage;
+      at.advance();
+    }
+    sm90::wgmma_wait_group<0>();
+    sm90::wgmma_pin(cross);
+    release(previous);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sum[i] = fmaf(cross[i], 1.0f / (1 << Scheme::kLowBits), sum[i]);
+    }
+    const int row0 = origin.m + consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
+    finish<Scheme, Tile>(p, origin, row0, sum);
+  }
+}
+
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fp32_product_kernel(const __grid_constant__ Fp32Product p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char raw_smem[];
+  ProductSmem& smem = *reinterpret_cast<ProductSmem*>(raw_smem);
+  const ClusterPlace place = cluster_place<Tile>();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < ProductSmem::kMaxStages; ++i) {
+      sm90::mbarrier_init(&smem.full[i], 1);
+      sm90::mbarrier_init(&smem.empty[i],
+                          Tile::kConsumers * (Tile::kClusterM + Tile::kClusterN - 1));
+    }
+    sm90::fence_mbarrier_init();
+    sm90::prefetch_tensor_map(&p.a);
+    sm90::prefetch_tensor_map(&p.b);
+  }
+  sm90::griddepcontrol_launch_dependents();
+  sm90::griddepcontrol_wait();
+  SplitPath path = split_path(p.status, p.status_count);  // also publishes the barriers
+  if (path == SplitPath::kBf16 && !p.has_bf16) path = SplitPath::kExact;
+  if constexpr (Tile::kCluster > 1) {
+    sm90::barrier_cluster_arrive();  // the barriers of every block are ready
+    sm90::barrier_cluster_wait();
+  }
+  if (path == SplitPath::kExact) {
+    multiply_exactly<Tile::kThreads>(p.args, reinterpret_cast<ExactSmem&>(smem.ring));
+  } else if (threadIdx.x < 128) {
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_dec<40>();
+    if (threadIdx.x == 0) {
+      if (path == SplitPath::kFp16) {
+        produce<Fp16Scheme, Tile>(p, smem, place);
+      } else {
+        produce<Bf16Scheme, Tile>(p, smem, place);
+      }
+    }
+    __syncwarp();
+  } else {
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_inc<232>();
+    if (path == SplitPath::kFp16) {
+      consume<Fp16Scheme, Tile>(p, smem, place);
+    } else {
+      consume<Bf16Scheme, Tile>(p, smem, place);
+    }
+  }
+  if constexpr (Tile::kCluster > 1) {
+    sm90::barrier_cluster_arrive();  // no block leaves while another may write to it
+    sm90::barrier_cluster_wait();
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace my_ops::cuda

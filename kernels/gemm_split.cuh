@@ -1,0 +1,42 @@
+// Device side shared by the split and the product: powers of two, the verdict on the data.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "gemm_split.h"
+
+namespace my_ops::cuda {
+
+inline constexpr int kFp16Shift = 14, kFp16LowBits = 11, kFp16Range = 27;
+inline constexpr int kBf16Shift = 30, kBf16Range = 90;
+
+// 2^e for a normal result, -126 <= e <= 127.
+__device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }
+
+// 2^e in two factors, so that e may go twice as far; below 2^-252 every float vanishes anyway.
+struct Pow2Pair {
+  float first, second;
+};
+
+__device__ __forceinline__ Pow2Pair pow2_pair(int e) {
+  const int half = e >> 1;
+  return {pow2(max(half, -126)), pow2(max(e - half, -126))};
+}
+
+// The verdict of all blocks of the split; the same in every thread. Contains __syncthreads.
+__device__ __forceinline__ SplitPath split_path(const uint8_t* status, int count) {
+  static_assert((static_cast<int>(SplitPath::kBf16) & static_cast<int>(SplitPath::kExact)) == 0);
+  uint32_t found = 0;  // status is 16-byte aligned; values of many blocks are combined by "or"
+  for (int i = threadIdx.x; i < count / 16; i += blockDim.x) {
+    const uint4 word = reinterpret_cast<const uint4*>(status)[i];
+    found |= word.x | word.y | word.z | word.w;
+  }
+  for (int i = count / 16 * 16 + threadIdx.x; i < count; i += blockDim.x) found |= status[i];
+  constexpr uint32_t kEveryByte = 0x01010101;
+  if (__syncthreads_or(found & static_cast<uint32_t>(SplitPath::kExact) * kEveryByte)) {
+    return SplitPath::kExact;
+  }
+  return __syncthreads_or(found) ? SplitPath::kBf16 : SplitPath::kFp16;
+}
+
+}  // namespace my_ops::cuda

@@ -1,0 +1,192 @@
+// The router of the persistent LLTM kernels: preconditions, then a plan, then its launcher.
+#include "lltm_persistent.h"
+
+#include "lltm_persistent.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+struct Plan {
+  enum class Kind { kNone, kCluster, kGrid };
+  Kind kind = Kind::kNone;
+  ClusterPlan cluster{};
+  GridPlan grid{};
+};
+
+struct DeviceFacts {
+  int sms = 0;
+  int major = 0;
+};
+
+cudaError_t query(int device, DeviceFacts& facts) {
+  if (auto err = cudaDeviceGetAttribute(&facts.sms, cudaDevAttrMultiProcessorCount, device);
+      err != cudaSuccess) {
+    return err;
+  }
+  return cudaDeviceGetAttribute(&facts.major, cudaDevAttrComputeCapabilityMajor, device);
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Hidden sizes up to 256 whose rows all run at once: the cheapest step by far.
+bool plan_cluster(int64_t batch, int64_t hidden, const DeviceFacts& facts, ClusterPlan& plan) {
+  if (facts.major < 9 || hidden > 256) return false;
+  const int pieces = hidden <= 64 ? 1 : hidden <= 128 ? 2 : 4;
+  const int max_blocks = facts.major == 9 ? 16 : 8;  // 16 is not portable
+  int64_t best = 0;
+  for (int units : {1, 2}) {
+    const auto blocks = static_cast<int>(ceil_div(hidden, 16 * units));
+    if (blocks > max_blocks) continue;
+    // A cluster lives in one GPC, so some SMs are left over: 31 clusters of 4, 15 of 8 and 7 of 16
+    // fit on 132 SMs.
+    const int64_t usable = facts.sms - facts.sms / (blocks > 8 ? 8 : 16);
+    const int64_t resident = blocks == 1 ? facts.sms : usable / blocks;
+    for (int rows : {1, 2, 4}) {
+      if (ceil_div(batch, rows) > resident) continue;
+      // Cycles beyond the latency that all plans share: two for each multiply-add of a thread, and
+      // some for each block that has to be written to.
+      const int64_t cost = int64_t{24} * units * pieces * rows + 20 * blocks;
+      if (best == 0 || cost < best) {
+        best = cost;
+        plan = {blocks, units, rows, pieces};
+      }
+    }
+  }
+  return best != 0;
+}
+
+template <typename T>
+bool plan_grid(int64_t batch, int64_t hidden, const DeviceFacts& facts, GridPlan& plan) {
+  if (facts.major < 8) return false;
+  constexpr int64_t kChunk = 64 / sizeof(T);
+  const int64_t slots = ceil_div(ceil_div(hidden, kChunk), kRecurrentWarps);
+  if (slots > 8) return false;
+  plan.chunks = slots <= 2 ? 2 : slots <= 4 ? 4 : 8;
+  // Blocks of 32 units halve what a group reads per step; with few rows, latency counts more.
+  plan.unit_tiles = 1;
+  if (sizeof(T) == 2 && plan.chunks == 4 && batch > 8 * (facts.sms / ceil_div(hidden, 16))) {
+    plan.unit_tiles = 2;
+  }
+  // Units up to a whole number of chunks: the padding is published as zeros.
+  plan.members =
+      static_cast<int>(ceil_div(ceil_div(hidden, kChunk) * kChunk, 16 * plan.unit_tiles));
+  const int64_t groups = facts.sms / plan.members;
+  if (groups == 0) return false;
+  const int64_t rows = ceil_div(batch, groups);
+  if (rows > 256) return false;  // c of every row stays in shared memory
+  plan.rows = static_cast<int>(rows);
+  plan.groups = static_cast<int>(ceil_div(batch, rows));
+  plan.row_tiles = rows > 8 ? 2 : 1;
+  return true;
+}
+
+template <typename T>
+Plan make_plan(int64_t batch, int64_t hidden, const DeviceFacts& facts) {
+  Plan plan;
+  if (plan_cluster(batch, hidden, facts, plan.cluster)) {
+    plan.kind = Plan::Kind::kCluster;
+  } else if (plan_grid<T>(batch, hidden, facts, plan.grid)) {
+    plan.kind = Plan::Kind::kGrid;
+  }
+  return plan;
+}
+
+template <typename T>
+cudaError_t plan_for_current_device(int64_t steps, int64_t batch, int64_t hidden, Plan& plan) {
+  if (steps <= 0 || batch < 0 || hidden < 0) return cudaErrorInvalidValue;
+  int device = 0;
+  if (auto err = cudaGetDevice(&device); err != cudaSuccess) return err;
+  DeviceFacts facts;
+  if (auto err = query(device, facts); err != cudaSuccess) return err;
+  plan = make_plan<T>(batch, hidden, facts);
+  return plan.kind == Plan::Kind::kNone ? cudaErrorNotSupported : cudaSuccess;
+}
+
+}  // namespace
+}  // namespace my_ops::cuda
+
+template <typename T>
+bool my_ops::cuda::lltm_persistent_supported(int64_t batch, int64_t hidden, int device) {
+  if (batch <= 0 || hidden <= 0) return batch >= 0 && hidden >= 0;
+  DeviceFacts facts;
+  if (query(device, facts) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return false;
+  }
+  const Plan plan = make_plan<T>(batch, hidden, facts);
+  switch (plan.kind) {
+    case Plan::Kind::kCluster:
+      return lltm_cluster_resident<T>(plan.cluster) > 0 &&
+             lltm_cluster_backward_resident<T>(plan.cluster) > 0;
+    case Plan::Kind::kGrid: {
+      const int64_t blocks = int64_t{plan.grid.members} * plan.grid.groups;
+      return blocks <= int64_t{facts.sms} * lltm_grid_resident<T>(plan.grid) &&
+             blocks <= int64_t{facts.sms} * lltm_grid_backward_resident<T>(plan.grid);
+    }
+    default:
+      return false;
+  }
+}
+
+template <typename T>
+size_t my_ops::cuda::lltm_persistent_workspace(int64_t steps, int64_t batch, int64_t hidden) {
+  // The exchange of lltm_grid.cu: h0 and the h of every step.
+  return steps <= 0 ? 0 : static_cast<size_t>(grid_exchange_bytes<T>(1, steps + 1, batch, hidden));
+}
+
+template <typename T>
+size_t my_ops::cuda::lltm_persistent_backward_workspace(int64_t steps, int64_t batch,
+                                                        int64_t hidden) {
+  // The exchange of lltm_grid_backward.cu: three gate gradients of every step.
+  return steps <= 0 ? 0 : static_cast<size_t>(grid_exchange_bytes<T>(3, steps, batch, hidden));
+}
+
+template <typename T>
+cudaError_t my_ops::cuda::lltm_persistent(const LltmSequence<T>& args, void* workspace,
+                                          cudaStream_t stream) {
+  if (args.steps > 0 && (args.batch == 0 || args.hidden == 0)) return cudaSuccess;
+  Plan plan;
+  if (auto err = plan_for_current_device<T>(args.steps, args.batch, args.hidden, plan);
+      err != cudaSuccess) {
+    return err;
+  }
+  return plan.kind == Plan::Kind::kCluster ? lltm_cluster<T>(args, plan.cluster, stream)
+                                           : lltm_grid<T>(args, plan.grid, workspace, stream);
+}
+
+template <typename T>
+cudaError_t my_ops::cuda::lltm_persistent_backward(const LltmSequenceBackward<T>& args,
+                                                   void* workspace, cudaStream_t stream) {
+  if (args.steps > 0 && (args.batch == 0 || args.hidden == 0)) return cudaSuccess;
+  Plan plan;
+  if (auto err = plan_for_current_device<T>(args.steps, args.batch, args.hidden, plan);
+      err != cudaSuccess) {
+    return err;
+  }
+  return plan.kind == Plan::Kind::kCluster
+             ? lltm_cluster_backward<T>(args, plan.cluster, stream)
+             : lltm_grid_backward<T>(args, plan.grid, workspace, stream);
+}
+
+template bool my_ops::cuda::lltm_persistent_supported<float>(int64_t, int64_t, int);
+template bool my_ops::cuda::lltm_persistent_supported<__half>(int64_t, int64_t, int);
+template bool my_ops::cuda::lltm_persistent_supported<__nv_bfloat16>(int64_t, int64_t, int);
+template size_t my_ops::cuda::lltm_persistent_workspace<float>(int64_t, int64_t, int64_t);
+template size_t my_ops::cuda::lltm_persistent_workspace<__half>(int64_t, int64_t, int64_t);
+template size_t my_ops::cuda::lltm_persistent_workspace<__nv_bfloat16>(int64_t, int64_t, int64_t);
+template size_t my_ops::cuda::lltm_persistent_backward_workspace<float>(int64_t, int64_t, int64_t);
+template size_t my_ops::cuda::lltm_persistent_backward_workspace<__half>(int64_t, int64_t, int64_t);
+template size_t my_ops::cuda::lltm_persistent_backward_workspace<__nv_bfloat16>(int64_t, int64_t,
+                                                                                int64_t);
+template cudaError_t my_ops::cuda::lltm_persistent<float>(const LltmSequence<float>&, void*,
+                                                          cudaStream_t);
+template cudaError_t my_ops::cuda::lltm_persistent<__half>(const LltmSequence<__half>&, void*,
+                                                           cudaStream_t);
+template cudaError_t my_ops::cuda::lltm_persistent<__nv_bfloat16>(
+    const LltmSequence<__nv_bfloat16>&, void*, cudaStream_t);
+template cudaError_t my_ops::cuda::lltm_persistent_backward<float>(
+    const LltmSequenceBackward<float>&, void*, cudaStream_t);
+template cudaError_t my_ops::cuda::lltm_persistent_backward<__half>(
+    const LltmSequenceBackward<__half>&, void*, cudaStream_t);
+template cudaError_t my_ops::cuda::lltm_persistent_backward<__nv_bfloat16>(
+    const LltmSequenceBackward<__nv_bfloat16>&, void*, cudaStream_t);

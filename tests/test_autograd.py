@@ -1,0 +1,337 @@
+"""Gradients of every op: numerically, under torch.func, TorchScript, torch.compile, and of out=."""
+
+import io
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from samples import DIFFERENTIABLE, as_tuple, leaves, named
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import gradcheck, gradgradcheck
+
+import my_ops
+
+LIMIT = 2.0**-40  # of float64 results that went through another order of the same operations
+FLOAT32_LIMIT = 2.0**-16  # of float32 sums of a few products, and of fused compiled kernels
+
+SIZES = [7, 9, 11]  # equal to no other size of an op: dynamic sizes that are equal share a symbol
+
+SMOOTH = [op for op in DIFFERENTIABLE if op.smooth]
+FORWARD = [op for op in SMOOTH if op.forward_ad]
+
+
+def inputs(op, device, size=2):
+    return leaves(op.tensors(size, torch.float64, device))
+
+
+def assert_close(got, want, limit=LIMIT):
+    for ours, exact in zip(as_tuple(got), as_tuple(want), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize(**named(SMOOTH))
+def test_gradient(op, device):
+    assert gradcheck(op, inputs(op, device), check_forward_ad=op.forward_ad)
+
+
+@pytest.mark.parametrize(**named(SMOOTH))
+def test_gradient_of_each_argument_alone(op, device):
+    tensors = [t.detach() for t in inputs(op, device)]
+    for place in range(len(tensors)):
+        args = [t.requires_grad_(i == place) for i, t in enumerate(tensors)]
+        assert gradcheck(op, args)
+        results = [r for r in op(*args) if r.requires_grad]
+        assert results  # every argument reaches a result
+
+
+@pytest.mark.parametrize(**named(SMOOTH))
+def test_second_gradient(op, device):
+    assert gradgradcheck(op, inputs(op, device), check_fwd_over_rev=False)
+
+
+@pytest.mark.parametrize(**named(FORWARD))
+def test_forward_over_reverse(op, device):
+    assert gradgradcheck(
+        op,
+        inputs(op, device),
+        check_fwd_over_rev=True,
+        check_rev_over_rev=False,
+        check_undefined_grad=False,
+    )
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_gradient_on_the_dispatcher(op, device):
+    """torch.ops.my_ops.X and my_ops.X have one gradient."""
+    tensors = inputs(op, device)
+    results = as_tuple(op.overload(*tensors, *([None] if needs_bias(op) else []), *op.constants))
+    grads = [torch.randn_like(r) for r in results]
+    got = torch.autograd.grad(results, tensors, grads)
+    assert_close(got, torch.autograd.grad(op(*tensors), tensors, grads))
+
+
+def needs_bias(op):
+    return op.name == "linear-without-bias"
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_no_graph_without_a_need(op, device):
+    tensors = op.tensors(2, torch.float32, device)
+    assert not any(r.requires_grad for r in op(*tensors))
+    with torch.no_grad():
+        assert not any(r.requires_grad for r in op(*leaves(tensors)))
+    with torch.inference_mode():
+        assert all(r.is_inference() for r in op(*tensors))
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_func_grad_and_vjp(op, device):
+    tensors = tuple(t.detach() for t in inputs(op, device))
+    if op.smooth:
+        places = tuple(range(len(tensors)))
+        got = torch.func.grad(lambda *ts: sum(r.sin().sum() for r in op(*ts)), places)(*tensors)
+        want = torch.func.grad(
+            lambda *ts: sum(r.sin().sum() for r in as_tuple(op.reference(*ts))), places
+        )(*tensors)
+        assert_close(got, want)
+    results, pull = torch.func.vjp(op, *tensors)
+    grads = tuple(torch.randn_like(r) for r in results)
+    leaf = leaves(tensors)
+    assert_close(pull(grads), torch.autograd.grad(op(*leaf), leaf, grads))
+
+
+@pytest.mark.parametrize(**named(FORWARD))
+def test_func_jvp_and_nesting(op, device):
+    tensors = tuple(t.detach() for t in inputs(op, device))
+    tangents = tuple(torch.randn_like(t) for t in tensors)
+    places = tuple(range(len(tensors)))
+
+    def of(function):
+        def total(*ts):
+            return sum(r.sin().sum() for r in as_tuple(function(*ts)))
+
+        def slope(*ts):
+            return torch.func.jvp(total, ts, tangents)[1]
+
+        return (
+            *torch.func.jvp(total, tensors, tangents),
+            *torch.func.grad(slope, places)(*tensors),  # reverse over forward
+            *torch.func.jvp(torch.func.grad(total, places), tensors, tangents)[1],  # and back
+            torch.func.jvp(slope, tensors, tangents)[1],  # forward over forward
+        )
+
+    assert_close(of(op), of(op.reference))
+
+
+@pytest.mark.parametrize(**named(FORWARD))
+def test_forward_ad_of_one_argument(op, device):
+    tensors = [t.detach() for t in inputs(op, device)]
+    for place, primal in enumerate(tensors):
+        tangent = torch.randn_like(primal)
+        found = []
+        for function in (op, op.reference):
+            with forward_ad.dual_level():
+                args = list(tensors)
+                args[place] = forward_ad.make_dual(primal, tangent)
+                found.append([forward_ad.unpack_dual(r) for r in as_tuple(function(*args))])
+        for ours, exact in zip(*found, strict=True):
+            assert ours.tangent is not None
+            assert_close((ours.primal, ours.tangent), (exact.primal, exact.tangent))
+
+
+def test_round_ste_forward_ad_is_straight_through(device):
+    x, tangent = torch.randn(2, 5, device=device)
+    out, out_tangent = torch.func.jvp(my_ops.round_ste, (x,), (tangent,))
+    assert torch.equal(out, my_ops.round_ste(x))
+    assert torch.equal(out_tangent, tangent)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.bfloat16, torch.int64)])
+def test_custom_add_gradient_has_the_dtype_of_its_argument(dtypes, device):
+    a = torch.ones(3, 1, dtype=dtypes[0], device=device, requires_grad=True)
+    b = torch.ones(4, dtype=dtypes[1], device=device)
+    b.requires_grad_(b.is_floating_point())
+    my_ops.custom_add(a, b).sum().backward()
+    assert torch.equal(a.grad, torch.full_like(a, 4))
+    if b.requires_grad:
+        assert torch.equal(b.grad, torch.full_like(b, 3))
+
+
+@pytest.mark.parametrize(
+    **named([op for op in DIFFERENTIABLE if op.name not in ("add_one", "custom_add", "round_ste")])
+)
+def test_overwritten_arguments_are_noticed(op, device):
+    """Backward needs the arguments, or raises: it never computes with changed values."""
+    tensors = inputs(op, device)
+    copies = [t.clone() for t in tensors]  # no leaves: they may be written
+    results = op(*copies)
+    with torch.no_grad():
+        copies[0].zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(results, tensors, [torch.ones_like(r) for r in results])
+
+
+# ----------------------------------------------------------------------------------------- out=
+
+
+def test_out_moves_the_version_counter(device):
+    a, b = torch.randn(2, 3, device=device), torch.randn(3, 4, device=device)
+    out = torch.zeros(2, 4, device=device)
+    before = out._version
+    my_ops.gemm(a, b, out=out)
+    assert out._version == before + 1
+    assert (a._version, b._version) == (0, 0)
+
+
+def test_out_over_a_saved_tensor_is_noticed(device):
+    a, b = torch.randn(2, 3, device=device), torch.randn(3, 4, device=device)
+    x = torch.randn(2, 4, device=device, requires_grad=True)
+    saved = x.exp()  # backward needs it
+    with torch.no_grad():
+        my_ops.gemm(a, b, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+
+
+def test_out_refuses_leaves_that_require_grad(device, rejects):
+    a, b = torch.randn(2, 3, device=device), torch.randn(3, 4, device=device)
+    out = torch.zeros(2, 4, device=device, requires_grad=True)
+    with rejects(RuntimeError, "gemm: out= does not support automatic differentiation", a, b, out):
+        my_ops.gemm(a, b, out=out)
+
+
+def test_out_without_a_gradient_under_no_grad(device):
+    a = torch.randn(2, 3, device=device, requires_grad=True)
+    b, out = torch.randn(3, 4, device=device), torch.zeros(2, 4, device=device)
+    with torch.no_grad():
+        my_ops.gemm(a, b, out=out)
+        assert torch.equal(out, my_ops.gemm(a, b))
+    assert not out.requires_grad
+
+
+# ------------------------------------------------------------------------- TorchScript, compile
+
+
+def test_torchscript_of_the_ops(device):
+    """A scripted function of every op: saved, loaded, differentiated."""
+
+    def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.ops.my_ops.gemm(torch.ops.my_ops.add_one(x), w)
+        y = torch.ops.my_ops.d_sigmoid(torch.ops.my_ops.custom_add(y, y))
+        y = torch.ops.my_ops.linear(y, w, None, "gelu") + torch.ops.my_ops.fill_index(3, 3)
+        return torch.ops.my_ops.round_ste(y)
+
+    x, w = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
+    saved = io.BytesIO()
+    torch.jit.save(torch.jit.script(model), saved)
+    saved.seek(0)
+    loaded = torch.jit.load(saved)
+    for function in (torch.jit.script(model), loaded):
+        assert torch.equal(function(x, w), model(x, w))
+        got = torch.autograd.grad(function(x, w).sum(), (x, w))
+        assert_close(got, torch.autograd.grad(model(x, w).sum(), (x, w)), FLOAT32_LIMIT)
+
+
+def compiled_like_eager(op, backend, device, sizes):
+    compiled = torch.compile(op, fullgraph=True, dynamic=True, backend=backend)
+    for size in sizes:
+        tensors = leaves(op.tensors(size, torch.float32, device))
+        got, want = compiled(*tensors), op(*tensors)
+        assert_close(got, want, FLOAT32_LIMIT)
+        grads = [torch.randn_like(r) for r in want]
+        got = torch.autograd.grad(got, tensors, grads)
+        assert_close(got, torch.autograd.grad(want, tensors, grads), FLOAT32_LIMIT)
+    without = op.tensors(sizes[0], torch.float32, device)
+    assert_close(compiled(*without), op(*without), FLOAT32_LIMIT)
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_compile_to_one_graph(op, device):
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled_like_eager(op, counter, device, SIZES)
+    assert counter.frame_count == 2  # one for all sizes with gradients, one for none
+
+
+@pytest.mark.parametrize(
+    **named([op for op in DIFFERENTIABLE if op.name in ("custom_add", "linear-gelu", "lltm")])
+)
+def test_compile_with_inductor(op, device):
+    compiled_like_eager(op, "inductor", device, SIZES[:2])
+
+
+def test_compile_fill_index_and_out(device):
+    def function(a, b, out):
+        my_ops.gemm(a, b, out=out)
+        return out + my_ops.fill_index(a.shape[0], b.shape[1], device=a.device)
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
+    for m in SIZES:
+        a, b = torch.randn(m, 3, device=device), torch.randn(3, 4, device=device)
+        out, want = (torch.zeros(m, 4, device=device) for _ in range(2))
+        assert torch.equal(compiled(a, b, out), function(a, b, want))
+        assert torch.equal(out, want)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("kind", [my_ops.nn.LLTM, my_ops.nn.LLTMCell])
+def test_compile_a_layer_with_dynamic_batch(kind, device):
+    layer = kind(3, 4).to(device)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
+    for batch in SIZES:
+        shape = (5, batch, 3) if kind is my_ops.nn.LLTM else (batch, 3)
+        input = torch.randn(shape, device=device)
+        found = []
+        for model in (compiled, layer):
+            layer.zero_grad()
+            output = model(input)[0]
+            output.square().sum().backward()
+            found.append((output.detach(), *(p.grad.clone() for p in layer.parameters())))
+        assert_close(*found, FLOAT32_LIMIT)
+    assert counter.frame_count == 1
+
+
+# ------------------------------------------------------------------------------------- fallback
+
+
+def test_gradients_without_private_names():
+    """A torch that lacks a private name: a warning, and the same gradients by the public way."""
+    script = textwrap.dedent("""
+        import warnings
+        import torch
+        import torch._functorch.utils as utils
+        del utils.enable_single_level_autograd_function
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import my_ops
+        assert any("my_ops" in str(w.message) for w in caught), "no warning"
+        assert all("private name" in str(w.message) for w in caught), caught
+        from torch.autograd import gradcheck
+
+        def draw(*shape):
+            return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+        assert gradcheck(my_ops.add_one, (draw(2, 3),))
+        assert gradcheck(my_ops.custom_add, (draw(2, 1), draw(3)))
+        assert gradcheck(my_ops.d_sigmoid, (draw(2, 3),))
+        assert gradcheck(my_ops.gemm, (draw(2, 3), draw(3, 4)))
+        for activation in (None, "gelu"):
+            call = lambda x, w, b: my_ops.linear(x, w, b, activation=activation)
+            assert gradcheck(call, (draw(2, 3), draw(4, 3), draw(4)))
+        assert gradcheck(my_ops.linear, (draw(2, 3), draw(4, 3)))
+        state = draw(2, 2), draw(2, 2)
+        assert gradcheck(my_ops.lltm_cell, (draw(2, 3), draw(6, 5), draw(6), *state))
+        assert gradcheck(my_ops.lltm, (draw(3, 2, 3), *state, draw(6, 5), draw(6)))
+        x = draw(5)
+        my_ops.round_ste(x).sum().backward()
+        assert torch.equal(x.grad, torch.ones_like(x))
+        out = torch.zeros(2, 4, dtype=torch.float64)
+        my_ops.gemm(draw(2, 3).detach(), draw(3, 4).detach(), out=out)
+        assert out.ne(0).all()
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

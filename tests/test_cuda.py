@@ -1,0 +1,353 @@
+"""What only a GPU has: streams, graphs, several devices, more than 2^31 elements."""
+
+import functools
+
+import pytest
+import torch
+from samples import DIFFERENTIABLE, FLOATING, as_tuple, gemm_excess, named, ulps
+
+import my_ops
+from my_ops import reference
+
+SLEEP_CYCLES = 20_000_000  # about 10 ms: longer than all launches of a test together
+BEYOND_INT32 = (1 << 31) + 12_345
+SPARE_BYTES = 2 << 30
+D_SIGMOID_ULP = 4.0
+TRAINING_LIMIT = 2.0**-16  # of float32 parameters after a few steps of another kernel order
+
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
+
+def fill_index_like(x):
+    """fill_index as a function of a tensor, for the lists below."""
+    return my_ops.fill_index(x.shape[0], 5, device=x.device)
+
+
+def calls():
+    """Every op as (name, function, tensor arguments on the CPU)."""
+    found = [(op.name, op, op.tensors(65, torch.float32, "cpu")) for op in DIFFERENTIABLE]
+    out = functools.partial(gemm_into, op=my_ops.gemm)
+    found.append(("gemm-out", out, (torch.randn(65, 4), torch.randn(4, 3))))
+    found.append(("fill_index", fill_index_like, (torch.randn(65),)))
+    return found
+
+
+def gemm_into(a, b, op):
+    return op(a, b, out=a.new_full((a.shape[0], b.shape[1]), float("nan")))
+
+
+CALLS = {"argnames": "name", "argvalues": [name for name, _, _ in calls()]}
+
+
+@pytest.fixture
+def call(name):
+    return next((function, tensors) for key, function, tensors in calls() if key == name)
+
+
+def assert_equal(got, want):
+    for ours, exact in zip(as_tuple(got), as_tuple(want), strict=True):
+        assert torch.equal(ours, exact)
+
+
+@pytest.mark.parametrize(**CALLS)
+def test_side_stream(name, call, cuda):
+    """Inputs that arrive late, on a stream that is not the default one."""
+    function, tensors = call
+    late = [t.to(cuda) for t in tensors]
+    want = tuple(r.clone() for r in as_tuple(function(*late)))
+    inputs = [torch.full_like(t, float("nan")) for t in late]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        for place, source in zip(inputs, late, strict=True):
+            place.copy_(source)
+        got = as_tuple(function(*inputs))
+    stream.synchronize()
+    assert_equal(got, want)
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_side_stream_backward(op, cuda):
+    late = op.tensors(65, torch.float32, cuda)
+    leaf = [t.clone().requires_grad_() for t in late]
+    results = op(*leaf)
+    want = torch.autograd.grad(results, leaf, [torch.ones_like(r) for r in results])
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        inputs = [torch.full_like(t, float("nan")) for t in late]
+        torch.cuda._sleep(SLEEP_CYCLES)
+        for place, source in zip(inputs, late, strict=True):
+            place.copy_(source)
+        leaf = [t.requires_grad_() for t in inputs]
+        results = op(*leaf)
+        got = torch.autograd.grad(results, leaf, [torch.ones_like(r) for r in results])
+    stream.synchronize()
+    assert_equal(tuple(got), tuple(want))
+
+
+def warm_up(function):
+    """Runs once on a side stream, as graph capture asks for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@pytest.mark.parametrize(**CALLS)
+def test_graph_capture_and_replay(name, call, cuda):
+    function, tensors = call
+    inputs = [t.to(cuda) for t in tensors]
+    warm_up(lambda: function(*inputs))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = as_tuple(function(*inputs))
+    for _ in range(3):
+        for place in inputs:
+            place.normal_()
+        graph.replay()
+        assert_equal(captured, function(*inputs))
+
+
+def test_graph_of_an_lltm_training_step(cuda):
+    """The captured step trains as the eager one does, from the same weights on the same batches."""
+    start = my_ops.nn.LLTM(5, 8, device=cuda).state_dict()
+    shapes = (6, 4, 5), (6, 4, 8)
+    batches = [[torch.randn(s, device=cuda) for s in shapes] for _ in range(3)]
+
+    def build():
+        layer = my_ops.nn.LLTM(5, 8, device=cuda)
+        layer.load_state_dict(start)
+        return layer, torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(layer, optimizer, input, target):
+        optimizer.zero_grad(set_to_none=False)
+        torch.nn.functional.mse_loss(layer(input)[0], target).backward()
+        optimizer.step()
+
+    layer, optimizer = build()
+    input, target = (t.clone() for t in batches[0])
+    warm_up(lambda: step(layer, optimizer, input, target))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(layer, optimizer, input, target)
+    layer.load_state_dict(start)
+    eager, eager_optimizer = build()
+    for batch in batches:
+        for place, source in zip((input, target), batch, strict=True):
+            place.copy_(source)
+        graph.replay()
+        step(eager, eager_optimizer, *batch)
+    for ours, exact in zip(layer.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=TRAINING_LIMIT, atol=TRAINING_LIMIT)
+    assert not torch.equal(layer.weights, start["weights"])
+
+
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
+def test_make_graphed_callables(cuda):
+    layer = my_ops.nn.LLTM(5, 8, device=cuda)
+    plain = my_ops.nn.LLTM(5, 8, device=cuda)
+    plain.load_state_dict(layer.state_dict())
+    graphed = torch.cuda.make_graphed_callables(layer, (torch.randn(6, 4, 5, device=cuda),))
+    input = torch.randn(6, 4, 5, device=cuda)
+    for model in (graphed, plain):
+        model(input)[0].square().sum().backward()
+    for ours, exact in zip(layer.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, exact.grad, rtol=TRAINING_LIMIT, atol=TRAINING_LIMIT)
+
+
+@pytest.fixture
+def synchronisation_raises():
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize(**CALLS)
+def test_no_synchronisation(name, call, cuda, synchronisation_raises):
+    function, tensors = call
+    inputs = [t.to(cuda) for t in tensors]
+    want = as_tuple(function(*inputs))
+    synchronisation_raises()
+    got = as_tuple(function(*inputs))
+    torch.cuda.set_sync_debug_mode("default")
+    assert_equal(got, want)
+
+
+@pytest.mark.parametrize(**CALLS)
+def test_memory_is_given_back(name, call, cuda):
+    function, tensors = call
+    inputs = [t.to(cuda) for t in tensors]
+    function(*inputs)
+    before = torch.cuda.memory_allocated()
+    for _ in range(50):
+        function(*inputs)
+    assert torch.cuda.memory_allocated() == before
+
+
+@TWO_GPUS
+@pytest.mark.parametrize(**CALLS)
+def test_current_device_is_another(name, call, cuda):
+    function, tensors = call
+    want = as_tuple(function(*(t.to("cuda:0") for t in tensors)))
+    with torch.cuda.device(0):
+        got = as_tuple(function(*(t.to("cuda:1") for t in tensors)))
+        assert torch.cuda.current_device() == 0
+    assert all(r.device == torch.device("cuda:1") for r in got)
+    assert_equal(tuple(r.cpu() for r in got), tuple(r.cpu() for r in want))
+
+
+@TWO_GPUS
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_backward_with_another_current_device(op, cuda):
+    found = []
+    for device in ("cuda:0", "cuda:1"):
+        torch.manual_seed(1)
+        leaf = [t.requires_grad_() for t in op.tensors(9, torch.float32, device)]
+        results = op(*leaf)
+        grads = torch.autograd.grad(results, leaf, [torch.ones_like(r) for r in results])
+        assert torch.cuda.current_device() == 0
+        found.append(tuple(grad.cpu() for grad in grads))
+    assert_equal(*found)
+
+
+@TWO_GPUS
+def test_two_gpus_are_not_mixed(cuda, rejects):
+    a, b = torch.ones(2, 2, device="cuda:0"), torch.ones(2, 2, device="cuda:1")
+    for op in (my_ops.custom_add, my_ops.gemm):
+        with rejects(RuntimeError, "b must be on the device of a, got cuda:1 and cuda:0", a, b):
+            op(a, b)
+
+
+# ---------------------------------------------------------------- more elements than an int counts
+
+
+@pytest.fixture
+def room(cuda):
+    """Skips where the GPU is too small; nothing else of this process may hold its memory."""
+
+    def ask(nbytes):
+        torch.utils.deterministic.fill_uninitialized_memory = (
+            False  # time, not safety, at this size
+        )
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        if free < nbytes + SPARE_BYTES:
+            pytest.skip(f"needs {(nbytes + SPARE_BYTES) >> 30} GiB of free GPU memory")
+
+    yield ask
+    torch.cuda.empty_cache()
+
+
+def spots(n):
+    """Indices around everything that could wrap, and the ends."""
+    edges = [0, 1, (1 << 30), (1 << 31) - 1, (1 << 31), (1 << 31) + 1, n - 2, n - 1]
+    return torch.tensor([i for i in edges if i < n])
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16])
+def test_large_add_one(dtype, cuda, room):
+    room(2 * BEYOND_INT32 * dtype.itemsize)
+    x = torch.randint(-100, 100, (BEYOND_INT32,), dtype=torch.int8, device=cuda).to(dtype)
+    got = my_ops.add_one(x)
+    for part, want in zip(got.split(1 << 28), x.split(1 << 28), strict=True):
+        assert torch.equal(part, want + 1)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("flat", [True, False])
+def test_large_custom_add(flat, cuda, room):
+    room(3 * BEYOND_INT32)
+    rows, columns = 3, BEYOND_INT32 // 3 + 1
+    a = torch.randint(-50, 50, (rows, columns), dtype=torch.int8, device=cuda)
+    b = a.flip(0) if flat else torch.randint(-50, 50, (columns,), dtype=torch.int8, device=cuda)
+    got = my_ops.custom_add(a, b)
+    for row in range(rows):
+        assert torch.equal(got[row], a[row] + (b[row] if flat else b) + 1)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("name", ["d_sigmoid", "round_ste"])
+def test_large_unary(name, cuda, room):
+    room(5 * BEYOND_INT32)
+    x = torch.empty(BEYOND_INT32, dtype=torch.bfloat16, device=cuda).normal_()
+    got = getattr(my_ops, name)(x)
+    at = torch.cat([spots(BEYOND_INT32), torch.randint(BEYOND_INT32, (100_000,))]).to(cuda)
+    want = getattr(reference, name)(x[at].cpu().double())
+    assert ulps(got[at].cpu(), want) <= (D_SIGMOID_ULP if name == "d_sigmoid" else 0)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("shape", [(3, BEYOND_INT32 // 3 + 1), (BEYOND_INT32 // 2 + 1, 2)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32])
+def test_large_fill_index(dtype, shape, cuda, room):
+    room(4 * BEYOND_INT32 * dtype.itemsize)
+    got = my_ops.fill_index(*shape, dtype=dtype, device=cuda)
+    y = spots(shape[0]).to(cuda)[:, None]
+    x = spots(shape[1]).to(cuda)[None, :]
+    assert torch.equal(got[y, x], (y + x).to(dtype))
+    assert torch.equal(got[-1], (torch.arange(shape[1], device=cuda) + shape[0] - 1).to(dtype))
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_gemm_result(dtype, cuda, room):
+    m, k, n = 65_539, 8, 32_771
+    room(2 * m * n * dtype.itemsize)
+    a = torch.randn(m, k, device=cuda).to(dtype)
+    b = torch.randn(k, n, device=cuda).to(dtype)
+    got = my_ops.gemm(a, b)
+    rows = torch.cat([spots(m), torch.arange(m - 64, m)]).to(cuda)
+    assert gemm_excess(got[rows], a[rows], b) <= 1
+
+
+@pytest.mark.large
+def test_large_gemm_operand(cuda, room):
+    m, k = (1 << 20) + 3, 2053
+    room(3 * m * k * 2)
+    a = torch.empty(m, k, dtype=torch.bfloat16, device=cuda).normal_()
+    b = torch.randn(k, 3, device=cuda).to(torch.bfloat16)
+    got = my_ops.gemm(a, b)
+    rows = torch.cat([spots(m), torch.arange(m - 64, m)]).to(cuda)
+    assert gemm_excess(got[rows], a[rows], b) <= 1
+
+
+@pytest.mark.large
+def test_large_lltm_cell(cuda, room):
+    """More than 2^31 pre-activations."""
+    batch, inputs, hidden = 700_001, 1, 1024
+    rows = torch.tensor([0, 1, batch // 2, batch - 2, batch - 1], device=cuda)
+    room(batch * hidden * 60)
+    make = functools.partial(torch.randn, device=cuda)
+    input, weights = make(batch, inputs), make(3 * hidden, hidden + inputs) * hidden**-0.5
+    bias, state = make(3 * hidden), make(batch, hidden)
+    tensors = [t.to(torch.bfloat16) for t in (input, weights, bias, state)]
+    del state
+    input, weights, bias, state = tensors
+    got = my_ops.lltm_cell(input, weights, bias, state, state)
+    part = [input[rows], weights, bias, state[rows], state[rows]]
+    want = reference.lltm_cell(*(t.double() for t in part))
+    theirs = reference.lltm_cell(*part)
+    for ours, exact, plain in zip(got, want, theirs, strict=True):
+        assert (ours[rows] - exact).abs().max() <= (plain - exact).abs().max()
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_cpu_and_cuda_agree_on_gradients(dtype, cuda):
+    """The formulas of both backends, over all ops, in one place."""
+    for op in DIFFERENTIABLE:
+        if dtype not in op.dtypes:
+            continue
+        found = []
+        tensors = op.tensors(33, dtype, "cpu")
+        for device in ("cpu", cuda):
+            leaf = [t.to(device).requires_grad_() for t in tensors]
+            results = op(*leaf)
+            grads = torch.autograd.grad(results, leaf, [torch.ones_like(r) for r in results])
+            found.append([t.detach().cpu() for t in (*results, *grads)])
+        for ours, exact in zip(*found, strict=True):
+            limit = 8 * torch.finfo(dtype).eps * max(1.0, exact.abs().max().item())
+            torch.testing.assert_close(ours, exact, rtol=0, atol=limit)

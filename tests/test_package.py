@@ -1,0 +1,253 @@
+"""The installed package: what the module links, exports and says when it cannot be loaded."""
+
+import importlib.metadata
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import my_ops
+
+PACKAGE = Path(my_ops.__file__).parent
+MODULE = PACKAGE / "_C.abi3.so"
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+IN_REPOSITORY = pytest.mark.skipif(
+    not (REPOSITORY / "kernels").is_dir(), reason="needs the source tree"
+)
+
+
+# --------------------------------------------------------------------------------- layer rules
+
+
+def sources(folder):
+    files = sorted(p for p in (REPOSITORY / folder).iterdir() if p.is_file())
+    assert files
+    return {p.name: without_comments(p.read_text()) for p in files}
+
+
+def without_comments(text):
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+def matches(folder, pattern):
+    return [
+        f"{name}: {line.strip()}"
+        for name, text in sources(folder).items()
+        for line in text.splitlines()
+        if re.search(pattern, line)
+    ]
+
+
+@IN_REPOSITORY
+@pytest.mark.parametrize("folder", ["kernels", "include"])
+def test_no_torch_below_the_bindings(folder):
+    assert matches(folder, r"#\s*include\s*[<\"](torch|ATen|c10|Python)") == []
+    assert matches(folder, r"\b(at|c10|torch)::") == []
+
+
+@IN_REPOSITORY
+@pytest.mark.parametrize("folder", ["csrc", "include"])
+def test_launches_only_in_kernels(folder):
+    assert matches(folder, r"<<<|__global__|__device__") == []
+
+
+@IN_REPOSITORY
+def test_launchers_only_launch():
+    """Kernels and launchers neither throw, print, allocate, synchronise nor end the process."""
+    forbidden = (
+        r"\bthrow\b|\bprintf\b|std::c(out|err)|\bexit\(|\babort\(|\bassert\(|\bnew\s|\bmalloc\("
+        r"|cudaMalloc|cudaFree|cudaDeviceSynchronize|cudaStreamSynchronize|cudaStreamCreate"
+    )
+    assert matches("kernels", forbidden) == []
+
+
+@IN_REPOSITORY
+def test_stream_and_sizes_have_no_defaults():
+    assert matches("include", r"\w\s*=\s*[\w{}:]+\s*[,)]") == []
+
+
+# ----------------------------------------------------------------------------------- the module
+
+
+@dataclass
+class Symbol:
+    name: str
+    defined: bool
+    weak: bool
+
+
+class Elf:
+    """The dynamic section and symbols of a 64-bit little-endian ELF file."""
+
+    DYNAMIC, DYNSYM, NEEDED, RUNPATHS = 6, 11, 1, (15, 29)
+
+    def __init__(self, path):
+        self.data = path.read_bytes()
+        assert self.data[:6] == b"\x7fELF\x02\x01"
+        (offset,) = struct.unpack_from("<Q", self.data, 40)
+        size, count = struct.unpack_from("<HH", self.data, 58)
+        self.sections = [
+            struct.unpack_from("<IIQQQQIIQQ", self.data, offset + i * size) for i in range(count)
+        ]
+
+    def _entries(self, kind, form):
+        for _, type_, _, _, offset, size, link, _, _, _ in self.sections:
+            if type_ == kind:
+                for entry in struct.iter_unpack(form, self.data[offset : offset + size]):
+                    yield entry, self.sections[link][4]
+
+    def _text(self, at):
+        return self.data[at : self.data.index(b"\0", at)].decode()
+
+    def dynamic(self, *tags):
+        return [
+            self._text(strings + value)
+            for (tag, value), strings in self._entries(self.DYNAMIC, "<qQ")
+            if tag in tags
+        ]
+
+    def symbols(self):
+        return [
+            Symbol(self._text(strings + name), section != 0, info >> 4 == 2)
+            for (name, info, _, section, _, _), strings in self._entries(self.DYNSYM, "<IBBHQQ")
+            if name
+        ]
+
+
+@pytest.fixture(scope="module")
+def elf():
+    return Elf(MODULE)
+
+
+def test_elf_reader_reads(elf):
+    assert "libc.so.6" in elf.dynamic(Elf.NEEDED)
+    assert any(s.name == "aoti_torch_get_sizes" and not s.defined for s in elf.symbols())
+
+
+def test_needed_libraries(elf):
+    needed = elf.dynamic(Elf.NEEDED)
+    assert "libtorch.so" in needed
+    forbidden = r"lib(cudart|cuda\.|c10_cuda|torch_cuda|torch_python|python|cublas|nvrtc|c10\.)"
+    assert [name for name in needed if re.match(forbidden, name)] == []
+
+
+def test_no_run_path(elf):
+    assert elf.dynamic(*Elf.RUNPATHS) == []
+
+
+def test_exports_one_symbol(elf):
+    assert [s.name for s in elf.symbols() if s.defined] == ["PyInit__C"]
+
+
+def test_imports_only_the_stable_interface(elf):
+    wanted = {s.name: s.weak for s in elf.symbols() if not s.defined}
+    assert [name for name in wanted if re.match(r"_ZNK?(2at|3c10|5torch)", name)] == []
+    python = [name for name in wanted if re.match(r"_?Py", name)]
+    assert python == ["PyModule_Create2"]
+    assert wanted["PyModule_Create2"]  # weak: a C++ program without Python loads the file too
+    cuda = [
+        name for name in wanted if re.match(r"aoti_torch_get_current_cuda_stream|cu[A-Z]", name)
+    ]
+    assert all(wanted[name] for name in cuda)  # absent from CPU builds of torch
+
+
+def test_no_build_paths_in_the_module():
+    """Messages of torch's headers name their file: not where it was on the build machine."""
+    assert re.findall(rb"/[^\0]*/torch/include/[^\0]*", MODULE.read_bytes()) == []
+
+
+# ----------------------------------------------------------------------------------- the package
+
+
+def test_version():
+    assert my_ops.__version__ == importlib.metadata.version("my_ops")
+
+
+def test_public_names():
+    ops = ["add_one", "custom_add", "d_sigmoid", "fill_index", "gemm", "linear", "lltm"]
+    ops += ["lltm_cell", "nn", "reference", "round_ste"]
+    assert set(ops) <= set(my_ops.__all__)
+    for name in my_ops.__all__:
+        assert getattr(my_ops, name).__doc__
+    assert {"RoundSTE", "Linear", "LLTMCell", "LLTM"} <= set(my_ops.nn.__all__)
+    assert (PACKAGE / "py.typed").exists()
+
+
+def run(script, cwd):
+    """Runs Python away from the source tree; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+FAILS = """
+import sys
+{before}
+try:
+    import my_ops
+except ImportError as error:
+    sys.stdout.write(str(error))
+else:
+    sys.exit("imported")
+"""
+
+
+def test_import_is_quiet(tmp_path):
+    """No warning, no CUDA context; compiled gradients are cached under the package's version."""
+    script = """
+import sys, warnings
+import torch
+warnings.simplefilter("error")
+import my_ops
+assert not torch.cuda.is_initialized()
+assert my_ops.__version__ in torch.compiler.config.cache_key_tag
+"""
+    assert run(script, tmp_path) == ""
+
+
+def copy_package(folder, *, with_module):
+    ignored = shutil.ignore_patterns("__pycache__", *([] if with_module else ["*.so"]))
+    shutil.copytree(PACKAGE, folder / "my_ops", ignore=ignored)
+
+
+def test_a_second_copy_is_refused(tmp_path):
+    copy_package(tmp_path, with_module=True)
+    before = f"""
+import my_ops
+for name in [name for name in sys.modules if name.split(".")[0] == "my_ops"]:
+    del sys.modules[name]
+sys.path.insert(0, {str(tmp_path)!r})
+"""
+    message = run(FAILS.format(before=before), tmp_path.parent)
+    assert "my_ops" in message
+    assert "registered already" in message
+    assert "another copy" in message
+
+
+def test_source_folder_without_the_module(tmp_path):
+    copy_package(tmp_path, with_module=False)
+    message = run(FAILS.format(before=f"sys.path.insert(0, {str(tmp_path)!r})"), tmp_path)
+    assert "_C.abi3.so is missing" in message
+    assert "pip install" in message
+
+
+def test_old_torch_is_refused(tmp_path):
+    before = "import torch; torch.__version__ = '2.9.1+cu128'"
+    message = run(FAILS.format(before=before), tmp_path)
+    assert "torch >= 2.10" in message
+    assert "2.9.1+cu128" in message
+    assert "pip install" in message
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.15.0a0+git123"])
+def test_new_torch_is_accepted(version, tmp_path):
+    script = f"import torch; torch.__version__ = {version!r}; import my_ops"
+    assert run(script, tmp_path) == ""
