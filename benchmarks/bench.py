@@ -153,6 +153,7 @@ def lltm() -> Iterator[Case]:
             h = torch.zeros(batch, size, device="cuda", dtype=dtype)
             weights, bias = lltm_weights(size, size, dtype)
             lstm = torch.nn.LSTM(size, size, device="cuda", dtype=dtype)
+            lstm.flatten_parameters()
 
             def no_grad(run: Any) -> Any:
                 return torch.no_grad()(run)

@@ -1,5 +1,5 @@
 // gemm(): the only router of matrix products, from the problem to the kernel that runs it.
-//   float on Hopper, from about 256 cubed on    gemm_fp32_sm90: tensor cores at float's accuracy
+//   float on Hopper, from about 400 cubed on    gemm_fp32_sm90: tensor cores at float's accuracy
 //   small problems of every type                gemm_simt
 //   the rest                                    the caller's vendor library
 #include "gemm.h"
@@ -13,7 +13,7 @@ namespace my_ops::cuda {
 namespace {
 
 // Below this many multiply-adds gemm_simt is as fast as a library call (benchmarks/bench.py gemm).
-constexpr int64_t kSimtLimit = int64_t{1} << 18;
+constexpr int64_t kSimtLimit = int64_t{1} << 20;
 
 template <typename T, typename Out>
 constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;

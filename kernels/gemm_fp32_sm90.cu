@@ -106,7 +106,7 @@ bool fits(const Args& args) {
 // Sizes at which the measured times beat a library's float GEMM. Narrow products are bound by the
 // split, which reads and writes the wide operand twice; short sums of k take bf16 parts.
 bool pays(const Args& args) {
-  constexpr int64_t kMinSide = 96, kMinK = 96, kMinWork = int64_t{1} << 24;
+  constexpr int64_t kMinSide = 96, kMinK = 96, kMinWork = int64_t{1} << 26;
   return args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK &&
          static_cast<double>(args.batch) * args.m * args.n * args.k >= kMinWork;
 }

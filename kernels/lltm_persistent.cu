@@ -1,6 +1,8 @@
 // The router of the persistent LLTM kernels: preconditions, then a plan, then its launcher.
 #include "lltm_persistent.h"
 
+#include <algorithm>
+
 #include "lltm_persistent.cuh"
 
 namespace my_ops::cuda {
@@ -35,12 +37,13 @@ bool plan_cluster(int64_t batch, int64_t hidden, const DeviceFacts& facts, Clust
   const int max_blocks = facts.major == 9 ? 16 : 8;  // 16 is not portable
   int64_t best = 0;
   for (int units : {1, 2}) {
-    const auto blocks = static_cast<int>(ceil_div(hidden, 16 * units));
+    // At least two: a block that writes to its own shared memory this way must have a peer.
+    const auto blocks = static_cast<int>(std::max<int64_t>(2, ceil_div(hidden, 16 * units)));
     if (blocks > max_blocks) continue;
     // A cluster lives in one GPC, so some SMs are left over: 31 clusters of 4, 15 of 8 and 7 of 16
     // fit on 132 SMs.
     const int64_t usable = facts.sms - facts.sms / (blocks > 8 ? 8 : 16);
-    const int64_t resident = blocks == 1 ? facts.sms : usable / blocks;
+    const int64_t resident = usable / blocks;
     for (int rows : {1, 2, 4}) {
       if (ceil_div(batch, rows) > resident) continue;
       // Cycles beyond the latency that all plans share: two for each multiply-add of a thread, and

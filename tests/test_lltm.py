@@ -12,9 +12,9 @@ from my_ops import reference
 FLOAT64_LIMIT = 2.0**-42  # 2e-13, on sums of a few hundred terms of order 1
 SEQUENCE_LIMIT = {torch.float64: 1e-12, torch.float32: 1e-4}  # one product of all steps, or many
 
-# float32 may be at most this much worse than the reference run in float32, plus the rounding of a sum
-# over the rows of all steps, which grows with the root of their number and which the reference splits
-# into one sum a step.
+# float32 may be at most this much worse than the reference run in float32, plus the rounding of a
+# sum over the rows of all steps, which grows with the root of their number and which the reference
+# splits into one sum a step.
 FLOAT32_SHARE = 2.0
 FLOAT32_FLOOR = 2.0**-22
 # The 16-bit types are not worse than the reference run in the same type, up to chance: which of the

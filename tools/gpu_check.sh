@@ -3,7 +3,7 @@
 #
 #   1. installs WHEEL, or builds one here when none is given; nothing is downloaded
 #   2. the whole test suite, from outside the source tree
-#   3. compute-sanitizer, memcheck and racecheck, over the tests marked sanitizer
+#   3. compute-sanitizer, memcheck and racecheck, over a few small tests of every kernel family
 #   4. the benchmarks, into benchmarks/results/<gpu>.json
 #
 # STEPS="test sanitizer bench" picks some of them; RESULTS names another folder.
@@ -34,9 +34,12 @@ for step in $steps; do
     test)
       "${pytest[@]}" --durations=5 ;;
     sanitizer)
+      small='test_unary_values and 1000 and float32 or test_gemm_values and 257 and float32'
+      small+=' or test_gemm_float32_layouts and 640 and False-False'
+      small+=' or test_sequence_values and (17 or 5) and (float32 or bfloat16)'
       for tool in memcheck racecheck; do
         PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
-          --target-processes all "${pytest[@]}" -x -m sanitizer
+          --target-processes all "${pytest[@]}" -x -k "cuda and ($small)"
       done ;;
     bench)
       gpu=$(python3 -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')

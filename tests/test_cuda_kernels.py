@@ -1,0 +1,195 @@
+"""What the Hopper kernels promise beyond the general tests: large products, long sequences."""
+
+import pytest
+import torch
+from samples import gemm_excess
+
+import my_ops
+from my_ops import reference
+
+# float32 products beside cuBLAS's own: the mean error at most its, the worst at most 1.5 times.
+# Where cuBLAS splits a long k over idle processors, its sums are shorter and its error smaller.
+WORST_SHARE = 1.5
+SPLIT_K_SHARE = 2.5
+LOWEST_MEAN_SHARE = 1 / 3  # on normal data with k >= 1024
+
+# The worst element in units of the root mean square, after up to 200 steps.
+SEQUENCE_LIMIT = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
+
+
+def normal(m, n):
+    return torch.randn(m, n, device="cuda")
+
+
+def graded_rows(m, n):
+    return torch.ldexp(normal(m, n), torch.randint(-60, 61, (m, 1), device="cuda"))
+
+
+DISTRIBUTIONS = {
+    "normal": normal,
+    "uniform": lambda m, n: torch.rand(m, n, device="cuda"),
+    "exp2": lambda m, n: normal(m, n).exp2(),
+    "exp4": lambda m, n: (4 * normal(m, n)).exp(),
+    "one-hot": lambda m, n: torch.eye(max(m, n), device="cuda")[:m, :n].roll(3, 0),
+    "graded-rows": graded_rows,
+}
+SIZES = [(1000, 1003, 1001), (2048, 1024, 1024), (1024, 4096, 2048), (4096, 4096, 4096)]  # m, k, n
+SPLIT_K_SIZES = [(512, 512, 512), (640, 4096, 512)]
+
+
+def errors(got, a, b):
+    """Mean and maximum of |got - a @ b| / (|a| @ |b|)."""
+    a, b = a.double(), b.double()
+    share = (got.double() - a @ b).abs() / (a.abs() @ b.abs()).clamp(min=1e-300)
+    return share.mean().item(), share.max().item()
+
+
+@pytest.fixture
+def strict_cublas(cuda):
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_gemm_float32_is_as_accurate_as_cublas(distribution, size, strict_cublas):
+    m, k, n = size
+    a, b = DISTRIBUTIONS[distribution](m, k), DISTRIBUTIONS[distribution](n, k).mT
+    ours, theirs = errors(my_ops.gemm(a, b), a, b), errors(a @ b, a, b)
+    assert ours[0] <= theirs[0]
+    assert ours[1] <= WORST_SHARE * theirs[1]
+    if distribution == "normal" and k >= 1024:
+        assert ours[0] <= LOWEST_MEAN_SHARE * theirs[0]
+
+
+@pytest.mark.parametrize("size", SPLIT_K_SIZES)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_gemm_float32_where_cublas_splits_k(distribution, size, strict_cublas):
+    m, k, n = size
+    a, b = DISTRIBUTIONS[distribution](m, k), DISTRIBUTIONS[distribution](n, k).mT
+    ours, theirs = errors(my_ops.gemm(a, b), a, b), errors(a @ b, a, b)
+    assert ours[0] <= SPLIT_K_SHARE * theirs[0]
+    assert ours[1] <= SPLIT_K_SHARE * theirs[1]
+
+
+@pytest.mark.parametrize("size", [(640, 640, 640), (1000, 1003, 1001)])
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_gemm_float32_layouts(a_transposed, b_transposed, size, cuda):
+    m, k, n = size
+    a = normal(k, m).mT if a_transposed else normal(m, k)
+    b = normal(n, k).mT if b_transposed else normal(k, n)
+    assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
+    batch = torch.stack([a, a + 1])
+    assert gemm_excess(my_ops.gemm(batch, b), batch, b) <= 1
+
+
+def test_gemm_float32_special_values(cuda):
+    size = 640
+    a, b = normal(size, size), normal(size, size)
+    a[3, 5], a[7, 9], a[11] = float("inf"), float("nan"), 1e-42
+    b[20, 30] = 1e37
+    got, want = my_ops.gemm(a, b), a @ b
+    assert got[3].isinf().sum() == want[3].isinf().sum()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isposinf(), want.isposinf())
+    finite = want.isfinite()
+    scale = (a.nan_to_num().double().abs() @ b.double().abs())[finite]
+    assert ((got.double() - want.double())[finite].abs() <= 2.0**-20 * scale + 1e-43).all()
+
+
+def test_gemm_float32_repeats_bit_for_bit(cuda):
+    a, b = normal(1000, 1003), normal(1003, 1001)
+    first = my_ops.gemm(a, b)
+    assert all(torch.equal(my_ops.gemm(a, b), first) for _ in range(100))
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu", "sigmoid"])
+def test_linear_float32_epilogues(activation, cuda):
+    x, weight, bias = normal(600, 512), normal(520, 512) / 16, normal(1, 520)[0]
+    got = my_ops.linear(x, weight, bias, activation=activation)
+    want = reference.linear(x.double(), weight.double(), bias.double(), activation=activation)
+    limit = 2.0**-20 * (x.double().abs() @ weight.double().abs().mT + bias.double().abs() + 1)
+    assert ((got.double() - want).abs() <= limit).all()
+
+
+SEQUENCES = [  # steps, batch, inputs, hidden
+    (1, 1, 3, 32),
+    (7, 3, 5, 100),
+    (200, 16, 64, 512),
+    (64, 17, 31, 777),
+    (100, 1, 16, 256),
+    (40, 64, 64, 1024),
+    (130, 33, 8, 128),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", SEQUENCES)
+def test_lltm_long_sequences(size, dtype, cuda):
+    """Beside the reference in float64; weights small enough that the recurrence is not chaotic."""
+    steps, batch, inputs, hidden = size
+    bound = 0.25 * hidden**-0.5
+    weights = torch.empty(3 * hidden, hidden + inputs, device="cuda").uniform_(-bound, bound)
+    shapes = [(steps, batch, inputs), (batch, hidden), (batch, hidden)]
+    tensors = [torch.randn(shape, device="cuda") / 2 for shape in shapes]
+    tensors += [weights, torch.randn(3 * hidden, device="cuda") / 8]
+    ours = [t.to(dtype).requires_grad_() for t in tensors]
+    exact = [t.detach().double().requires_grad_() for t in ours]
+    got, want = my_ops.lltm(*ours), reference.lltm(*exact)
+    grads = [torch.randn_like(t) for t in got]
+    got += torch.autograd.grad(got, ours, grads)
+    want += torch.autograd.grad(want, exact, [grad.double() for grad in grads])
+    for value, true in zip(got, want, strict=True):
+        scale = true.square().mean().sqrt().clamp(min=1)
+        assert ((value.double() - true).abs().max() / scale) <= SEQUENCE_LIMIT[dtype]
+
+
+@pytest.mark.parametrize("place", ["input", "h0", "c0", "weights"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("hidden", [64, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lltm_ends_on_any_value(dtype, hidden, value, place, cuda):
+    """Blocks wait for each other's numbers: none may look like one that has not come yet."""
+    shapes = {"input": (20, 4, 8), "h0": (4, hidden), "c0": (4, hidden)}
+    shapes |= {"weights": (3 * hidden, hidden + 8), "bias": (3 * hidden,)}
+    tensors = {name: torch.randn(s, device="cuda").to(dtype) / 8 for name, s in shapes.items()}
+    tensors[place].view(-1)[5] = value
+    tensors = {name: t.requires_grad_() for name, t in tensors.items()}
+    output, _, _ = my_ops.lltm(**tensors)
+    torch.autograd.grad(output, list(tensors.values()), torch.randn_like(output))
+    torch.cuda.synchronize()
+    assert output.isnan().any() or value == float("inf")  # infinite gates may saturate
+
+
+@pytest.mark.parametrize("hidden", [64, 512])
+def test_lltm_repeats_bit_for_bit(hidden, cuda):
+    x = torch.randn(30, 9, 8, device="cuda")
+    layer = my_ops.nn.LLTM(8, hidden, device="cuda")
+
+    def run():
+        output, state = layer(x)
+        grads = torch.autograd.grad(output.square().sum(), list(layer.parameters()))
+        return [output, *state, *grads]
+
+    first = run()
+    for _ in range(100):
+        assert all(torch.equal(a, b) for a, b in zip(run(), first, strict=True))
+
+
+def test_two_layers_on_two_streams(cuda):
+    """Each wants the whole GPU: they take turns, and neither waits for ever."""
+    layer = my_ops.nn.LLTM(64, 512, device="cuda")
+    x = torch.randn(50, 16, 64, device="cuda")
+    with torch.no_grad():
+        want, _ = layer(x)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        results = []
+        for turn in range(20):
+            with torch.cuda.stream(streams[turn % 2]):
+                results.append(layer(x)[0])
+        torch.cuda.synchronize()
+    assert all(torch.equal(result, want) for result in results)
