@@ -23,7 +23,7 @@ wheel: build/wheel
 # The environment of both: torch, the tools of tests and demo, and the wheel as a user installs it.
 build/installed: build/wheel
 	$(PIP) install -q --force-reinstall --no-deps dist/*.whl
-	$(VENV)/bin/python -c 'import my_ops; print("installed my_ops", my_ops.__version__)' 
+	cd build && venv/bin/python -c 'import my_ops; print("installed my_ops", my_ops.__version__)'
 	touch $@
 
 # Built against the torch of the environment and the CUDA toolkit of the machine, or pip's.
@@ -37,7 +37,7 @@ build/environment: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q '$(TORCH)' 'setuptools>=77' wheel ninja numpy \
 	  'pytest>=8' 'hypothesis>=6.100' expecttest 'matplotlib>=3.8' 'tqdm>=4.66'
-	$(VENV)/bin/python setup.py --find-cuda >/dev/null 2>&1 || \
+	test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || \
 	  $(PIP) install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
 	touch $@
 

@@ -109,7 +109,7 @@ register_gradient(ops.custom_add.default, _CustomAdd)
 
 
 def custom_add(a: Tensor, b: Tensor) -> Tensor:
-    """Returns ``a + b + 1``, rounded once.
+    """Returns ``a + b + 1``.
 
     Args:
         a, b: tensors of real floating or integer dtypes whose shapes broadcast.

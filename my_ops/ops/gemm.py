@@ -79,7 +79,9 @@ def gemm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     Returns:
         ``out``, or a new tensor ``(m, n)`` or ``(batch, m, n)``. Products of 16-bit types are
-        summed in float32. The gradient goes to both and can be differentiated again.
+        summed in float32. float32 products have float32 accuracy; on Hopper GPUs large ones are
+        made of several 16-bit products, whatever ``torch.get_float32_matmul_precision()`` says.
+        The gradient goes to both and can be differentiated again.
 
     Raises:
         TypeError: an argument is no tensor.
