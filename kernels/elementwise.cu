@@ -35,16 +35,17 @@ struct CustomAdd {
 };
 // s(1 - s) = e / (1 + e)^2 with e = exp(-|x|), even in x.
 struct DSigmoid {
-  template <typename C>
-  __device__ C operator()(C x) const {
-    const C e = exp_minus_abs(x);
-    return divide(e, (C(1) + e) * (C(1) + e));
+  __device__ double operator()(double x) const {
+    const double e = exp_minus_abs(x);
+    return e / ((1.0 + e) * (1.0 + e));
   }
-  __device__ static double divide(double a, double b) { return a / b; }
-  // For b within [1, 4]: the hardware's reciprocal and one Newton step, within 1 ulp of a / b.
-  __device__ static float divide(float a, float b) {
-    const float r = __fdividef(1.0f, b);
-    return a * fmaf(r, fmaf(-b, r, 1.0f), r);
+  // The quotient by the hardware's reciprocal and one correction: the denominator is within [1, 4].
+  __device__ float operator()(float x) const {
+    const float e = exp_minus_abs(x);
+    const float square = fmaf(e, 2.0f + e, 1.0f);  // (1 + e)^2, rounded once
+    const float inverse = __fdividef(1.0f, square);
+    const float quotient = e * inverse;
+    return fmaf(inverse, fmaf(-square, quotient, e), quotient);
   }
 };
 // grad s(1 - s)(1 - 2s), 1 - 2s = +-(e - 1) / (1 + e) without cancellation.

@@ -12,8 +12,11 @@
 namespace my_ops::cuda {
 namespace {
 
-// Below this many multiply-adds gemm_simt is as fast as a library call (benchmarks/bench.py gemm).
-constexpr int64_t kSimtLimit = int64_t{1} << 20;
+// Up to this many multiply-adds gemm_simt is at least as fast as a library call: with few rows, as
+// in a recurrent cell, and otherwise (benchmarks/bench.py gemm lltm).
+constexpr int64_t kFewRows = 32;
+constexpr int64_t kSimtLimitFewRows = int64_t{1} << 20;
+constexpr int64_t kSimtLimit = int64_t{1} << 15;
 
 template <typename T, typename Out>
 constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
@@ -48,7 +51,8 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cu
   if constexpr (kIsFp32<T, Out>) {
     if (gemm_fp32_sm90_supported(args)) return gemm_fp32_sm90(args, workspace, stream);
   }
-  if (args.batch * args.m * args.n > kSimtLimit / (args.k + 1)) return cudaErrorNotSupported;
+  const int64_t limit = args.m <= kFewRows ? kSimtLimitFewRows : kSimtLimit;
+  if (args.batch * args.m * args.n > limit / (args.k + 1)) return cudaErrorNotSupported;
   return gemm_simt(args, stream);
 }
 

@@ -80,12 +80,14 @@ struct Exchange {
     float4* all = &shared.vector[0][0][0][0];
     for (int i = threadIdx.x; i < 2 * Rows * Vectors * kPadded / 4; i += blockDim.x) all[i] = {};
     if (threadIdx.x == 0) {
+      for (auto& barrier : shared.arrived) mbarrier_init(shared_address(&barrier), 1);
+    }
+    __syncthreads();  // the barriers are initialised
+    if (threadIdx.x == 0) {
       for (auto& barrier : shared.arrived) {
-        mbarrier_init(shared_address(&barrier), 1);
         mbarrier_arrive_expect(shared_address(&barrier), bytes(blocks));
       }
     }
-    __syncthreads();
     cluster_arrive();  // nobody pushes into a block that has not come this far
     cluster_wait();
   }
