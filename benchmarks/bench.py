@@ -1,9 +1,9 @@
 """Every op beside its peers, in the same run on the same data.
 
-    python benchmarks/bench.py [elementwise] [gemm] [lltm] [overhead] [--output results.json]
+    python benchmarks/bench.py [elementwise] [gemm] [lltm] [cpu] [overhead] [--output results.json]
 
 Times are medians of alternating runs; shares are of a ceiling measured in this run (a copy_ or
-fill_ of 1 GiB, a cuBLAS product at 8192 cubed). Only ``overhead`` runs without a GPU.
+fill_ of 1 GiB, a cuBLAS product at 8192 cubed). Only ``cpu`` and ``overhead`` run without a GPU.
 """
 
 from __future__ import annotations
@@ -202,6 +202,56 @@ def lltm() -> Iterator[Case]:
         )
 
 
+def cpu() -> Iterator[Case]:
+    n = 1 << 22
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        x, y = (torch.randn(n).to(dtype) for _ in range(2))
+        kind = name_of(dtype)
+        yield Case(
+            f"add_one {kind} 4 Mi", lambda x=x: my_ops.add_one(x), {"eager": lambda x=x: x + 1}
+        )
+        yield Case(
+            f"custom_add {kind} 4 Mi",
+            lambda x=x, y=y: my_ops.custom_add(x, y),
+            {"eager": lambda x=x, y=y: x + y + 1},
+        )
+        yield Case(
+            f"d_sigmoid {kind} 4 Mi",
+            lambda x=x: my_ops.d_sigmoid(x),
+            {"eager": lambda x=x: torch.sigmoid(x) * (1 - torch.sigmoid(x))},
+        )
+        yield Case(
+            f"round_ste {kind} 4 Mi",
+            lambda x=x: my_ops.round_ste(x),
+            {"eager": lambda x=x: (x >= 0.5).to(x.dtype)},
+        )
+    yield Case(
+        "fill_index float32 2048^2",
+        lambda: my_ops.fill_index(2048, 2048),
+        {"eager": lambda: reference.fill_index(2048, 2048)},
+    )
+    for batch, inputs, hidden in ((16, 32, 128), (32, 128, 128)):
+        weights, bias = torch.randn(3 * hidden, hidden + inputs) / 10, torch.randn(3 * hidden)
+        h, steps = torch.randn(batch, hidden), torch.randn(64, batch, inputs)
+        x, step = torch.randn(batch, hidden + inputs), torch.randn(batch, inputs)
+        size = f"B{batch} I{inputs} H{hidden}"
+        yield Case(
+            f"linear float32 {size}",
+            lambda x=x, w=weights, b=bias: my_ops.linear(x, w, b),
+            {"eager": lambda x=x, w=weights, b=bias: F.linear(x, w, b)},
+        )
+        yield Case(
+            f"lltm_cell float32 {size}",
+            lambda x=step, w=weights, b=bias, h=h: my_ops.lltm_cell(x, w, b, h, h),
+            {"eager": lambda x=step, w=weights, b=bias, h=h: reference.lltm_cell(x, w, b, h, h)},
+        )
+        yield Case(
+            f"lltm float32 T64 {size}",
+            lambda x=steps, w=weights, b=bias, h=h: my_ops.lltm(x, h, h, w, b),
+            {"eager": lambda x=steps, w=weights, b=bias, h=h: reference.lltm(x, h, h, w, b)},
+        )
+
+
 def overhead(device: str) -> dict[str, dict[str, float]]:
     """Host microseconds per call on 8 elements."""
     x = torch.randn(8, device=device)
@@ -235,7 +285,7 @@ def overhead(device: str) -> dict[str, dict[str, float]]:
 def main() -> None:
     families = {"elementwise": elementwise, "gemm": gemm, "lltm": lltm}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("family", nargs="*", choices=[*families, "overhead"])
+    parser.add_argument("family", nargs="*", choices=[*families, "cpu", "overhead"])
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     chosen = arguments.family or [*families, "overhead"]
@@ -253,6 +303,13 @@ def main() -> None:
                 times = gpu_times({"my_ops": case.ours, **case.others})
                 sections[family].append(row(case, times, limits))
                 show(sections[family][-1])
+    for threads in (1, 2) if "cpu" in chosen else ():
+        torch.set_num_threads(threads)
+        sections[f"cpu, {threads} thread(s)"] = table = []
+        for case in cpu():
+            times = wall_times({"my_ops": case.ours, **case.others}, calls=10)
+            table.append(row(case, times, {}))
+            show(table[-1])
     if "overhead" in chosen:
         for device in ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
             sections[f"overhead {device}, us per call"] = table = overhead(device)

@@ -70,7 +70,7 @@ def wall_times(runs: dict[str, Run], calls: int = 2000, rounds: int = 7) -> dict
     """Median microseconds per call on the host clock, in turn, work queued by a round awaited."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
-        for _ in range(50):
+        for _ in range(min(50, calls)):
             run()
     for _ in range(rounds):
         for name, run in runs.items():
