@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 VENV := build/venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 SOURCES := setup.py pyproject.toml MANIFEST.in README.md \
-  $(wildcard csrc/* kernels/* include/* my_ops/*.py my_ops/ops/*.py)
+  $(wildcard csrc/* kernels/* include/* my_ops/*.py my_ops/*/*.py)
 
 .PHONY: demo test lint wheel gpu-check clean
 

@@ -1,4 +1,4 @@
-"""Layers over the operators. Each ``forward`` calls one op, so all of them work in TorchScript."""
+"""The layers over :func:`my_ops.lltm_cell` and :func:`my_ops.lltm`."""
 
 from __future__ import annotations
 
@@ -9,49 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from my_ops import ops as ops
-
-__all__ = ["LLTM", "LLTMCell", "Linear", "RoundSTE"]
-
-
-class RoundSTE(nn.Module):
-    """:func:`my_ops.round_ste` as a layer: 0 or 1 forward, the identity backward."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.my_ops.round_ste(x)
-
-
-class Linear(nn.Linear):
-    """``torch.nn.Linear`` with the activation fused in: see :func:`my_ops.linear`.
-
-    Parameters, their initialisation and the state dict are those of ``torch.nn.Linear``.
-
-    Args:
-        in_features, out_features: sizes of the last dimension of input and output.
-        bias: whether to add a learned bias.
-        activation: None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or ``"sigmoid"``.
-        device, dtype: of the parameters.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        activation: str | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
-        known = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid")
-        if activation is not None and activation not in known:
-            raise ValueError(f"Linear: activation must be one of {known}, got {activation!r}")
-        self.activation: str = activation or "none"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.my_ops.linear(x, self.weight, self.bias, self.activation)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, activation={self.activation}"
 
 
 class _Recurrent(nn.Module):
