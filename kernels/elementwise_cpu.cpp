@@ -7,6 +7,10 @@
 
 #include "common_cpu.h"
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
 namespace my_ops::cpu {
 namespace {
 
@@ -46,22 +50,53 @@ struct RoundSte {
   }
 };
 
-template <typename Op, typename T>
-MY_OPS_INLINE void map(const T* x, T* out, int64_t n) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = store<T>(Op{}(load(x[i])));
+#ifdef __x86_64__
+
+const bool kHasF16c = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c");
+
+// The whole vectors of eight halves, converted by the processor's own instructions, of which the
+// compiler vectorizes none. Returns how many elements these are.
+template <typename Op, typename... X>
+__attribute__((target("avx2,fma,f16c"))) int64_t map_f16c(Half* out, int64_t n, const X*... x) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    float in[sizeof...(X)][8], result[8];
+    int operand = 0;
+    ((_mm256_storeu_ps(in[operand++],
+                       _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))))),
+     ...);
+    for (int j = 0; j < 8; ++j) {
+      if constexpr (sizeof...(X) == 1) {
+        result[j] = Op{}(in[0][j]);
+      } else {
+        result[j] = Op{}(in[0][j], in[1][j]);
+      }
+    }
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(result), _MM_FROUND_TO_NEAREST_INT));
+  }
+  return i;
 }
 
-template <typename Op, typename T>
-MY_OPS_INLINE void map(const T* a, const T* b, T* out, int64_t n) {
+#endif
+
+template <typename Op, typename T, typename... X>
+MY_OPS_INLINE void map(T* out, int64_t n, const X*... x) {
+  int64_t begin = 0;
+#ifdef __x86_64__
+  if constexpr (std::is_same_v<T, Half>) {
+    if (kHasF16c) begin = map_f16c<Op>(out, n, x...);
+  }
+#endif
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = store<T>(Op{}(load(a[i]), load(b[i])));
+  for (int64_t i = begin; i < n; ++i) out[i] = store<T>(Op{}(load(x[i])...));
 }
 
 // Runs along the innermost dimension; the outer indices are an odometer.
 template <typename Op, typename T>
-MY_OPS_INLINE void map(const T* a, const T* b, T* out, const Broadcast& shape, int64_t begin,
-                       int64_t end) {
+MY_OPS_INLINE void map_broadcast(const T* a, const T* b, T* out, const Broadcast& shape,
+                                 int64_t begin, int64_t end) {
   const int inner = shape.dims - 1;
   int64_t index[Broadcast::kMaxDims];
   int64_t rest = begin;
@@ -82,7 +117,7 @@ MY_OPS_INLINE void map(const T* a, const T* b, T* out, const Broadcast& shape, i
     const T* b_run = b + b_offset;
     T* out_run = out + begin;
     if (a_step == 1 && b_step == 1) {
-      map<Op>(a_run, b_run, out_run, run);
+      map<Op>(out_run, run, a_run, b_run);
     } else if (a_step == 1 && b_step == 0) {
       const auto constant = load(*b_run);
       for (int64_t i = 0; i < run; ++i) out_run[i] = store<T>(Op{}(load(a_run[i]), constant));
@@ -115,30 +150,30 @@ MY_OPS_INLINE T from_index(int64_t i) {
 #define MY_OPS_REAL(T)                                                                  \
   template <>                                                                           \
   MY_OPS_CLONES void add_one(const T* x, T* out, int64_t n) {                           \
-    map<AddOne>(x, out, n);                                                             \
+    map<AddOne>(out, n, x);                                                             \
   }                                                                                     \
   template <>                                                                           \
   MY_OPS_CLONES void custom_add(const T* a, const T* b, T* out, int64_t n) {            \
-    map<CustomAdd>(a, b, out, n);                                                       \
+    map<CustomAdd>(out, n, a, b);                                                       \
   }                                                                                     \
   template <>                                                                           \
   MY_OPS_CLONES void custom_add(const T* a, const T* b, T* out, const Broadcast& shape, \
                                 int64_t begin, int64_t end) {                           \
-    map<CustomAdd>(a, b, out, shape, begin, end);                                       \
+    map_broadcast<CustomAdd>(a, b, out, shape, begin, end);                             \
   }
 #define MY_OPS_FLOATING(T)                                                              \
   MY_OPS_REAL(T)                                                                        \
   template <>                                                                           \
   MY_OPS_CLONES void d_sigmoid(const T* x, T* out, int64_t n) {                         \
-    map<DSigmoid>(x, out, n);                                                           \
+    map<DSigmoid>(out, n, x);                                                           \
   }                                                                                     \
   template <>                                                                           \
   MY_OPS_CLONES void d_sigmoid_backward(const T* grad, const T* x, T* out, int64_t n) { \
-    map<DSigmoidBackward>(grad, x, out, n);                                             \
+    map<DSigmoidBackward>(out, n, grad, x);                                             \
   }                                                                                     \
   template <>                                                                           \
   MY_OPS_CLONES void round_ste(const T* x, T* out, int64_t n) {                         \
-    map<RoundSte>(x, out, n);                                                           \
+    map<RoundSte>(out, n, x);                                                           \
   }
 #define MY_OPS_INDEX(T)                                                              \
   template <>                                                                        \
