@@ -77,9 +77,8 @@ inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& ot
         torch::headeronly::toString(other.scalar_type()));
 }
 
-inline void check_shape(const Tensor& t, const char* name, std::initializer_list<int64_t> expected,
-                        const char* rule, const char* op) {
-  const Sizes want(expected);
+inline void check_shape(const Tensor& t, const char* name, const Sizes& want, const char* rule,
+                        const char* op) {
   check(sizes_of(t) == want, op, ": ", name, " must be ", rule, " = ",
         show(IntHeaderOnlyArrayRef(want.data(), want.size())), ", got ", show(t));
 }

@@ -33,9 +33,12 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
       "fill_index(SymInt height, SymInt width, *, ScalarType? dtype=None, Device? device=None)"
       " -> Tensor");
   m.def("fill_index.out(Tensor(a!) out) -> ()");
-  m.def("gemm(Tensor a, Tensor b) -> Tensor");
-  m.def("gemm.out(Tensor a, Tensor b, Tensor(a!) out) -> ()");
-  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None, str activation='none') -> Tensor");
+  m.def("gemm(Tensor a, Tensor b, str? precision=None) -> Tensor");
+  m.def("gemm.out(Tensor a, Tensor b, Tensor(a!) out, str? precision=None) -> ()");
+  m.def("_gemm_fp32_sm80(Tensor a, Tensor b) -> Tensor");
+  m.def(
+      "linear(Tensor x, Tensor weight, Tensor? bias=None, str activation='none',"
+      " Tensor? residual=None, str? precision=None) -> Tensor");
   m.def(
       "lltm_cell(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
       " -> (Tensor new_h, Tensor new_cell)");

@@ -20,6 +20,12 @@ struct Product {
   int64_t out_batch, out_row, out_col;
 };
 
+// Absent is "highest".
+inline void check_precision(const std::optional<std::string>& precision, const char* op) {
+  check(!precision || *precision == "highest" || *precision == "high", op,
+        ": precision must be highest or high, got '", precision.value_or(""), "'");
+}
+
 inline void check_gemm(const Tensor& a, const Tensor& b, const char* op) {
   check_floating(a, op, "a");
   check_same_device(b, "b", a, "a", op);
@@ -120,8 +126,14 @@ inline void aten_gemm(const Product& p) {
   }
 }
 
+inline Sizes linear_sizes(const Tensor& x, const Tensor& weight) {
+  Sizes sizes = sizes_of(x);
+  sizes.back() = weight.size(0);
+  return sizes;
+}
+
 inline void check_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                         const std::string& activation) {
+                         const std::string& activation, const std::optional<Tensor>& residual) {
   constexpr const char* op = "linear";
   check_floating(x, op, "x");
   check_same_device(weight, "weight", x, "x", op);
@@ -135,6 +147,11 @@ inline void check_linear(const Tensor& x, const Tensor& weight, const std::optio
     check_same_device(*bias, "bias", x, "x", op);
     check_same_dtype(*bias, "bias", x, "x", op);
     check_shape(*bias, "bias", {weight.size(0)}, "(out_features,)", op);
+  }
+  if (residual) {
+    check_same_device(*residual, "residual", x, "x", op);
+    check_same_dtype(*residual, "residual", x, "x", op);
+    check_shape(*residual, "residual", linear_sizes(x, weight), "that of the output", op);
   }
   for (const char* known : {"none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"}) {
     if (activation == known) return;
@@ -151,24 +168,18 @@ inline Tensor rows_of(const Tensor& x) {
   return as_strided(dense, {columns ? dense.numel() / columns : 0, columns}, {columns, 1});
 }
 
-inline Sizes linear_sizes(const Tensor& x, const Tensor& weight) {
-  Sizes sizes = sizes_of(x);
-  sizes.back() = weight.size(0);
-  return sizes;
-}
-
 // The whole of linear by ATen, the activation in place.
 inline Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                          const std::string& activation) {
+                          const std::string& activation, const std::optional<Tensor>& residual) {
   // As one matrix: else ATen may add the bias after rounding the product.
   const Tensor rows = aten("aten::linear", "", rows_of(x), weight, bias);
   const Tensor y = aten("aten::view", "", rows, linear_sizes(x, weight));
-  if (activation == "relu") return aten("aten::relu_", "", y);
-  if (activation == "gelu") return aten("aten::gelu_", "", y, std::string("none"));
-  if (activation == "gelu_tanh") return aten("aten::gelu_", "", y, std::string("tanh"));
-  if (activation == "silu") return aten("aten::silu_", "", y);
-  if (activation == "sigmoid") return aten("aten::sigmoid_", "", y);
-  return y;
+  if (activation == "relu") aten("aten::relu_", "", y);
+  if (activation == "gelu") aten("aten::gelu_", "", y, std::string("none"));
+  if (activation == "gelu_tanh") aten("aten::gelu_", "", y, std::string("tanh"));
+  if (activation == "silu") aten("aten::silu_", "", y);
+  if (activation == "sigmoid") aten("aten::sigmoid_", "", y);
+  return residual ? torch::stable::subtract(y, *residual, -1.0) : y;
 }
 
 }  // namespace my_ops

@@ -6,23 +6,30 @@
 namespace my_ops {
 namespace {
 
-void gemm_out(const Tensor& a, const Tensor& b, Tensor out) {
+using Name = std::optional<std::string>;
+
+// precision is about tensor cores; here it is checked, and without effect.
+void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const Name& precision) {
   check_gemm(a, b, "gemm");
+  check_precision(precision, "gemm");
   check_out(out, a, b, "gemm");
   aten_gemm(product(a, b, out));
 }
 
-Tensor gemm(const Tensor& a, const Tensor& b) {
+Tensor gemm(const Tensor& a, const Tensor& b, const Name& precision) {
   check_gemm(a, b, "gemm");
+  check_precision(precision, "gemm");
   const Tensor out = empty(a, gemm_sizes(a, b));
   aten_gemm(product(a, b, out));
   return out;
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-              const std::string& activation) {
-  check_linear(x, weight, bias, activation);
-  return aten_linear(x, weight, bias, activation);
+              const std::string& activation, const std::optional<Tensor>& residual,
+              const Name& precision) {
+  check_linear(x, weight, bias, activation, residual);
+  check_precision(precision, "linear");
+  return aten_linear(x, weight, bias, activation, residual);
 }
 
 }  // namespace

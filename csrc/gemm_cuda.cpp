@@ -1,27 +1,51 @@
 // gemm and linear on CUDA.
 #include "gemm_cuda.h"
 
+#include "../kernels/gemm_fp32_sm80.h"
+
 namespace my_ops {
 namespace {
 
-void launch(const Product& p, const Device& device) {
+using Name = std::optional<std::string>;
+
+Precision precision_of(const Name& name) {
+  return name == "high" ? Precision::kHigh : Precision::kHighest;
+}
+
+void launch(const Product& p, Precision precision, const Device& device) {
   dispatch_floating<CudaTypes>(p.a.scalar_type(), [&]<typename T>() {
-    if (!launch_gemm<T, T>(p, nullptr, Activation::kNone, device.stream(), "gemm")) aten_gemm(p);
+    const auto args = gemm_args<T, T>(p, precision);
+    if (!launch_gemm(args, p.a, device.stream(), "gemm")) aten_gemm(p);
   });
 }
 
-void gemm_out(const Tensor& a, const Tensor& b, Tensor out) {
+void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const Name& precision) {
   check_gemm(a, b, "gemm");
   check_out(out, a, b, "gemm");
+  check_precision(precision, "gemm");
   const Device device(a);
-  launch(product(a, b, out), device);
+  launch(product(a, b, out), precision_of(precision), device);
 }
 
-Tensor gemm(const Tensor& a, const Tensor& b) {
+Tensor gemm(const Tensor& a, const Tensor& b, const Name& precision) {
   check_gemm(a, b, "gemm");
+  check_precision(precision, "gemm");
   const Device device(a);
   const Tensor out = empty(a, gemm_sizes(a, b));
-  launch(product(a, b, out), device);
+  launch(product(a, b, out), precision_of(precision), device);
+  return out;
+}
+
+// The kernel that the router takes on compute capability 8.0, on any device: for the tests.
+Tensor gemm_fp32_sm80(const Tensor& a, const Tensor& b) {
+  constexpr const char* op = "_gemm_fp32_sm80";
+  check_gemm(a, b, op);
+  check(a.scalar_type() == ScalarType::Float && a.dim() == 2 && b.dim() == 2, op,
+        ": a and b must be float32 matrices, got ", show(a), " and ", show(b));
+  const Device device(a);
+  const Tensor out = empty(a, gemm_sizes(a, b));
+  const auto args = gemm_args<float, float>(product(a, b, out), Precision::kHighest);
+  check_launch(cuda::gemm_fp32_sm80(args, device.stream()), op);
   return out;
 }
 
@@ -35,30 +59,46 @@ Activation activation_of(const std::string& name) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-              const std::string& activation) {
-  check_linear(x, weight, bias, activation);
+              const std::string& activation, const std::optional<Tensor>& residual,
+              const Name& precision) {
+  check_linear(x, weight, bias, activation, residual);
+  check_precision(precision, "linear");
   const Device device(x);
   const Tensor rows = rows_of(x);
   const std::optional<Tensor> bias_ = bias ? std::optional(as_contiguous(*bias)) : std::nullopt;
+  const std::optional<Tensor> residual_ =
+      residual ? std::optional(rows_of(*residual)) : std::nullopt;
   const Tensor y = empty(x, linear_sizes(x, weight));
-  const Tensor y_rows = rows_of(y);
   const Tensor weight_t =
       as_strided(weight, {weight.size(1), weight.size(0)}, {weight.stride(1), weight.stride(0)});
+  const Product p = product(rows, weight_t, rows_of(y));
   bool launched = false;
   dispatch_floating<CudaTypes>(x.scalar_type(), [&]<typename T>() {
-    launched = launch_gemm<T, T>(product(rows, weight_t, y_rows), in<T>(bias_),
-                                 activation_of(activation), device.stream(), "linear");
+    auto args = gemm_args<T, T>(p, precision_of(precision));
+    args.bias = in<T>(bias_);
+    args.activation = activation_of(activation);
+    if (residual_) {
+      args.residual = in<T>(*residual_);
+      args.residual_row = residual_->stride(0);
+      args.residual_col = residual_->stride(1);
+    }
+    launched = launch_gemm(args, x, device.stream(), "linear");
   });
   if (launched) return y;
   // Where rows are not whole 16-byte vectors, cuBLAS rounds 16-bit products before it adds the
   // bias.
   const bool whole_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
-  if (whole_vectors || x.element_size() != 2) return aten_linear(x, weight, bias, activation);
+  if (whole_vectors || x.element_size() != 2) {
+    return aten_linear(x, weight, bias, activation, residual);
+  }
   const Tensor product = empty(x, {rows.size(0), weight.size(0)}, ScalarType::Float);
   aten("aten::mm", "dtype_out", rows, weight_t, ScalarType::Float, product);
+  const std::optional<Tensor> dense =
+      residual_ ? std::optional(as_contiguous(*residual_)) : std::nullopt;
   const auto epilogue = [&]<typename T>() {
-    check_launch(cuda::linear_epilogue(in<float>(product), in<T>(bias_), out<T>(y), product.size(0),
-                                       product.size(1), activation_of(activation), device.stream()),
+    check_launch(cuda::linear_epilogue(in<float>(product), in<T>(bias_), in<T>(dense), out<T>(y),
+                                       product.size(0), product.size(1), activation_of(activation),
+                                       device.stream()),
                  "linear");
   };
   if (x.scalar_type() == ScalarType::Half) {
@@ -75,6 +115,7 @@ STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) {
   m.impl("gemm", TORCH_BOX(&gemm));
   m.impl("gemm.out", TORCH_BOX(&gemm_out));
   m.impl("linear", TORCH_BOX(&linear));
+  m.impl("_gemm_fp32_sm80", TORCH_BOX(&gemm_fp32_sm80));
 }
 
 }  // namespace my_ops

@@ -11,9 +11,13 @@ namespace my_ops {
 // Applied after the bias. kGelu is the erf form, kGeluTanh its tanh approximation.
 enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu, kSigmoid };
 
+// Of float products: kHighest is float's own accuracy, kHigh that of TF32, 11 bits of each factor.
+// A hint: what is no faster with less is as accurate as kHighest.
+enum class Precision { kHighest, kHigh };
+
 namespace cuda {
 
-// out[z][i][j] = activation(sum_l a[z][i][l] * b[z][l][j] + bias[j])
+// out[z][i][j] = activation(sum_l a[z][i][l] * b[z][l][j] + bias[j]) + residual[z][i][j]
 //
 // Strides are in elements: a transposed operand is a pair of strides the other way round, a batch
 // stride of 0 repeats the matrix. out may not overlap an input.
@@ -27,13 +31,16 @@ struct GemmArgs {
   int64_t a_batch, a_row, a_col;
   int64_t b_batch, b_row, b_col;
   int64_t out_batch, out_row, out_col;
+  const Out* residual;  // [batch, m, n], or null
+  int64_t residual_batch, residual_row, residual_col;
   Activation activation;
+  Precision precision;
 };
 
 // T: double, float, __half, __nv_bfloat16; Out: T, or float for the 16-bit types. Products are
 // accumulated in float (double for double); float products on Hopper are made of several 16-bit
 // ones, as accurate as float's own (kernels/gemm_sm90.h). Any size may be 0; k = 0 gives
-// activation(bias).
+// activation(bias) + residual.
 //
 // workspace: gemm_workspace() bytes, null if that is 0, 256-byte aligned, contents irrelevant
 // before and after; not shared with work on other streams. Both functions speak of the current
@@ -44,11 +51,12 @@ int64_t gemm_workspace(const GemmArgs<T, Out>& args);
 template <typename T, typename Out>
 cudaError_t gemm(const GemmArgs<T, Out>& args, void* workspace, cudaStream_t stream);
 
-// out[i][j] = activation(product[i][j] + bias[j]), all contiguous: the epilogue of linear behind a
-// vendor library's product in float. T: __half, __nv_bfloat16; bias may be null.
+// out[i][j] = activation(product[i][j] + bias[j]) + residual[i][j], all contiguous: the epilogue of
+// linear behind a vendor library's product in float. T: __half, __nv_bfloat16; bias and residual
+// may be null.
 template <typename T>
-cudaError_t linear_epilogue(const float* product, const T* bias, T* out, int64_t m, int64_t n,
-                            Activation activation, cudaStream_t stream);
+cudaError_t linear_epilogue(const float* product, const T* bias, const T* residual, T* out,
+                            int64_t m, int64_t n, Activation activation, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace my_ops

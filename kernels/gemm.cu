@@ -1,11 +1,13 @@
 // gemm(): the only router of matrix products, from the problem to the kernel that runs it.
 //   float on Hopper, from about 400 cubed on    gemm_fp32_sm90: tensor cores at float's accuracy
+//   float on compute capability 8.0, large      gemm_fp32_sm80: three TF32 products
 //   small problems of every type                gemm_simt
 //   the rest                                    the caller's vendor library
 #include "gemm.h"
 
 #include <type_traits>
 
+#include "gemm_fp32_sm80.h"
 #include "gemm_simt.cuh"
 #include "gemm_sm90.h"
 
@@ -25,11 +27,13 @@ constexpr int kEpilogueThreads = 256;
 
 template <Activation kActivation, typename T>
 __global__ void __launch_bounds__(kEpilogueThreads)
-    linear_epilogue_kernel(const float* product, const T* bias, T* out, int64_t m, int64_t n) {
+    linear_epilogue_kernel(const float* product, const T* bias, const T* residual, T* out,
+                           int64_t m, int64_t n) {
   const int64_t at = int64_t{blockIdx.x} * kEpilogueThreads + threadIdx.x;
   if (at >= m * n) return;
   const float sum = bias ? product[at] + load(bias[at % n]) : product[at];
-  out[at] = store<T>(Activate<kActivation>{}(sum));
+  const float y = Activate<kActivation>{}(sum);
+  out[at] = store<T>(residual ? y + load(residual[at]) : y);
 }
 
 }  // namespace
@@ -50,6 +54,7 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cu
   if (args.batch == 0 || args.m == 0 || args.n == 0) return cudaSuccess;
   if constexpr (kIsFp32<T, Out>) {
     if (gemm_fp32_sm90_supported(args)) return gemm_fp32_sm90(args, workspace, stream);
+    if (gemm_fp32_sm80_supported(args)) return gemm_fp32_sm80(args, stream);
   }
   const int64_t limit = args.m <= kFewRows ? kSimtLimitFewRows : kSimtLimit;
   if (args.batch * args.m * args.n > limit / (args.k + 1)) return cudaErrorNotSupported;
@@ -57,22 +62,23 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cu
 }
 
 template <typename T>
-cudaError_t my_ops::cuda::linear_epilogue(const float* product, const T* bias, T* out, int64_t m,
-                                          int64_t n, Activation activation, cudaStream_t stream) {
+cudaError_t my_ops::cuda::linear_epilogue(const float* product, const T* bias, const T* residual,
+                                          T* out, int64_t m, int64_t n, Activation activation,
+                                          cudaStream_t stream) {
   if (m == 0 || n == 0) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(ceil_div(m * n, kEpilogueThreads));
   return dispatch_activation(activation, [&]<Activation kActivation>() {
     linear_epilogue_kernel<kActivation>
-        <<<blocks, kEpilogueThreads, 0, stream>>>(product, bias, out, m, n);
+        <<<blocks, kEpilogueThreads, 0, stream>>>(product, bias, residual, out, m, n);
     return cudaGetLastError();
   });
 }
 
-template cudaError_t my_ops::cuda::linear_epilogue(const float*, const __half*, __half*, int64_t,
-                                                   int64_t, Activation, cudaStream_t);
-template cudaError_t my_ops::cuda::linear_epilogue(const float*, const __nv_bfloat16*,
-                                                   __nv_bfloat16*, int64_t, int64_t, Activation,
-                                                   cudaStream_t);
+#define MY_OPS_LINEAR_EPILOGUE(T)                                                          \
+  template cudaError_t my_ops::cuda::linear_epilogue(const float*, const T*, const T*, T*, \
+                                                     int64_t, int64_t, Activation, cudaStream_t);
+MY_OPS_LINEAR_EPILOGUE(__half)
+MY_OPS_LINEAR_EPILOGUE(__nv_bfloat16)
 
 #define MY_OPS_GEMM(T, Out)                                               \
   template int64_t my_ops::cuda::gemm_workspace(const GemmArgs<T, Out>&); \

@@ -26,7 +26,36 @@ struct Activate {
   }
 };
 
-// Calls f.operator()<activation>().
+// What a residual adds to element [z][row][col]; 0 without one.
+template <typename T, typename Out>
+__device__ __forceinline__ compute_t<Out> residual_at(const GemmArgs<T, Out>& args, int64_t z,
+                                                      int64_t row, int64_t col) {
+  if (!args.residual) return compute_t<Out>(0);
+  return load(
+      args.residual[z * args.residual_batch + row * args.residual_row + col * args.residual_col]);
+}
+
+// Calls f, on the device, with the functor of a run-time activation: one branch, outside the
+// element loop.
+template <typename F>
+__device__ __forceinline__ void with_activation(Activation activation, F f) {
+  switch (activation) {
+    case Activation::kNone:
+      return f(Activate<Activation::kNone>{});
+    case Activation::kRelu:
+      return f(Activate<Activation::kRelu>{});
+    case Activation::kGelu:
+      return f(Activate<Activation::kGelu>{});
+    case Activation::kGeluTanh:
+      return f(Activate<Activation::kGeluTanh>{});
+    case Activation::kSilu:
+      return f(Activate<Activation::kSilu>{});
+    case Activation::kSigmoid:
+      return f(Activate<Activation::kSigmoid>{});
+  }
+}
+
+// Calls f.operator()<activation>(), on the host.
 template <typename F>
 cudaError_t dispatch_activation(Activation activation, const F& f) {
   switch (activation) {

@@ -12,25 +12,6 @@
 namespace my_ops::cuda {
 namespace {
 
-// Calls f with the functor of a run-time activation: one branch, outside the element loop.
-template <typename F>
-__device__ __forceinline__ void with_activation(Activation activation, F f) {
-  switch (activation) {
-    case Activation::kNone:
-      return f(Activate<Activation::kNone>{});
-    case Activation::kRelu:
-      return f(Activate<Activation::kRelu>{});
-    case Activation::kGelu:
-      return f(Activate<Activation::kGelu>{});
-    case Activation::kGeluTanh:
-      return f(Activate<Activation::kGeluTanh>{});
-    case Activation::kSilu:
-      return f(Activate<Activation::kSilu>{});
-    case Activation::kSigmoid:
-      return f(Activate<Activation::kSigmoid>{});
-  }
-}
-
 constexpr int kExactTile = 64, kExactK = 16, kExactThreads = 256;
 
 struct ExactSmem {
@@ -126,7 +107,8 @@ __device__ void multiply_exactly(const GemmArgs<float, float>& args, ExactSmem& 
           const int row = m0 + row0 + i, col = n0 + col0 + j;
           if (row >= m || col >= n) continue;
           const float bias = args.bias ? args.bias[col] : 0.0f;
-          args.out[z * args.out_batch + row * args.out_row + col] = activation(acc[i][j] + bias);
+          args.out[z * args.out_batch + row * args.out_row + col] =
+              activation(acc[i][j] + bias) + residual_at(args, z, row, col);
         }
       }
     });

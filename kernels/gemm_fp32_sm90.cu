@@ -45,7 +45,9 @@ __global__ void __launch_bounds__(kReduceThreads)
     float* out = p.args.out + z * p.args.out_batch + row * p.args.out_row + col;
     x = x * factor.first * factor.second;
     if (p.args.bias) x += p.args.bias[col];
-    with_activation(p.args.activation, [&](auto activation) { *out = activation(x); });
+    with_activation(p.args.activation, [&](auto activation) {
+      *out = activation(x) + residual_at(p.args, z, row, col);
+    });
   }
 #endif
 }

@@ -237,6 +237,13 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
 #pragma unroll
       for (int x = 0; x < kCount; ++x) acc[x] = activation(acc[x]);
     });
+    if (p.args.residual) {
+#pragma unroll
+      for (int x = 0; x < kCount; ++x) {
+        const int row = min(row0 + x / 2 % 2 * 8, p.m - 1);
+        acc[x] += residual_at(p.args, origin.z, row, min(col0 + x / 4 * 8 + x % 2, p.n - 1));
+      }
+    }
   } else {
     base = p.partial + (int64_t{origin.split} * p.args.batch + origin.z) * p.m * p.n;
     ld = p.n;

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(SimtTile::kThreads)
       if (y >= args.m || x >= args.n) continue;
       const C sum = args.bias ? acc[i][j] + load(args.bias[x]) : acc[i][j];
       args.out[z * args.out_batch + y * args.out_row + x * args.out_col] =
-          store<Out>(Activate<kActivation>{}(sum));
+          store<Out>(Activate<kActivation>{}(sum) + residual_at(args, z, y, x));
     }
   }
 }

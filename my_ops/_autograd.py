@@ -97,8 +97,10 @@ def register_out(op: torch._ops.OpOverload) -> None:
     if not _HAVE_PRIVATE_NAMES:
         return
 
+    at = [argument.name for argument in op._schema.arguments].index("out")
+
     def kernel(*args: Any) -> None:
-        out = args[-1]
+        out = args[at]
         if torch.is_grad_enabled() and _any_requires_grad(*args):
             raise RuntimeError(
                 f"{op._schema.name.split('::')[1]}: out= does not support automatic "

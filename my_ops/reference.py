@@ -60,9 +60,15 @@ def activate(x: Tensor, activation: str | None) -> Tensor:
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    return activate(F.linear(x, weight, bias), activation)
+    y = activate(F.linear(x, weight, bias), activation)
+    return y if residual is None else y + residual
 
 
 def lltm_cell(

@@ -93,7 +93,7 @@ class Op:
     reference: Callable[..., Any]
     overload: Any  # of torch.ops.my_ops
     tensors: Callable[[int, torch.dtype, str], tuple[Tensor, ...]]
-    constants: tuple[Any, ...] = ()  # arguments of the overload after the tensors
+    arguments: Callable[..., tuple[Any, ...]] = lambda *tensors: tensors  # of the overload
     dtypes: tuple[torch.dtype, ...] = tuple(FLOATING)
     forward_ad: bool = True
     smooth: bool = True  # the gradient is the derivative
@@ -145,7 +145,7 @@ def _linear_op(activation: str | None) -> Op:
         lambda x, weight, bias: reference.linear(x, weight, bias, activation=activation),
         torch.ops.my_ops.linear.default,
         _linear,
-        (activation or "none",),
+        lambda x, weight, bias: (x, weight, bias, activation or "none"),
     )
 
 
@@ -175,6 +175,18 @@ DIFFERENTIABLE = [
         reference.linear,
         torch.ops.my_ops.linear.default,
         lambda size, dtype, device: _linear(size, dtype, device)[:2],
+        lambda x, weight: (x, weight, None),
+    ),
+    Op(
+        "linear-residual",
+        lambda x, weight, r: my_ops.linear(x, weight, activation="silu", residual=r),
+        lambda x, weight, r: reference.linear(x, weight, activation="silu", residual=r),
+        torch.ops.my_ops.linear.default,
+        lambda size, dtype, device: (
+            *_linear(size, dtype, device)[:2],
+            _randn(2, size, 3)(dtype, device),
+        ),
+        lambda x, weight, r: (x, weight, None, "silu", r),
     ),
     _op("lltm_cell", _cell, forward_ad=False),
     _op("lltm", _layer, forward_ad=False),

@@ -74,6 +74,44 @@ def test_gemm_float32_where_cublas_splits_k(distribution, size, strict_cublas):
     assert ours[1] <= SPLIT_K_SHARE * theirs[1]
 
 
+# The kernel of compute capability 8.0, which no router takes on another GPU.
+
+
+@pytest.mark.parametrize("k", [64, 96, 257, 1024, 4096, 16384])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_gemm_fp32_sm80_is_as_accurate_as_cublas(distribution, k, strict_cublas):
+    a, b = DISTRIBUTIONS[distribution](515, k), DISTRIBUTIONS[distribution](389, k).mT
+    got = torch.ops.my_ops._gemm_fp32_sm80(a, b)
+    ours, theirs = errors(got, a, b), errors(a @ b, a, b)
+    assert ours[0] <= theirs[0]
+    assert ours[1] <= WORST_SHARE * theirs[1]
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (128, 32, 128), (127, 131, 129), (300, 999, 200)])
+@pytest.mark.parametrize("a_step", [1, 3])
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_gemm_fp32_sm80_layouts(a_transposed, b_transposed, a_step, size, cuda):
+    m, k, n = size
+    a = normal(k, m * a_step).mT[::a_step] if a_transposed else normal(m, k * a_step)[:, ::a_step]
+    b = normal(n, k).mT if b_transposed else normal(k, n)
+    assert gemm_excess(torch.ops.my_ops._gemm_fp32_sm80(a, b), a, b) <= 1
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3.4e38, 1e-42])
+def test_gemm_fp32_sm80_extreme_values(value, strict_cublas):
+    a, b = normal(260, 200), normal(200, 300)
+    a[5, 7] = a[200, 3] = b[9, 11] = value
+    got, want = torch.ops.my_ops._gemm_fp32_sm80(a, b), a @ b
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_gemm_fp32_sm80_repeats_bitwise(cuda):
+    a = normal(700, 700)
+    first = torch.ops.my_ops._gemm_fp32_sm80(a, a)
+    assert all(torch.equal(torch.ops.my_ops._gemm_fp32_sm80(a, a), first) for _ in range(100))
+
+
 @pytest.mark.parametrize("size", [(640, 640, 640), (1000, 1003, 1001)])
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])

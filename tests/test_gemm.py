@@ -52,7 +52,7 @@ def magnitude_of_linear(x, weight, bias):
     return size if bias is None else size + bias.double().abs()
 
 
-def linear_excess(got, x, weight, bias, activation):
+def linear_excess(got, x, weight, bias, activation, residual=None):
     """The worst element's error as a share of what is allowed."""
     to64 = [None if t is None else t.double() for t in (x, weight, bias)]
     before, want = reference.linear(*to64), reference.linear(*to64, activation=activation)
@@ -62,6 +62,10 @@ def linear_excess(got, x, weight, bias, activation):
     if activation is not None:  # the value before it may have been stored, too
         allowed = ACTIVATION_SLOPE * (allowed + stored * before.abs())
         allowed = allowed + GEMM_LIMIT[arithmetic(dtype)] * want.abs()
+    if residual is not None:  # the value before it may have been stored, too
+        allowed = allowed + (stored + GEMM_LIMIT[arithmetic(dtype)]) * want.abs()
+        want = want + residual.double()
+        allowed = allowed + half_ulp(dtype) * want.abs()
     allowed = allowed + stored * want.abs() + torch.finfo(dtype).tiny * torch.finfo(dtype).eps
     assert got.shape == want.shape
     assert got.dtype == x.dtype
@@ -206,6 +210,24 @@ def test_linear_values(dtype, shape, activation, device):
     for bias in (None, normal((n,), dtype, device)):
         got = my_ops.linear(x, weight, bias, activation=activation)
         assert linear_excess(got, x, weight, bias, activation) <= 1
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("shape", [*SHAPES, (640, 300, 640)])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_linear_residual(dtype, shape, activation, device):
+    m, k, n = shape
+    x, weight, bias = (normal(s, dtype, device) for s in ((m, k), (n, k), (n,)))
+    for residual in (normal((m, n), dtype, device), normal((n, 2 * m), dtype, device)[:, ::2].T):
+        got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
+        assert linear_excess(got, x, weight, bias, activation, residual) <= 1
+
+
+def test_linear_residual_of_a_batch(device):
+    x, weight, residual = (normal(s, torch.float64, device) for s in ((2, 3, 5), (4, 5), (3, 2, 4)))
+    residual = residual.transpose(0, 1)
+    got = my_ops.linear(x, weight, residual=residual)
+    torch.testing.assert_close(got, reference.linear(x, weight, residual=residual))
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (0,), (2, 3), (2, 0, 3), (2, 1, 2, 3)])
@@ -407,6 +429,97 @@ def test_linear_wrong_activation(device, rejects):
     for args, name in (((1, x), "x"), ((x, 1), "weight"), ((x, x, 1), "bias")):
         with rejects(TypeError, f"linear: {name} must be a torch.Tensor.*, got int", x):
             my_ops.linear(*args)
+
+
+def test_linear_wrong_residual(device, rejects):
+    x, y = torch.ones(2, 3, device=device), torch.ones(4, 3, device=device)
+    for shape in ((2, 3), (4,), (1, 2, 4)):
+        residual = torch.ones(shape, device=device)
+        with rejects(
+            RuntimeError, r"linear: residual must be that of the output = \(2, 4\)", x, residual
+        ):
+            my_ops.linear(x, y, residual=residual)
+    with rejects(RuntimeError, "linear: residual must have the dtype of x", x):
+        my_ops.linear(x, y, residual=torch.ones(2, 4, device=device, dtype=torch.float64))
+    with rejects(TypeError, "linear: residual must be a torch.Tensor, got int", x):
+        my_ops.linear(x, y, residual=1)
+
+
+@pytest.mark.parametrize("precision", ["medium", "", "Highest", 1])
+def test_wrong_precision(precision, device, rejects):
+    a = torch.ones(2, 2, device=device)
+    for op, call in (("gemm", my_ops.gemm), ("linear", my_ops.linear)):
+        with rejects(ValueError, f"{op}: precision must be None or one of .*{precision!r}", a):
+            call(a, a, precision=precision)
+    with rejects(RuntimeError, "gemm: precision must be highest or high, got 'low'", a):
+        torch.ops.my_ops.gemm(a, a, "low")
+    with rejects(RuntimeError, "linear: precision must be highest or high, got 'low'", a):
+        torch.ops.my_ops.linear(a, a, None, "none", None, "low")
+
+
+@pytest.fixture
+def float32_matmul_precision():
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+def precisions_passed(call):
+    """The last argument of every my_ops product that ``call`` makes."""
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "my_ops":
+                names = [argument.name for argument in func._schema.arguments]
+                at = names.index("precision")
+                seen.append(args[at] if at < len(args) else None)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        call()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "setting, argument, passed",
+    [
+        ("highest", None, None),
+        ("high", None, "high"),
+        ("medium", None, "high"),
+        ("high", "highest", "highest"),
+        ("highest", "high", "high"),
+    ],
+)
+def test_precision_follows_torch_and_reaches_every_product(
+    setting, argument, passed, device, float32_matmul_precision
+):
+    float32_matmul_precision(setting)
+    a = torch.randn(3, 3, device=device, requires_grad=True)
+    out = torch.empty(3, 3, device=device)
+    for call in (
+        lambda: my_ops.gemm(a, a, precision=argument).sum().backward(),
+        lambda: my_ops.linear(a, a, activation="relu", precision=argument).sum().backward(),
+        lambda: my_ops.gemm(a.detach(), a.detach(), out=out, precision=argument),
+    ):
+        seen = precisions_passed(call)
+        assert seen and set(seen) == {passed}
+
+
+def test_precision_in_a_compiled_graph(device, float32_matmul_precision):
+    a = torch.randn(3, 3, device=device)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph.code)
+        return graph
+
+    compiled = torch.compile(lambda t: my_ops.gemm(t, t), backend=backend, fullgraph=True)
+    for setting in ("highest", "high"):
+        float32_matmul_precision(setting)
+        torch._dynamo.reset()
+        torch.testing.assert_close(compiled(a), a @ a, rtol=1e-2, atol=1e-2)
+    assert "'high'" not in graphs[0] and "'high'" in graphs[1]
 
 
 def test_mixed_devices(cuda, rejects):

@@ -28,16 +28,11 @@ ELEMENTWISE_ULP = 4.0
 INDEX_DTYPES = [*FLOATING, torch.int32, torch.int64]
 
 
-def overload_args(op, tensors):
-    missing_bias = [None] if op.name == "linear-without-bias" else []
-    return (*tensors, *missing_bias, *op.constants)
-
-
 @pytest.mark.parametrize(**with_dtypes(DIFFERENTIABLE))
 def test_opcheck(op, dtype, device):
     tensors = op.tensors(3, dtype, device)
-    torch.library.opcheck(op.overload, overload_args(op, tensors))
-    torch.library.opcheck(op.overload, overload_args(op, leaves(tensors)))
+    torch.library.opcheck(op.overload, op.arguments(*tensors))
+    torch.library.opcheck(op.overload, op.arguments(*leaves(tensors)))
 
 
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
@@ -45,7 +40,7 @@ def test_opcheck_strided(op, device):
     tensors = [
         t.mT.contiguous().mT if t.dim() > 1 else t for t in op.tensors(3, FLOATING[0], device)
     ]
-    torch.library.opcheck(op.overload, overload_args(op, leaves(tuple(tensors))))
+    torch.library.opcheck(op.overload, op.arguments(*leaves(tuple(tensors))))
 
 
 @pytest.mark.parametrize("dtype", FLOATING)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from my_ops import ops as ops
+from my_ops.ops import linear
 
 
 class Linear(nn.Linear):
     """``torch.nn.Linear`` with the activation fused in: see :func:`my_ops.linear`.
 
-    Parameters, their initialisation and the state dict are those of ``torch.nn.Linear``.
+    Parameters, their initialisation and the state dict are those of ``torch.nn.Linear``. In
+    TorchScript float32 has its full precision, whatever torch's setting.
 
     Args:
         in_features, out_features: sizes of the last dimension of input and output.
@@ -36,7 +37,10 @@ class Linear(nn.Linear):
         self.activation: str = activation or "none"
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.my_ops.linear(x, self.weight, self.bias, self.activation)
+        if torch.jit.is_scripting():
+            return torch.ops.my_ops.linear(x, self.weight, self.bias, self.activation)
+        else:
+            return linear(x, self.weight, self.bias, activation=self.activation)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"

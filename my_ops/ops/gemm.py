@@ -12,11 +12,31 @@ from my_ops import reference
 from my_ops._autograd import register_gradient, register_out
 from my_ops.ops._common import check_tensor, fake, ops
 
+PRECISIONS = ("highest", "high")
+
+
+def _default_precision() -> str | None:
+    return None if torch.get_float32_matmul_precision() == "highest" else "high"
+
+
+# What torch.compiler.assume_constant_result sets; calling that would import the compiler.
+_default_precision._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def effective_precision(op: str, precision: str | None) -> str | None:
+    """What the dispatcher op takes for a public ``precision``: None stands for "highest"."""
+    if precision is None:
+        return _default_precision()
+    if precision not in PRECISIONS:
+        raise ValueError(f"{op}: precision must be None or one of {PRECISIONS}, got {precision!r}")
+    return precision
+
+
 # ---------------------------------------------------------------------------------------- gemm
 
 
 @fake("my_ops::gemm")
-def _(a: Tensor, b: Tensor) -> Tensor:
+def _(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     torch._check(
         a.dim() in (2, 3), lambda: f"gemm: a must be (m, k) or (batch, m, k), got {a.shape}"
     )
@@ -32,30 +52,34 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 
 @fake("my_ops::gemm.out")
-def _(a: Tensor, b: Tensor, out: Tensor) -> None:
+def _(a: Tensor, b: Tensor, out: Tensor, precision: str | None = None) -> None:
     return None
 
 
 class _Gemm(torch.autograd.Function):
     @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        return ops.gemm(a, b)
+    def forward(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
+        return ops.gemm(a, b, precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        a, b, ctx.precision = inputs
+        ctx.save_for_backward(a, b)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
-        grad_a = _sum_batch(ops.gemm(grad, b.mT), a) if ctx.needs_input_grad[0] else None
-        grad_b = _sum_batch(ops.gemm(a.mT, grad), b) if ctx.needs_input_grad[1] else None
-        return grad_a, grad_b
+        grad_a = grad_b = None
+        if ctx.needs_input_grad[0]:
+            grad_a = _sum_batch(ops.gemm(grad, b.mT, ctx.precision), a)
+        if ctx.needs_input_grad[1]:
+            grad_b = _sum_batch(ops.gemm(a.mT, grad, ctx.precision), b)
+        return grad_a, grad_b, None
 
     @staticmethod
-    def jvp(ctx: Any, a_t: Tensor, b_t: Tensor) -> Tensor:
+    def jvp(ctx: Any, a_t: Tensor, b_t: Tensor, _: None) -> Tensor:
         a, b = ctx.saved_tensors
-        return ops.gemm(a_t, b) + ops.gemm(a, b_t)
+        return ops.gemm(a_t, b, ctx.precision) + ops.gemm(a, b_t, ctx.precision)
 
 
 def _sum_batch(grad: Tensor, like: Tensor) -> Tensor:
@@ -66,7 +90,9 @@ register_gradient(ops.gemm.default, _Gemm)
 register_out(ops.gemm.out)
 
 
-def gemm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+def gemm(
+    a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: str | None = None
+) -> Tensor:
     """Returns the matrix product ``a @ b``.
 
     Args:
@@ -76,22 +102,27 @@ def gemm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
             matrix beside a batch, is repeated.
         out: receives the result, in place: any strides, no overlap with ``a`` or ``b``. Not while
             a gradient is recorded.
+        precision: of float32 products on the GPU: ``"highest"`` is float32's own accuracy,
+            ``"high"`` allows that of TF32, 11 bits of each factor. None follows
+            ``torch.get_float32_matmul_precision()``, at the time of the call or of tracing.
 
     Returns:
         ``out``, or a new tensor ``(m, n)`` or ``(batch, m, n)``. Products of 16-bit types are
-        summed in float32. float32 products have float32 accuracy; on Hopper GPUs large ones are
-        made of several 16-bit products, whatever ``torch.get_float32_matmul_precision()`` says.
-        The gradient goes to both and can be differentiated again.
+        summed in float32. On Hopper GPUs large float32 products are made of 16-bit ones: three or
+        six for ``"highest"``, one for ``"high"``. The gradient goes to both, in the same
+        precision, and can be differentiated again.
 
     Raises:
         TypeError: an argument is no tensor.
+        ValueError: ``precision`` is another.
         RuntimeError: dtypes, devices or shapes do not fit, or ``out`` overlaps an operand.
     """
     check_tensor("gemm", a=a, b=b)
+    precision = effective_precision("gemm", precision)
     if out is None:
-        return ops.gemm.default(a, b)
+        return ops.gemm.default(a, b, precision)
     check_tensor("gemm", out=out)
-    ops.gemm.out(a, b, out)
+    ops.gemm.out(a, b, out, precision)
     return out
 
 
@@ -99,7 +130,14 @@ def gemm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 @fake("my_ops::linear")
-def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    residual: Tensor | None = None,
+    precision: str | None = None,
+) -> Tensor:
     torch._check(
         weight.dim() == 2 and x.dim() >= 1 and weight.shape[1] == x.shape[-1],
         lambda: (
@@ -113,50 +151,67 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str,
+        residual: Tensor | None,
+        precision: str | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        y = ops.linear(x, weight, bias)
-        return (reference.activate(y, activation), y) if activation != "none" else y
+        if activation == "none":
+            return ops.linear(x, weight, bias, activation, residual, precision)
+        before = ops.linear(x, weight, bias, "none", None, precision)
+        y = reference.activate(before, activation)
+        return (y if residual is None else y + residual), before
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, bias, ctx.activation = inputs
+        x, weight, bias, ctx.activation, _, ctx.precision = inputs
         before = output[1] if isinstance(output, tuple) else None
         ctx.save_for_backward(x, weight, bias, before)
 
     @staticmethod
-    def _before(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None) -> Tensor:
+    def _before(ctx: Any) -> Tensor:
         """The value before the activation, as a function of the inputs where that is asked for."""
+        x, weight, bias, before = ctx.saved_tensors
         if before is None or torch.is_grad_enabled():
-            return ops.linear(x, weight, bias)
+            return ops.linear(x, weight, bias, "none", None, ctx.precision)
         return before
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, before = ctx.saved_tensors
+        x, weight, _, _ = ctx.saved_tensors
+        grad_residual = grad if ctx.needs_input_grad[4] else None
         if ctx.activation != "none":
-            before = _Linear._before(x, weight, bias, before)
-            grad = activation_backward(grad, before, ctx.activation)
+            grad = activation_backward(grad, _Linear._before(ctx), ctx.activation)
         rows = _rows(grad)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = ops.gemm(rows, weight).reshape(x.shape)
+            grad_x = ops.gemm(rows, weight, ctx.precision).reshape(x.shape)
         if ctx.needs_input_grad[1]:
-            grad_weight = ops.gemm(rows.mT, _rows(x))
+            grad_weight = ops.gemm(rows.mT, _rows(x), ctx.precision)
         if ctx.needs_input_grad[2]:
             grad_bias = rows.sum(0)
-        return grad_x, grad_weight, grad_bias, None
+        return grad_x, grad_weight, grad_bias, None, grad_residual, None
 
     @staticmethod
-    def jvp(ctx: Any, x_t: Tensor, weight_t: Tensor, bias_t: Tensor | None, _: None) -> Tensor:
-        x, weight, bias, before = ctx.saved_tensors
-        tangent = ops.linear(x_t, weight) + ops.linear(x, weight_t)
+    def jvp(
+        ctx: Any,
+        x_t: Tensor,
+        weight_t: Tensor,
+        bias_t: Tensor | None,
+        _activation: None,
+        residual_t: Tensor | None,
+        _precision: None,
+    ) -> Tensor:
+        x, weight, _, _ = ctx.saved_tensors
+        tangent = ops.linear(x_t, weight, None, "none", None, ctx.precision)
+        tangent = tangent + ops.linear(x, weight_t, None, "none", None, ctx.precision)
         if bias_t is not None:
             tangent = tangent + bias_t
-        if ctx.activation == "none":
-            return tangent
-        before = _Linear._before(x, weight, bias, before)
-        return activation_backward(tangent, before, ctx.activation)
+        if ctx.activation != "none":
+            tangent = activation_backward(tangent, _Linear._before(ctx), ctx.activation)
+        return tangent if residual_t is None else tangent + residual_t
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -182,9 +237,15 @@ register_gradient(ops.linear.default, _Linear)
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    precision: str | None = None,
 ) -> Tensor:
-    """Returns ``activation(x @ weight.T + bias)``.
+    """Returns ``activation(x @ weight.T + bias) + residual``.
 
     Args:
         x: ``(*, in_features)``, dtype float64, float32, float16 or bfloat16.
@@ -192,20 +253,25 @@ def linear(
         bias: ``(out_features,)``, or None.
         activation: None, ``"relu"``, ``"gelu"`` (the erf form), ``"gelu_tanh"``, ``"silu"`` or
             ``"sigmoid"``; formulas as in :mod:`torch.nn.functional`.
+        residual: ``(*, out_features)``, added last, or None.
+        precision: as in :func:`gemm`.
 
     Returns:
-        ``(*, out_features)``. The gradient goes to ``x``, ``weight`` and ``bias`` and can be
-        differentiated again.
+        ``(*, out_features)``. The gradient goes to every tensor and can be differentiated again.
 
     Raises:
         TypeError: an argument is no tensor, or ``activation`` no str.
+        ValueError: ``precision`` is another.
         RuntimeError: dtypes, devices or shapes do not fit, or the activation is another.
     """
     check_tensor("linear", x=x, weight=weight)
     if bias is not None:
         check_tensor("linear", bias=bias)
+    if residual is not None:
+        check_tensor("linear", residual=residual)
     if activation is not None and not isinstance(activation, str):
         raise TypeError(
             f"linear: activation must be a str or None, got {type(activation).__name__}"
         )
-    return ops.linear.default(x, weight, bias, activation or "none")
+    precision = effective_precision("linear", precision)
+    return ops.linear.default(x, weight, bias, activation or "none", residual, precision)

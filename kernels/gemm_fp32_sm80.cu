@@ -1,0 +1,351 @@
+// GEMM of floats out of three TF32 tensor-core products: x = high + low, and
+// a b = high high + high low + low high, the product of the low parts being below float's rounding.
+// Plan: a block forms 128 x 128 of out; a ring of 16 of k by cp.async, in whichever of the two
+// orders is contiguous in memory; operands are split in registers. Sums over 8 of k are formed from
+// zero, the small products first, and added with rounding (the tensor core truncates); sums over
+// 256 are formed on their own.
+// Bound by tensor cores: 3 * 2*m*n*k TF32 flop.
+#include "gemm_fp32_sm80.h"
+
+#include <cuda_runtime.h>
+
+#include <climits>
+
+#include "gemm_epilogue.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+constexpr int kTile = 128, kK = 16, kStages = 4;
+constexpr int kThreads = 256;              // 2 x 4 warps, each 64 x 32 of the tile
+constexpr int kPitchK = kK + 4;            // [row][k]: rows start four banks apart
+constexpr int kPitchRow = kTile + 8;       // [k][row]: steps of k start eight banks apart
+constexpr int kPieceBlocks = 16;           // stages whose sum is formed on its own
+constexpr int kOperand = kTile * kPitchK;  // floats of a stage; the larger of the two orders
+static_assert(kK * kPitchRow <= kOperand);
+constexpr int kSmemBytes = (kStages * 2 * kOperand + kTile * kTile) * 4;  // ring and sums
+
+constexpr int64_t kMinK = 96;              // from here on as accurate as a chain of float FMAs
+constexpr uint32_t kSmallest = 27u << 23;  // 2^-100: below, the low part loses bits
+
+// Copies a vector of 1 or 4 floats, of which `valid` exist; the rest becomes zero.
+template <int kWidth>
+__device__ __forceinline__ void copy_async(float* to, const float* from, int valid) {
+  const auto smem = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  if constexpr (kWidth == 4) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(from),
+                 "r"(valid * 4));
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(from),
+                 "r"(valid * 4));
+  }
+}
+
+// One operand, seen as rows of k: a[m, k], or b[n, k].
+struct Operand {
+  const float* x;
+  int64_t row_stride, k_stride;
+  int rows;   // from the tile's first one on
+  bool wide;  // vectors of four are aligned
+};
+
+template <bool kKFast, int kWidth>
+__device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64_t l0, int64_t k) {
+  constexpr int kFast = (kKFast ? kK : kTile) / kWidth;  // vectors along the fast index
+#pragma unroll
+  for (int i = 0; i < kTile * kK / kWidth / kThreads; ++i) {
+    const int v = threadIdx.x + i * kThreads;
+    const int fast = v % kFast * kWidth, slow = v / kFast;
+    const int row = kKFast ? slow : fast, l = kKFast ? fast : slow;
+    const int rows = op.rows - row;
+    const int64_t ks = k - l0 - l;
+    const int64_t along = kKFast ? ks : rows;
+    const bool inside = rows > 0 && ks > 0;
+    const int valid = inside ? static_cast<int>(min(along, int64_t{kWidth})) : 0;
+    const float* from = op.x + (inside ? row * op.row_stride + (l0 + l) * op.k_stride : 0);
+    copy_async<kWidth>(smem + (kKFast ? row * kPitchK + l : l * kPitchRow + row), from, valid);
+  }
+}
+
+template <bool kKFast>
+__device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64_t l0, int64_t k) {
+  if (op.wide) {
+    load_stage<kKFast, 4>(op, smem, l0, k);
+  } else {
+    load_stage<kKFast, 1>(op, smem, l0, k);
+  }
+}
+
+template <bool kKFast>
+__device__ __forceinline__ float element(const float* smem, int row, int l) {
+  return smem[kKFast ? row * kPitchK + l : l * kPitchRow + row];
+}
+
+__device__ __forceinline__ uint32_t to_tf32(float x) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return bits;
+}
+
+// Splits x; finds out whether the parts represent it to float accuracy. Inf and NaN need no check
+// here, nor what rounds up to Inf: they end in a sum that is not finite.
+struct Parts {
+  uint32_t high, low;
+  __device__ __forceinline__ bool set(float x) {
+    high = to_tf32(x);
+    low = to_tf32(x - __uint_as_float(high));
+    return (__float_as_uint(x) & 0x7fffffffu) - 1 < kSmallest - 1;  // zero is all right
+  }
+};
+
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+constexpr int kMmaM = 4, kMmaN = 4;  // 16 x 8 pieces of a warp's share
+
+// Row and column, within the tile, of sum[i][j][x].
+__device__ __forceinline__ int row_of(int i, int x) {
+  return threadIdx.x / 128 * 64 + i * 16 + threadIdx.x % 32 / 4 + x / 2 * 8;
+}
+__device__ __forceinline__ int column_of(int j, int x) {
+  return threadIdx.x / 32 % 4 * 32 + j * 8 + threadIdx.x % 4 * 2 + x % 2;
+}
+
+// acc += a b over one stage. True if an element is too small for its parts.
+template <bool kAKFast, bool kBKFast>
+__device__ __forceinline__ bool multiply(const float* a, const float* b,
+                                         float (&acc)[kMmaM][kMmaN][4]) {
+  const int lane = threadIdx.x % 32, group = lane / 4, at = lane % 4;
+  const int row0 = threadIdx.x / 128 * 64 + group, col0 = threadIdx.x / 32 % 4 * 32 + group;
+  bool small = false;
+#pragma unroll
+  for (int l = 0; l < kK; l += 8) {
+    uint32_t b_high[kMmaN][2], b_low[kMmaN][2];
+#pragma unroll
+    for (int j = 0; j < kMmaN; ++j) {
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        Parts parts;
+        small |= parts.set(element<kBKFast>(b, col0 + j * 8, l + at + x * 4));
+        b_high[j][x] = parts.high;
+        b_low[j][x] = parts.low;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kMmaM; ++i) {
+      uint32_t a_high[4], a_low[4];
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        Parts parts;
+        small |= parts.set(element<kAKFast>(a, row0 + i * 16 + x % 2 * 8, l + at + x / 2 * 4));
+        a_high[x] = parts.high;
+        a_low[x] = parts.low;
+      }
+      float piece[kMmaN][4] = {};
+#pragma unroll
+      for (int j = 0; j < kMmaN; ++j) mma(piece[j], a_low, b_high[j]);
+#pragma unroll
+      for (int j = 0; j < kMmaN; ++j) mma(piece[j], a_high, b_low[j]);
+#pragma unroll
+      for (int j = 0; j < kMmaN; ++j) mma(piece[j], a_high, b_high[j]);
+#pragma unroll
+      for (int j = 0; j < kMmaN; ++j) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) acc[i][j][x] += piece[j][x];
+      }
+    }
+  }
+  return small;
+}
+
+// A thread's sums over the whole of k, in shared memory: they are touched once per piece.
+struct Sums {
+  float* at;  // [kMmaM * kMmaN * 4][kThreads]
+
+  __device__ __forceinline__ float& operator()(int i, int j, int x) const {
+    return at[((i * kMmaN + j) * 4 + x) * kThreads + threadIdx.x];
+  }
+  __device__ __forceinline__ void clear() const {
+#pragma unroll
+    for (int e = 0; e < kMmaM * kMmaN * 4; ++e) at[e * kThreads + threadIdx.x] = 0.0f;
+  }
+  // Takes acc in and clears it.
+  __device__ __forceinline__ void take(float (&acc)[kMmaM][kMmaN][4]) const {
+#pragma unroll
+    for (int i = 0; i < kMmaM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kMmaN; ++j) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          (*this)(i, j, x) += acc[i][j][x];
+          acc[i][j][x] = 0.0f;
+        }
+      }
+    }
+  }
+};
+
+// The tile in plain float arithmetic, for data that three products do not represent.
+__device__ __forceinline__ void multiply_exactly(const Operand& a, const Operand& b, int64_t k,
+                                                 const Sums& sums) {
+  sums.clear();
+  float acc[kMmaM][kMmaN][4] = {};
+  constexpr int kPiece = 128;
+  for (int64_t l0 = 0; l0 < k; l0 += kPiece) {
+    for (int64_t l = l0; l < min(l0 + kPiece, k); ++l) {
+      float left[kMmaM][2], right[kMmaN][2];
+#pragma unroll
+      for (int i = 0; i < kMmaM; ++i) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          const int row = row_of(i, 2 * x);
+          left[i][x] = row < a.rows ? a.x[row * a.row_stride + l * a.k_stride] : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kMmaN; ++j) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          const int column = column_of(j, x);
+          right[j][x] = column < b.rows ? b.x[column * b.row_stride + l * b.k_stride] : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kMmaM; ++i) {
+#pragma unroll
+        for (int j = 0; j < kMmaN; ++j) {
+#pragma unroll
+          for (int x = 0; x < 4; ++x) {
+            acc[i][j][x] = fmaf(left[i][x / 2], right[j][x % 2], acc[i][j][x]);
+          }
+        }
+      }
+    }
+    sums.take(acc);
+  }
+}
+
+struct Launch {
+  GemmArgs<float, float> args;
+  int64_t tiles_m, tiles_n;
+  bool a_wide, b_wide;  // vectors of four are aligned
+};
+
+template <bool kAKFast, bool kBKFast>
+__global__ void __launch_bounds__(kThreads)
+    fp32_sm80_kernel(const __grid_constant__ Launch launch) {
+#if __CUDA_ARCH__ >= 800
+  extern __shared__ float smem[];
+  const GemmArgs<float, float>& args = launch.args;
+  // Tiles in columns of 8 rows, so that blocks at work share operands in L2.
+  constexpr int kGroup = 8;
+  const int64_t plane = launch.tiles_m * launch.tiles_n;
+  const int64_t z = blockIdx.x / plane, in_plane = blockIdx.x % plane;
+  const int64_t first = in_plane / (kGroup * launch.tiles_n) * kGroup;
+  const int64_t in_group = in_plane % (kGroup * launch.tiles_n);
+  const int64_t group_rows = min(int64_t{kGroup}, launch.tiles_m - first);
+  const int64_t m0 = (first + in_group % group_rows) * kTile, n0 = in_group / group_rows * kTile;
+  const auto clip = [](int64_t rows) { return static_cast<int>(min(rows, int64_t{kTile})); };
+  const Operand a{args.a + z * args.a_batch + m0 * args.a_row, args.a_row, args.a_col,
+                  clip(args.m - m0), launch.a_wide};
+  const Operand b{args.b + z * args.b_batch + n0 * args.b_col, args.b_col, args.b_row,
+                  clip(args.n - n0), launch.b_wide};
+
+  const auto stage_a = [&](int64_t block) { return smem + block % kStages * 2 * kOperand; };
+  const auto load = [&](int64_t block) {
+    if (block * kK < args.k) {
+      load_stage<kAKFast>(a, stage_a(block), block * kK, args.k);
+      load_stage<kBKFast>(b, stage_a(block) + kOperand, block * kK, args.k);
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+  for (int block = 0; block < kStages - 1; ++block) load(block);
+
+  const Sums sums{smem + kStages * 2 * kOperand};
+  sums.clear();
+  float acc[kMmaM][kMmaN][4] = {};
+  bool exactly = false;
+  for (int64_t block = 0; block * kK < args.k; ++block) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
+    __syncthreads();  // this stage is filled, the one before has been read
+    load(block + kStages - 1);
+    exactly |= multiply<kAKFast, kBKFast>(stage_a(block), stage_a(block) + kOperand, acc);
+    if (block % kPieceBlocks == kPieceBlocks - 1) sums.take(acc);
+  }
+  sums.take(acc);
+#pragma unroll
+  for (int e = 0; e < kMmaM * kMmaN * 4; ++e) {
+    exactly |= !isfinite(sums.at[e * kThreads + threadIdx.x]);
+  }
+  if (__syncthreads_or(exactly)) multiply_exactly(a, b, args.k, sums);
+
+  float* out = args.out + z * args.out_batch;
+  with_activation(args.activation, [&](auto activation) {
+#pragma unroll
+    for (int i = 0; i < kMmaM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kMmaN; ++j) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          const int64_t row = m0 + row_of(i, x), column = n0 + column_of(j, x);
+          if (row >= args.m || column >= args.n) continue;
+          const float bias = args.bias ? args.bias[column] : 0.0f;
+          out[row * args.out_row + column * args.out_col] =
+              activation(sums(i, j, x) + bias) + residual_at(args, z, row, column);
+        }
+      }
+    }
+  });
+#endif
+}
+
+// Whether vectors of four along the contiguous index are aligned, in every row and batch.
+bool aligned(const float* x, int64_t batch_stride, int64_t row_stride, int64_t k_stride) {
+  const bool k_fast = k_stride == 1;
+  return (k_fast || row_stride == 1) && reinterpret_cast<uintptr_t>(x) % 16 == 0 &&
+         batch_stride % 4 == 0 && (k_fast ? row_stride : k_stride) % 4 == 0;
+}
+
+template <bool kAKFast, bool kBKFast>
+cudaError_t run(const Launch& launch, cudaStream_t stream) {
+  const auto kernel = fp32_sm80_kernel<kAKFast, kBKFast>;
+  if (auto err =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+      err != cudaSuccess) {
+    return err;
+  }
+  const int64_t blocks = launch.args.batch * launch.tiles_m * launch.tiles_n;
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kSmemBytes, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+}  // namespace
+}  // namespace my_ops::cuda
+
+bool my_ops::cuda::gemm_fp32_sm80_supported(const GemmArgs<float, float>& args) {
+  int device = 0, major = 0, minor = 0, sm_count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return false;
+  }
+  // One tile for every multiprocessor at least: k is not split.
+  const double blocks =
+      static_cast<double>(args.batch) * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
+  return major == 8 && minor == 0 && args.k >= kMinK && blocks >= sm_count && blocks < INT_MAX;
+}
+
+cudaError_t my_ops::cuda::gemm_fp32_sm80(const GemmArgs<float, float>& args, cudaStream_t stream) {
+  const Launch launch{args, ceil_div(args.m, kTile), ceil_div(args.n, kTile),
+                      aligned(args.a, args.a_batch, args.a_row, args.a_col),
+                      aligned(args.b, args.b_batch, args.b_col, args.b_row)};
+  if (args.a_col == 1) {
+    return args.b_row == 1 ? run<true, true>(launch, stream) : run<true, false>(launch, stream);
+  }
+  return args.b_row == 1 ? run<false, true>(launch, stream) : run<false, false>(launch, stream);
+}
