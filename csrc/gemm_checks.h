@@ -172,8 +172,8 @@ inline Tensor rows_of(const Tensor& x) {
 inline Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                           const std::string& activation, const std::optional<Tensor>& residual) {
   // As one matrix: else ATen may add the bias after rounding the product.
-  const Tensor rows = aten("aten::linear", "", rows_of(x), weight, bias);
-  const Tensor y = aten("aten::view", "", rows, linear_sizes(x, weight));
+  Tensor y = aten("aten::linear", "", rows_of(x), weight, bias);
+  if (x.dim() != 2) y = aten("aten::view", "", y, linear_sizes(x, weight));
   if (activation == "relu") aten("aten::relu_", "", y);
   if (activation == "gelu") aten("aten::gelu_", "", y, std::string("none"));
   if (activation == "gelu_tanh") aten("aten::gelu_", "", y, std::string("tanh"));

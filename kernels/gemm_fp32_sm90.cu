@@ -318,7 +318,10 @@ cudaError_t run(Plan* plan, cudaStream_t stream) {
 bool my_ops::cuda::gemm_fp32_sm90_supported(const GemmArgs<float, float>& args) {
   Device device;
   if (current_device(&device) != cudaSuccess) return false;
-  return device.major == 9 && device.minor == 0 && fits(args) && pays(merge_batch(args));
+  if (device.major != 9 || device.minor != 0) return false;
+  static const bool built =
+      sm90::has_body(reinterpret_cast<const void*>(fp32_product_kernel<LargeTile>));
+  return built && fits(args) && pays(merge_batch(args));
 }
 
 size_t my_ops::cuda::gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args) {
