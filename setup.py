@@ -1,61 +1,84 @@
 """Builds my_ops/_C: one module for every Python >= 3.10 and torch >= 2.10, CPU-only ones included.
 
-MY_OPS_WITH_CUDA=0      build without the CUDA kernels (default: with them, or fail)
+MY_OPS_WITH_CUDA=1      with the CUDA kernels, or fail (the default)
+                 auto   with them where the CUDA compiler works, else for the CPU only
+                 0      for the CPU only
+MY_OPS_CUDA=13.0        compile with this release of CUDA, and call the wheel X.Y.Z+cu130
 CUDA_HOME               the toolkit to use (default: the newest installed one, then pip's)
-TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them (default: below)
+TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them (default: all, see preflight.py)
+MAX_JOBS                compilers at a time (default: as cores and free memory allow)
 """
 
+import json
 import os
-import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-import torch
-import torch.utils.cpp_extension as cpp
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
-HERE = Path(__file__).parent
-WITH_CUDA = os.environ.get("MY_OPS_WITH_CUDA", "1") != "0"
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "build_tools"))
 
-# Machine code for every generation that CUDA 13 knows (8.6 also runs on 8.9, 10.0 on 10.3, 12.0 on
-# 12.1), and PTX for the rest and for what comes. 9.0a: Hopper with its own matrix instructions.
-ARCHITECTURES = "7.5;8.0;8.6;9.0a;10.0+PTX;12.0+PTX"
+import preflight  # noqa: E402
 
+VERSION = "0.1.0"
 TORCH_2_10 = "0x020a000000000000"
 PYTHON_3_10 = "0x030A0000"
 
-
-def find_cuda_home() -> Path:
-    """The folder that holds bin/nvcc and include/cuda_runtime_api.h of one toolkit."""
-    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    candidates += ["/usr/local/cuda"]
-    candidates += sorted(map(str, Path("/usr/local").glob("cuda-*")), reverse=True)
-    candidates += [str(Path(p) / "nvidia" / "cu13") for p in sys.path]  # pip install cuda-toolkit
-    if nvcc := shutil.which("nvcc"):
-        candidates.append(str(Path(nvcc).resolve().parent.parent))
-    for home in map(Path, filter(None, candidates)):
-        if (home / "bin/nvcc").exists() and (home / "include/cuda_runtime_api.h").exists():
-            return home
-    raise SystemExit(
-        "my_ops: no CUDA toolkit (bin/nvcc with include/cuda_runtime_api.h) in CUDA_HOME, "
-        "/usr/local/cuda* or site-packages/nvidia/cu13.\n"
-        "Install one (pip install 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*' is enough), set "
-        "CUDA_HOME to where it is, or set MY_OPS_WITH_CUDA=0 for a build that runs on the CPU only."
-    )
+WITH_CUDA = os.environ.get("MY_OPS_WITH_CUDA", "1")
+CUDA = os.environ.get("MY_OPS_CUDA") if WITH_CUDA != "0" else None
+COMPILES = not {"sdist", "egg_info", "dist_info", "clean"}.intersection(sys.argv[1:])
 
 
-def extension():
+def version():
+    return f"{VERSION}+cu{CUDA.replace('.', '')}" if CUDA else VERSION
+
+
+def commit():
+    """The git commit of the source, with a + when files differ from it; None outside git."""
+    git = ["git", "-c", "safe.directory=*", "-C", str(HERE)]
+    try:
+        text = subprocess.run(
+            [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return text.strip()
+
+
+def cuda_toolkit(cxx):
+    """The toolkit and the architectures, both found fit; None for a CPU-only build."""
+    if WITH_CUDA == "0":
+        return None
+    try:
+        toolkit = preflight.find_toolkit(CUDA)
+        archs = preflight.architectures(toolkit)
+        preflight.check_toolkit(toolkit, archs, cxx)
+    except preflight.Unfit as unfit:
+        if WITH_CUDA == "auto":
+            print(f"my_ops: building for the CPU only, because {unfit}", file=sys.stderr)
+            return None
+        raise
+    return toolkit, archs
+
+
+def extension(cuda):
+    import torch
+    import torch.utils.cpp_extension as cpp
+
     macros = [("TORCH_TARGET_VERSION", TORCH_2_10), ("Py_LIMITED_API", PYTHON_3_10)]
     # C++20 for torch's headers; source paths out of the binary. No traps on floating exceptions:
     # else the loops of the CPU kernels, which compute both sides of a choice, stay scalar.
     flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-fvisibility=hidden"]
-    for folder in (HERE.resolve(), Path(torch.__file__).resolve().parents[1]):
+    for folder in (HERE, Path(torch.__file__).resolve().parents[1]):
         flags.append(f"-ffile-prefix-map={folder}/=")
     sources = sorted([*HERE.glob("csrc/*.cpp"), *HERE.glob("kernels/*_cpu.cpp")])
     kwargs = {
-        # stdc++ first: else a few of its symbols bind, unversioned, to the copies in libc10.so.
-        "libraries": ["stdc++"],
         # libtorch.so is what brings libtorch_cuda.so, where it exists, into the module's scope.
         "extra_link_args": [
             *("-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
@@ -64,7 +87,7 @@ def extension():
         "include_dirs": [str(HERE / "include")],
         "py_limited_api": True,
     }
-    if not WITH_CUDA:
+    if cuda is None:
         sources = [s for s in sources if not s.stem.endswith("_cuda")]
         ext = cpp.CppExtension(
             "my_ops._C",
@@ -73,26 +96,67 @@ def extension():
             extra_compile_args={"cxx": [*flags, "-Wall"]},
             **kwargs,
         )
+        # stdc++ first: else a few of its symbols bind, unversioned, to the copies in libc10.so.
         ext.libraries = ["stdc++"]
         return ext
 
-    home = find_cuda_home()
-    cpp.CUDA_HOME = os.environ["CUDA_HOME"] = str(home)
-    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", ARCHITECTURES)
+    toolkit, archs = cuda
+    cpp.CUDA_HOME = os.environ["CUDA_HOME"] = str(toolkit.home)
+    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(archs)
+    # The module holds the CUDA runtime itself, so torch's own CUDA version does not matter; whether
+    # nvcc takes the host compiler, preflight has tried.
+    cpp._check_cuda_version = lambda *_: None
+    names = ", ".join(archs)
     ext = cpp.CUDAExtension(
         "my_ops._C",
         [str(s.relative_to(HERE)) for s in sorted([*sources, *HERE.glob("kernels/*.cu")])],
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
-            "cxx": [*flags, "-Wall"],
+            "cxx": [*flags, "-Wall", f'-DMY_OPS_ARCHITECTURES="{names}"'],
             "nvcc": ["-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"],
         },
-        library_dirs=[str(home / d) for d in ("lib64", "lib") if (home / d).is_dir()],
+        library_dirs=[str(toolkit.home / d) for d in ("lib64", "lib")],
         **kwargs,
     )
     # The CUDA runtime is linked in: the wheel needs a driver, and no CUDA library of any version.
     ext.libraries = ["stdc++", "cudart_static", "rt", "pthread", "dl"]
     return ext
+
+
+def record(cuda):
+    """What `python -m my_ops` says of this build. No time, no folder: builds can be repeated."""
+    import torch
+
+    return {
+        "version": version(),
+        "commit": commit(),
+        "torch_built_against": torch.__version__,
+        "torch_minimum": "2.10",
+        "nvcc": cuda[0].version if cuda else None,
+        "architectures": cuda[1] if cuda else [],
+    }
+
+
+def build():
+    """The extension and the command that compiles it; stops with a paragraph when it cannot."""
+    try:
+        if WITH_CUDA not in ("0", "1", "auto"):
+            raise preflight.Unfit(f"MY_OPS_WITH_CUDA is 1, auto or 0, not {WITH_CUDA!r}.")
+        preflight.check_torch()
+        cuda = cuda_toolkit(preflight.cxx_compiler())
+        preflight.set_jobs()
+    except preflight.Unfit as unfit:
+        raise SystemExit(f"my_ops: {unfit}") from None
+    import torch.utils.cpp_extension as cpp
+
+    class Build(cpp.BuildExtension):
+        def run(self):
+            super().run()
+            module = Path(self.get_ext_fullpath("my_ops._C"))
+            text = json.dumps(record(cuda), indent=2)
+            module.with_name("_build.json").write_text(text + "\n")
+
+    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": Build}}
 
 
 class Wheel(bdist_wheel):
@@ -102,7 +166,6 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(
-    ext_modules=[extension()],
-    cmdclass={"build_ext": cpp.BuildExtension, "bdist_wheel": Wheel},
-)
+arguments = build() if COMPILES else {}
+arguments.setdefault("cmdclass", {})["bdist_wheel"] = Wheel
+setup(version=version(), **arguments)

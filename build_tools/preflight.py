@@ -1,0 +1,196 @@
+"""Finds what a build needs, and says in one paragraph what is missing and the ways out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+OLDEST_TORCH = (2, 10)
+OLDEST_CUDA = (12, 6)
+GIB = 1 << 30
+JOB_MEMORY = GIB  # of one compiler; nvcc compiles two architectures at a time
+
+# Machine code for each generation that the compiler knows (8.6 also runs on 8.9, 10.0 on 10.3,
+# 12.0 on 12.1), PTX for what comes. 9.0a: Hopper with its own matrix instructions.
+BEFORE_BLACKWELL = "7.5;8.0;8.6;9.0a;9.0+PTX"
+WITH_BLACKWELL = "7.5;8.0;8.6;9.0a;10.0+PTX;12.0+PTX"
+
+PIP_TOOLKIT = "pip install 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'"
+CPU_ONLY = "set MY_OPS_WITH_CUDA=0 for a build that runs on the CPU only"
+
+
+class Unfit(Exception):
+    """The build cannot succeed; the text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    home: Path
+    version: str  # as nvcc gives it: 13.0.88
+
+    @property
+    def release(self) -> tuple[int, int]:
+        major, minor = self.version.split(".")[:2]
+        return int(major), int(minor)
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
+
+
+def first_error(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), "\n".join(lines[:1]))
+
+
+def check_torch() -> None:
+    ways = (
+        "Let pip install it (pip install . without --no-build-isolation), or run "
+        "pip install 'torch>=2.10' ninja in this environment first."
+    )
+    try:
+        import torch
+    except ImportError as error:
+        raise Unfit(
+            f"the build needs torch, which this Python ({sys.executable}) cannot import: {error}. "
+            + ways
+        ) from None
+    release = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if release < OLDEST_TORCH:
+        raise Unfit(f"the build needs torch >= 2.10, found {torch.__version__}. {ways}")
+
+
+def cxx_compiler() -> str:
+    """The C++ compiler, which has compiled a small C++20 program."""
+    name = os.environ.get("CXX", "c++").split()[0]
+    path = shutil.which(name) or ("CXX" not in os.environ and shutil.which("g++")) or None
+    ways = "Install g++ 11 or newer (Debian: apt install g++), or set CXX to one."
+    if path is None:
+        raise Unfit(f"no C++ compiler: '{name}' is not on PATH. {ways}")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.cpp")
+        source.write_text("#include <concepts>\n#include <span>\nstd::span<int> probe();\n")
+        done = run(path, "-std=c++20", "-c", source, "-o", Path(folder, "probe.o"))
+    if done.returncode != 0:
+        raise Unfit(
+            f"the C++ compiler {path} does not compile C++20: {first_error(done.stderr)}. {ways}"
+        )
+    return path
+
+
+def toolkit_folders() -> list[Path]:
+    """Where a CUDA toolkit may be, best first: asked for, installed, from pip, on PATH."""
+    asked = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if asked:
+        return [Path(asked)]
+    folders = [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    folders += [Path(p, "nvidia", "cu13") for p in sys.path]
+    if nvcc := shutil.which("nvcc"):
+        folders.append(Path(nvcc).resolve().parents[1])
+    return folders
+
+
+def is_toolkit(home: Path) -> bool:
+    return (home / "bin/nvcc").exists() and (home / "include/cuda_runtime_api.h").exists()
+
+
+def nvcc_version(home: Path) -> str:
+    done = run(home / "bin/nvcc", "--version")
+    match = re.search(r"V(\d+\.\d+\.\d+)", done.stdout)
+    if match is None:
+        raise Unfit(
+            f"{home}/bin/nvcc does not run: {first_error(done.stderr) or 'it names no version'}. "
+            f"Reinstall it, set CUDA_HOME to another toolkit, or {CPU_ONLY}."
+        )
+    return match[1]
+
+
+def find_toolkit(wanted: str | None = None) -> Toolkit:
+    """The first toolkit there is, or the first of the wanted release ("13.0")."""
+    found = [Toolkit(home, nvcc_version(home)) for home in toolkit_folders() if is_toolkit(home)]
+    if not found:
+        raise Unfit(
+            "no CUDA toolkit (bin/nvcc with include/cuda_runtime_api.h) in "
+            f"{os.environ.get('CUDA_HOME') or '/usr/local/cuda* or site-packages/nvidia/cu13'}. "
+            f"Install one ({PIP_TOOLKIT} is enough), set CUDA_HOME to where one is, or {CPU_ONLY}."
+        )
+    for toolkit in found:
+        if wanted is None or toolkit.version.startswith(wanted + "."):
+            return toolkit
+    raise Unfit(
+        f"MY_OPS_CUDA={wanted} asks for another nvcc than the one found: "
+        f"{', '.join(sorted({t.version for t in found}))}. Set CUDA_HOME to a toolkit of CUDA "
+        f"{wanted}, unset MY_OPS_CUDA, or {CPU_ONLY}."
+    )
+
+
+def architectures(toolkit: Toolkit) -> list[str]:
+    """The list to compile for: TORCH_CUDA_ARCH_LIST, or all that this compiler should cover."""
+    default = WITH_BLACKWELL if toolkit.release >= (12, 8) else BEFORE_BLACKWELL
+    text = os.environ.get("TORCH_CUDA_ARCH_LIST") or default
+    return text.replace(";", " ").split()
+
+
+def sm(arch: str) -> str:
+    return "sm_" + arch.removesuffix("+PTX").replace(".", "")
+
+
+def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:
+    """New enough, knows the architectures, and takes the host compiler."""
+    nvcc = toolkit.home / "bin/nvcc"
+    if toolkit.release < OLDEST_CUDA:
+        raise Unfit(
+            f"nvcc {toolkit.version} in {toolkit.home} is too old: CUDA 12.6 or newer is needed. "
+            f"Install one ({PIP_TOOLKIT} is enough), set CUDA_HOME to where one is, or {CPU_ONLY}."
+        )
+    known = run(nvcc, "--list-gpu-code").stdout.split()
+    unknown = [a for a in archs if re.fullmatch(r"[\d.]+[af]?(\+PTX)?", a) and sm(a) not in known]
+    if known and unknown:
+        raise Unfit(
+            f"nvcc {toolkit.version} does not know architecture {', '.join(unknown)}. Take it out "
+            "of TORCH_CUDA_ARCH_LIST, or set CUDA_HOME to a toolkit that does."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.cu")
+        source.write_text("#include <cuda_runtime_api.h>\n__global__ void probe() {}\n")
+        host = os.environ.get("CC", cxx)
+        done = run(nvcc, "-ccbin", host, "-std=c++20", "-c", source, "-o", Path(folder, "probe.o"))
+    if done.returncode != 0:
+        raise Unfit(
+            f"nvcc {toolkit.version} and the host compiler {host} do not work together: "
+            f"{first_error(done.stderr + done.stdout)}. Set CC and CXX to a compiler that this "
+            f"nvcc takes (CUDA 12.6: gcc <= 13, 12.9: <= 14, 13: <= 15), set CUDA_HOME to another "
+            f"toolkit, or {CPU_ONLY}."
+        )
+
+
+def free_memory() -> int:
+    """Bytes that the build may use: of the machine, and of the container if it has a limit."""
+    meminfo = Path("/proc/meminfo").read_text()
+    match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo)
+    free = int(match[1]) * 1024 if match else JOB_MEMORY
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        free = min(free, max(int(text) - int(used.read_text()), 0))
+    return free
+
+
+def set_jobs() -> None:
+    """One compiler for every GiB of free memory, and at most one a core; MAX_JOBS wins."""
+    if os.environ.get("MAX_JOBS"):
+        return
+    free = free_memory()
+    if free < JOB_MEMORY:
+        raise Unfit(
+            f"{free / GIB:.1f} GiB of free memory is too little for the compiler, which takes "
+            "up to 1 GiB. Free some or add swap, or set MAX_JOBS=1 to try nevertheless."
+        )
+    os.environ["MAX_JOBS"] = str(max(1, min(len(os.sched_getaffinity(0)), free // JOB_MEMORY)))
