@@ -140,7 +140,8 @@ def architectures(toolkit: Toolkit) -> list[str]:
 
 
 def sm(arch: str) -> str:
-    return "sm_" + arch.removesuffix("+PTX").replace(".", "")
+    """ "9.0a+PTX" is sm_90 in nvcc's list, which has no letters."""
+    return "sm_" + arch.removesuffix("+PTX").rstrip("af").replace(".", "")
 
 
 def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:

@@ -35,7 +35,22 @@ class Device {
   cudaStream_t stream_;
 };
 
+// A launch that this build cannot do on this machine: both sides, in one sentence.
+inline void check_build_fits(cudaError_t status, const char* op) {
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  check(status != cudaErrorNoKernelImageForDevice, op, ": this GPU has compute capability ", major,
+        ".", minor, ", and this build of my_ops has code for ", MY_OPS_ARCHITECTURES,
+        "; `python -m my_ops` says which build to install");
+  check(status != cudaErrorInsufficientDriver, op, ": the NVIDIA driver is too old for CUDA ",
+        CUDART_VERSION / 1000, ", which this build of my_ops holds; `python -m my_ops` says which ",
+        "build to install");
+}
+
 inline void check_launch(cudaError_t status, const char* op) {
+  if (status != cudaSuccess) check_build_fits(status, op);
   check(status == cudaSuccess, op, ": CUDA launch failed: ", cudaGetErrorString(status), " (",
         cudaGetErrorName(status), ")");
 }

@@ -4,7 +4,17 @@ Every operator is a function here, ``torch.ops.my_ops.X`` for TorchScript and C+
 parameters a layer in :mod:`my_ops.nn`. :mod:`my_ops.reference` holds each in plain PyTorch.
 """
 
+import sys as _sys
 from importlib.metadata import version as _version
+from pathlib import Path as _Path
+
+if _sys.argv[:1] == ["-m"] and ("-m", "my_ops") in zip(
+    _sys.orig_argv, _sys.orig_argv[1:], strict=False
+):
+    # python -m my_ops: the report must come where torch or the module does not load.
+    from my_ops.__main__ import main as _main
+
+    raise SystemExit(_main())
 
 from my_ops import _library
 from my_ops import nn as nn
@@ -22,12 +32,15 @@ from my_ops.ops import (
 )
 
 __version__ = _version("my_ops")
+cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_package(my_ops)
 __all__ = [
     "add_one",
+    "cmake_prefix_path",
     "custom_add",
     "d_sigmoid",
     "fill_index",
     "gemm",
+    "get_include",
     "linear",
     "lltm",
     "lltm_cell",
@@ -35,6 +48,12 @@ __all__ = [
     "reference",
     "round_ste",
 ]
+
+
+def get_include() -> str:
+    """The folder of the C++ header: ``#include <my_ops/ops.h>``."""
+    return str(_Path(__file__).parent / "include")
+
 
 # Compiled gradients of another version must not come out of torch.compile's caches.
 _library.tag_compile_cache(__version__)

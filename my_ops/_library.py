@@ -29,7 +29,13 @@ def _load() -> None:
             "folder, not an installed package. Run Python elsewhere, or build in place with "
             "pip install --no-build-isolation -e ."
         )
-    torch.ops.load_library(str(path))
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise ImportError(
+            f"my_ops: {path.name} does not load: {error}. `python -m my_ops` says what does not "
+            "fit on this machine"
+        ) from error
 
 
 def tag_compile_cache(version: str) -> None:

@@ -1,0 +1,215 @@
+"""``python -m my_ops``: what is installed here, whether it fits this machine, and what to do.
+
+``--json`` prints the same for programs and bug reports; ``install-hint`` prints the one
+``pip install`` line for this machine. Works where torch is missing or the module does not load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import platform
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).resolve().parent
+COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+
+
+def covers(architectures: list[str], capability: tuple[int, int]) -> bool:
+    """Whether code for these architectures ("9.0a", "10.0+PTX") runs on a GPU of a capability."""
+    for arch in architectures:
+        match = re.fullmatch(r"(\d+)\.(\d+)([af]?)(\+PTX)?", arch)
+        if match is None:
+            continue
+        code = int(match[1]), int(match[2])
+        if code == capability:
+            return True
+        if match[3]:  # machine code of one chip or family
+            continue
+        if code[0] == capability[0] and code[1] <= capability[1]:
+            return True
+        if match[4] and code <= capability:
+            return True
+    return False
+
+
+def driver() -> dict[str, Any] | None:
+    """The CUDA version that the driver knows, and its GPUs; None without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    number = ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(number))
+    found: dict[str, Any] = {
+        "cuda": f"{number.value // 1000}.{number.value % 1000 // 10}",
+        "gpus": [],
+    }
+    if cuda.cuInit(0) != 0:
+        return found
+    count = ctypes.c_int()
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    for index in range(count.value):
+        device, name, value = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_int()
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        cuda.cuDeviceGetName(name, len(name), device)
+        capability = []
+        for attribute in COMPUTE_CAPABILITY:
+            cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            capability.append(value.value)
+        found["gpus"].append({"name": name.value.decode(), "capability": capability})
+    return found
+
+
+def torch_found() -> dict[str, Any]:
+    try:
+        import torch
+    except Exception as error:  # a broken torch raises more than ImportError
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"version": torch.__version__, "cuda": torch.version.cuda}
+
+
+def load_error() -> str | None:
+    """What `import my_ops` says in a process of its own, so that a crash is a finding too."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import my_ops"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=PACKAGE.parent,
+    )
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"the process ended with status {done.returncode}"
+
+
+def install_hint(here: dict[str, Any] | None, base: str) -> str:
+    """The pip line for this driver and these GPUs; the plain wheel holds CUDA 13."""
+    if here is None:
+        return "pip install my_ops"
+    major = int(here["cuda"].split(".")[0])
+    if major != 12:
+        return "pip install my_ops"
+    blackwell = any(gpu["capability"][0] >= 10 for gpu in here["gpus"])
+    return f"pip install 'my_ops=={base}+{'cu129' if blackwell else 'cu126'}'"
+
+
+def problems(report: dict[str, Any]) -> list[dict[str, str]]:
+    found = []
+
+    def add(problem: str, fix: str) -> None:
+        found.append({"problem": problem, "fix": fix})
+
+    build, torch, here = report["build"], report["torch"], report["driver"]
+    if "error" in torch:
+        add(f"torch cannot be imported: {torch['error']}", "pip install 'torch>=2.10'")
+    if build is None:
+        add(
+            "this is the source folder, not an installed package: nothing is compiled here",
+            "run Python elsewhere, or pip install --no-build-isolation -e .",
+        )
+    elif report["load_error"] and "error" not in torch:
+        add(f"import my_ops fails: {report['load_error']}", report["install_hint"])
+    if not (build and here and here["gpus"]):
+        return found
+    if build["nvcc"] is None:
+        add(
+            "this build runs on the CPU only, and the machine has a GPU",
+            "build with MY_OPS_WITH_CUDA=1, or " + report["install_hint"],
+        )
+        return found
+    needed = int(build["nvcc"].split(".")[0])
+    if int(here["cuda"].split(".")[0]) < needed:
+        add(
+            f"the driver knows CUDA {here['cuda']}, and this build needs CUDA {needed}",
+            "update the NVIDIA driver, or " + report["install_hint"],
+        )
+    for gpu in here["gpus"]:
+        if not gpu["covered"]:
+            add(
+                f"{gpu['name']} has compute capability {'.'.join(map(str, gpu['capability']))}, "
+                f"and this build has code for {', '.join(build['architectures'])}",
+                "build with TORCH_CUDA_ARCH_LIST for it, or " + report["install_hint"],
+            )
+    if torch.get("cuda") is None and "error" not in torch:
+        add(
+            "torch is a CPU build, so its tensors cannot be on the GPU",
+            "pip install --force-reinstall torch, from an index of CUDA builds",
+        )
+    return found
+
+
+def environment() -> dict[str, Any]:
+    try:
+        installed = version("my_ops")
+    except PackageNotFoundError:
+        installed = None
+    path = PACKAGE / "_build.json"
+    build = json.loads(path.read_text()) if path.exists() else None
+    here = driver()
+    for gpu in here["gpus"] if here else []:
+        capability = gpu["capability"][0], gpu["capability"][1]
+        gpu["covered"] = covers(build["architectures"] if build else [], capability)
+    report: dict[str, Any] = {
+        "my_ops": installed,
+        "path": str(PACKAGE),
+        "build": build,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch_found(),
+        "driver": here,
+        "load_error": load_error(),
+        "install_hint": install_hint(here, (installed or "0").split("+")[0]),
+    }
+    report["problems"] = problems(report)
+    return report
+
+
+def show(report: dict[str, Any]) -> None:
+    build, torch, here = report["build"], report["torch"], report["driver"]
+    print(f"my_ops    {report['my_ops'] or 'not installed'} in {report['path']}")
+    if build:
+        cuda = f"nvcc {build['nvcc']}" if build["nvcc"] else "CPU only"
+        print(f"build     {cuda}, against torch {build['torch_built_against']}", end="")
+        print(f" for torch >= {build['torch_minimum']}, commit {build['commit'] or 'unknown'}")
+        if build["architectures"]:
+            print(f"code for  {', '.join(build['architectures'])}")
+    print(f"python    {report['python']} on {report['platform']}")
+    print(f"torch     {torch.get('version', 'missing')}, CUDA {torch.get('cuda') or 'none'}")
+    print(f"driver    {'CUDA ' + here['cuda'] if here else 'none'}")
+    for gpu in here["gpus"] if here else []:
+        capability = ".".join(map(str, gpu["capability"]))
+        state = "covered" if gpu["covered"] else "not covered"
+        print(f"GPU       {gpu['name']}, compute capability {capability}: {state}")
+    for finding in report["problems"]:
+        print(f"\nproblem   {finding['problem']}\nfix       {finding['fix']}")
+    if not report["problems"]:
+        print("\nnothing wrong found")
+
+
+def main() -> int:
+    """Returns 1 when something is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m my_ops", description=__doc__)
+    parser.add_argument("command", nargs="?", choices=["install-hint"])
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    arguments = parser.parse_args()
+    report = environment()
+    if arguments.command == "install-hint":
+        print(report["install_hint"])
+        return 0
+    if arguments.json:
+        print(json.dumps(report, indent=2))
+    else:
+        show(report)
+    return 1 if report["problems"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

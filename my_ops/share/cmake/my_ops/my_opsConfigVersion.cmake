@@ -1,0 +1,12 @@
+# Written for the version of the package beside it.
+file(READ "${CMAKE_CURRENT_LIST_DIR}/../../../_build.json" _my_ops_build)
+string(JSON _my_ops_version GET "${_my_ops_build}" version)
+string(REGEX REPLACE "[+].*" "" PACKAGE_VERSION "${_my_ops_version}")
+if(PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+else()
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  if(PACKAGE_VERSION VERSION_EQUAL PACKAGE_FIND_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+  endif()
+endif()
