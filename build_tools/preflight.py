@@ -173,6 +173,24 @@ def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:
         )
 
 
+def cuda_toolkit(with_cuda: str, wanted: str | None, cxx: str) -> tuple[Toolkit, list[str]] | None:
+    """The toolkit and the architectures, both found fit; None for a CPU-only build."""
+    if with_cuda not in ("0", "1", "auto"):
+        raise Unfit(f"MY_OPS_WITH_CUDA is 1, auto or 0, not {with_cuda!r}.")
+    if with_cuda == "0":
+        return None
+    try:
+        toolkit = find_toolkit(wanted)
+        archs = architectures(toolkit)
+        check_toolkit(toolkit, archs, cxx)
+    except Unfit as unfit:
+        if with_cuda == "1":
+            raise
+        print(f"my_ops: building for the CPU only: {unfit}", file=sys.stderr)
+        return None
+    return toolkit, archs
+
+
 def free_memory() -> int:
     """Bytes that the build may use: of the machine, and of the container if it has a limit."""
     meminfo = Path("/proc/meminfo").read_text()

@@ -6,15 +6,12 @@ from pathlib import Path
 
 import torch
 
-_MINIMUM = (2, 10)
-
 
 def _load() -> None:
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if release < _MINIMUM:
+    if release < (2, 10):
         raise ImportError(
-            f"my_ops needs torch >= {_MINIMUM[0]}.{_MINIMUM[1]}, found {torch.__version__}: "
-            "pip install --upgrade torch"
+            f"my_ops needs torch >= 2.10, found {torch.__version__}: pip install --upgrade torch"
         )
     if torch._C._jit_get_schemas_for_operator("my_ops::gemm"):
         # A second registration of the same ops would end the process without a Python error.

@@ -17,5 +17,6 @@ if(NOT TARGET my_ops::my_ops)
     INTERFACE_COMPILE_FEATURES cxx_std_20
     INTERFACE_INCLUDE_DIRECTORIES "${_my_ops}/include"
     # The program calls nothing in the module by name: without the option, linkers may drop it.
-    INTERFACE_LINK_LIBRARIES "-Wl,--no-as-needed;${my_ops_LIBRARY};torch")
+    INTERFACE_LINK_OPTIONS "-Wl,--no-as-needed;${my_ops_LIBRARY}"
+    INTERFACE_LINK_LIBRARIES torch)
 endif()
