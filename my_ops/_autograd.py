@@ -11,9 +11,12 @@ zero tangents under ``torch.func.jvp`` (torch 2.10 to 2.15).
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import is_grad_enabled, is_inference_mode_enabled
+from torch.compiler import is_compiling
 
 __all__ = ["register_gradient", "register_out"]
 
@@ -22,6 +25,9 @@ try:  # private names, present in torch 2.10 to 2.15; without one of them the pu
         _any_requires_grad,
         _are_functorch_transforms_active,
         _AutoDispatchBelowAutograd,
+        _get_tracing_state,
+        _has_torch_function,
+        _is_any_autocast_enabled,
     )
     from torch._functorch.utils import enable_single_level_autograd_function
     from torch.autograd import forward_ad
@@ -35,26 +41,34 @@ except ImportError:
 _library = torch.library.Library("my_ops", "IMPL")  # kept alive: it owns the registrations
 
 
-def register_gradient(op: torch._ops.OpOverload, function: type[torch.autograd.Function]) -> None:
-    """Makes ``function`` the gradient of ``op``. Arguments of the op must be positional."""
+def register_gradient(
+    op: torch._ops.OpOverload, function: type[torch.autograd.Function]
+) -> Callable[..., Any]:
+    """Makes ``function`` the gradient of ``op``. Arguments of the op must be positional.
+
+    Returns ``op`` for callers in a hurry: the same result from the same arguments, all of them
+    given, without the way through the dispatcher to the Autograd key where nothing asks for it.
+    """
     if not _HAVE_PRIVATE_NAMES:
         _register_public(op, function)
-        return
+        return op
 
     defaults = [argument.default_value for argument in op._schema.arguments]
-
     returns = len(op._schema.returns)
+    run, setup_context = function.forward, function.setup_context
 
     def forward(ctx: Any, *args: Any) -> Any:
-        if _are_functorch_transforms_active():
+        transformed = _are_functorch_transforms_active()
+        if transformed:
             # Function.apply has switched the grad modes off; outer levels must still record.
             with torch.enable_grad(), _set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
-                output = function.forward(*args)
+                output = run(*args)
         else:
             with _AutoDispatchBelowAutograd():
-                output = function.forward(*args)
-        function.setup_context(ctx, args, output)
-        ctx.save_for_forward(*(getattr(ctx, "to_save", None) or ()))
+                output = run(*args)
+        setup_context(ctx, args, output)
+        if transformed or forward_ad._current_level >= 0:
+            ctx.save_for_forward(*(getattr(ctx, "to_save", None) or ()))
         if isinstance(output, tuple) and len(output) > returns:
             output = output[0] if returns == 1 else output[:returns]  # the rest is for backward
         return output
@@ -78,14 +92,26 @@ def register_gradient(op: torch._ops.OpOverload, function: type[torch.autograd.F
         if _are_functorch_transforms_active():
             with enable_single_level_autograd_function():
                 return apply(*args)
-        if forward_ad._current_level < 0 and not (
-            torch.is_grad_enabled() and _any_requires_grad(*args)
-        ):
+        if forward_ad._current_level < 0 and not (is_grad_enabled() and _any_requires_grad(*args)):
             with _AutoDispatchBelowAutograd():
                 return op(*args)
         return apply(*args)
 
+    def call(*args: Any) -> Any:
+        if is_compiling() or is_inference_mode_enabled():
+            return op(*args)
+        if _are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return op(*args)
+        if not (is_grad_enabled() and _any_requires_grad(*args)):
+            with _AutoDispatchBelowAutograd():
+                return op(*args)
+        # What acts before the Autograd key must see the op: overrides, autocast, jit.trace.
+        if _has_torch_function(args) or _is_any_autocast_enabled() or _get_tracing_state():
+            return op(*args)
+        return apply(*args)
+
     _library.impl(_name(op), kernel, "Autograd")
+    return call
 
 
 def register_out(op: torch._ops.OpOverload) -> None:

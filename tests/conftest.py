@@ -1,5 +1,6 @@
 """Fixtures of the whole suite: devices, seeds, poisoned memory, rejected calls."""
 
+import ctypes
 import os
 import sys
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ hypothesis.settings.register_profile(
     "my_ops", deadline=None, derandomize=True, database=None, max_examples=100
 )
 hypothesis.settings.load_profile("my_ops")
+
+LIBC = ctypes.CDLL(None)
+M_PERTURB = -6  # of glibc's malloc.h: the byte to fill with, inverted
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -42,10 +46,13 @@ def cuda(request):
 @pytest.fixture(autouse=True)
 def poisoned_memory():
     """Fills what torch.empty returns with NaN (the largest value of an integer type), so that an
-    output element that no kernel wrote fails the comparison."""
+    output element that no kernel wrote fails the comparison. Results on the CPU come straight from
+    the allocator: there the C library does it, with the byte 0xff, of which NaN and -1 are made."""
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
+    LIBC.mallopt(M_PERTURB, 0x100)
     yield
+    LIBC.mallopt(M_PERTURB, 0)
     torch.use_deterministic_algorithms(False)
 
 

@@ -29,7 +29,7 @@ def _(x: Tensor) -> Tensor:
 class _AddOne(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return ops.add_one(x)
+        return ops.add_one.default(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -44,7 +44,7 @@ class _AddOne(torch.autograd.Function):
         return tangent.clone()
 
 
-register_gradient(ops.add_one.default, _AddOne)
+_add_one = register_gradient(ops.add_one.default, _AddOne)
 
 
 @overload
@@ -69,7 +69,7 @@ def add_one(x: Tensor | int) -> Tensor | int:
         return x + 1
     if not isinstance(x, Tensor):
         raise TypeError(f"add_one: x must be a torch.Tensor or an int, got {type(x).__name__}")
-    return ops.add_one.default(x)
+    return _add_one(x)
 
 
 # ---------------------------------------------------------------------------------- custom_add
@@ -86,7 +86,7 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 class _CustomAdd(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        return ops.custom_add(a, b)
+        return ops.custom_add.default(a, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -105,7 +105,7 @@ class _CustomAdd(torch.autograd.Function):
         return (a + b).to(ctx.dtype)
 
 
-register_gradient(ops.custom_add.default, _CustomAdd)
+_custom_add = register_gradient(ops.custom_add.default, _CustomAdd)
 
 
 def custom_add(a: Tensor, b: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
         RuntimeError: shapes do not broadcast, devices differ, or a dtype is bool or complex.
     """
     check_tensor("custom_add", a=a, b=b)
-    return ops.custom_add.default(a, b)
+    return _custom_add(a, b)
 
 
 # ----------------------------------------------------------------------------------- d_sigmoid
@@ -142,7 +142,7 @@ def _(grad: Tensor, z: Tensor) -> Tensor:
 class _DSigmoid(torch.autograd.Function):
     @staticmethod
     def forward(z: Tensor) -> Tensor:
-        return ops.d_sigmoid(z)
+        return ops.d_sigmoid.default(z)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -164,7 +164,7 @@ class _DSigmoidBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(grad: Tensor, z: Tensor) -> Tensor:
-        return ops.d_sigmoid_backward(grad, z)
+        return ops.d_sigmoid_backward.default(grad, z)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -188,7 +188,7 @@ class _DSigmoidBackward(torch.autograd.Function):
         return ops.d_sigmoid_backward(grad_t, z) + grad * _DSigmoidBackward._slope(z) * z_t
 
 
-register_gradient(ops.d_sigmoid.default, _DSigmoid)
+_d_sigmoid = register_gradient(ops.d_sigmoid.default, _DSigmoid)
 register_gradient(ops.d_sigmoid_backward.default, _DSigmoidBackward)
 
 
@@ -209,8 +209,9 @@ def d_sigmoid(z: Tensor) -> Tensor:
         TypeError: ``z`` is no tensor.
         RuntimeError: the dtype is not floating.
     """
-    check_tensor("d_sigmoid", z=z)
-    return ops.d_sigmoid.default(z)
+    if not isinstance(z, Tensor):
+        check_tensor("d_sigmoid", z=z)
+    return _d_sigmoid(z)
 
 
 # ----------------------------------------------------------------------------------- round_ste
@@ -224,7 +225,7 @@ def _(x: Tensor) -> Tensor:
 class _RoundSTE(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return ops.round_ste(x)
+        return ops.round_ste.default(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -239,7 +240,7 @@ class _RoundSTE(torch.autograd.Function):
         return tangent.clone()
 
 
-register_gradient(ops.round_ste.default, _RoundSTE)
+_round_ste = register_gradient(ops.round_ste.default, _RoundSTE)
 
 
 def round_ste(x: Tensor) -> Tensor:
@@ -258,8 +259,9 @@ def round_ste(x: Tensor) -> Tensor:
         TypeError: ``x`` is no tensor.
         RuntimeError: the dtype is not floating.
     """
-    check_tensor("round_ste", x=x)
-    return ops.round_ste.default(x)
+    if not isinstance(x, Tensor):
+        check_tensor("round_ste", x=x)
+    return _round_ste(x)
 
 
 # ---------------------------------------------------------------------------------- fill_index

@@ -86,7 +86,7 @@ def _sum_batch(grad: Tensor, like: Tensor) -> Tensor:
     return grad if grad.shape == like.shape else grad.sum_to_size(like.shape)
 
 
-register_gradient(ops.gemm.default, _Gemm)
+_gemm = register_gradient(ops.gemm.default, _Gemm)
 register_out(ops.gemm.out)
 
 
@@ -120,7 +120,7 @@ def gemm(
     check_tensor("gemm", a=a, b=b)
     precision = effective_precision("gemm", precision)
     if out is None:
-        return ops.gemm.default(a, b, precision)
+        return _gemm(a, b, precision)
     check_tensor("gemm", out=out)
     ops.gemm.out(a, b, out, precision)
     return out
@@ -233,7 +233,7 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     return grad * ops.d_sigmoid(x)
 
 
-register_gradient(ops.linear.default, _Linear)
+_linear = register_gradient(ops.linear.default, _Linear)
 
 
 def linear(
@@ -274,4 +274,4 @@ def linear(
             f"linear: activation must be a str or None, got {type(activation).__name__}"
         )
     precision = effective_precision("linear", precision)
-    return ops.linear.default(x, weight, bias, activation or "none", residual, precision)
+    return _linear(x, weight, bias, activation or "none", residual, precision)

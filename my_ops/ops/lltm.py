@@ -102,7 +102,7 @@ class _LLTMCell(torch.autograd.Function):
         return grad_input, grad_weights, grad_bias, grad_h0, grad_old_cell if needs[4] else None
 
 
-register_gradient(ops.lltm_cell.default, _LLTMCell)
+_lltm_cell = register_gradient(ops.lltm_cell.default, _LLTMCell)
 
 
 def lltm_cell(
@@ -131,7 +131,7 @@ def lltm_cell(
     check_tensor(
         "lltm_cell", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell
     )
-    return ops.lltm_cell.default(input, weights, bias, old_h, old_cell)
+    return _lltm_cell(input, weights, bias, old_h, old_cell)
 
 
 # ---------------------------------------------------------------------------------------- lltm
@@ -256,7 +256,7 @@ class _LLTM(torch.autograd.Function):
         )
 
 
-register_gradient(ops.lltm.default, _LLTM)
+_lltm = register_gradient(ops.lltm.default, _LLTM)
 
 
 def lltm(
@@ -280,4 +280,4 @@ def lltm(
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
-    return ops.lltm.default(input, h0, c0, weights, bias)
+    return _lltm(input, h0, c0, weights, bias)
