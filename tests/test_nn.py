@@ -140,17 +140,18 @@ def test_lltm_wrong_sizes(kind, sizes):
 @pytest.mark.parametrize("kind", [my_ops.nn.LLTMCell, my_ops.nn.LLTM])
 def test_lltm_parameters(kind, device):
     layer = kind(5, 64, device=device)
+    prefix = "" if kind is my_ops.nn.LLTMCell else "cells.0."
     assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
-        "weights": (192, 69),
-        "bias": (192,),
+        f"{prefix}weights": (192, 69),
+        f"{prefix}bias": (192,),
     }
     bound = 64**-0.5
     for parameter in layer.parameters():
         assert parameter.abs().max() <= bound
         assert parameter.abs().max() > 0.8 * bound
     without = kind(5, 64, bias=False, device=device)
-    assert [name for name, _ in without.named_parameters()] == ["weights"]
-    assert list(without.state_dict()) == ["weights"]
+    assert [name for name, _ in without.named_parameters()] == [f"{prefix}weights"]
+    assert list(without.state_dict()) == [f"{prefix}weights"]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -167,12 +168,12 @@ def test_lltm_cell_computes_the_op(bias, device):
 def test_lltm_computes_the_op_with_lstm_shapes(bias, device):
     layer = my_ops.nn.LLTM(5, 4, bias=bias, device=device)
     input, (h, c) = inputs_of(layer, device)
-    vector = layer.bias if bias else torch.zeros(12, device=device)
+    vector = layer.cells[0].bias if bias else torch.zeros(12, device=device)
     output, (h_n, c_n) = layer(input, (h, c))
     lstm = torch.nn.LSTM(5, 4, device=device)
     want_output, (want_h, want_c) = lstm(input, (h, c))
     assert (output.shape, h_n.shape, c_n.shape) == (want_output.shape, want_h.shape, want_c.shape)
-    want = my_ops.lltm(input, h[0], c[0], layer.weights, vector)
+    want = my_ops.lltm(input, h[0], c[0], layer.cells[0].weights, vector)
     assert_same((output, h_n[0], c_n[0]), want)
     zero = torch.zeros(1, 3, 4, device=device)
     assert_same(layer(input), layer(input, (zero, zero)))
@@ -205,7 +206,7 @@ def test_training_lowers_the_loss_like_the_reference(device):
 
     def plain(layer, head):
         zero = torch.zeros(4, 8, device=device)
-        output, _, _ = reference.lltm(inputs, zero, zero, layer.weights, layer.bias)
+        output, _, _ = reference.lltm(inputs, zero, zero, *layer.cells[0].parameters())
         return reference.linear(output, head.weight, head.bias, activation="gelu")
 
     def losses(model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Tuple  # noqa: UP035  TorchScript reads Tuple
 
 import torch
 from torch import Tensor
@@ -260,7 +260,13 @@ _lltm = register_gradient(ops.lltm.default, _LLTM)
 
 
 def lltm(
-    input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """LLTM over time: :func:`lltm_cell` applied to each step of ``input``.
 
@@ -269,15 +275,64 @@ def lltm(
         h0, c0: ``(batch, hidden_size)``, the state before the first step.
         weights: ``(3 * hidden_size, hidden_size + input_size)``.
         bias: ``(3 * hidden_size,)`` or ``(1, 3 * hidden_size)``.
+        lengths: ``(batch,)``, int64, on the device of ``input``, in any order: row ``b`` ends after
+            ``lengths[b]`` steps, which may be 0. What stands in ``input`` beyond does not matter.
+            Values outside 0 to steps count as the nearest of these. None: every row has all steps.
 
     Returns:
-        ``(output, h_n, c_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, and the last
-        state. The cell state of the 16-bit types is kept in float32 between steps. The gradient
-        goes to all five and can be differentiated again.
+        ``(output, h_n, c_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, 0 beyond a
+        row's end, and the state at every row's end. The cell state of the 16-bit types is kept in
+        float32 between steps. The gradient goes to all five and can be differentiated again.
 
     Raises:
         TypeError: an argument is no tensor.
-        RuntimeError: dtypes, devices or shapes do not fit.
+        ValueError: shape, dtype or device of ``lengths`` is another.
+        RuntimeError: dtypes, devices or shapes of the others do not fit.
     """
     check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
-    return _lltm(input, h0, c0, weights, bias)
+    if lengths is None:
+        return _lltm(input, h0, c0, weights, bias)
+    check_tensor("lltm", lengths=lengths)
+    return lltm_ragged(input, h0, c0, weights, bias, lengths)
+
+
+def lltm_ragged(
+    input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor, lengths: Tensor
+) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006  TorchScript reads these
+    """:func:`lltm` with lengths, out of the op without: the same steps on every backend.
+
+    Beyond a row's end the input gate is shut, by one more input feature with a weight that the
+    other terms cannot outweigh: ``i = 0`` there, so ``c`` stays, bit for bit, and no gradient
+    arises.
+    """
+    valid = valid_steps(input, lengths).unsqueeze(2)
+    hidden = h0.size(1)
+    # |h| <= max(1, |h0|) bounds the gate; the sigmoid of -1000 is 0, and 65000 fits float16.
+    most_h = torch.nn.functional.pad(h0.detach().abs().flatten(), [0, 1], value=1.0).amax()
+    recurrent = weights.detach()[:hidden, :hidden].float().abs().sum(1) * most_h
+    gate = recurrent + bias.detach().flatten()[:hidden].abs()
+    # Eight features, of which one is used: rows of weights and input stay whole 16-byte vectors.
+    shut = torch.zeros([3 * hidden, 8], dtype=weights.dtype, device=weights.device)
+    shut[:hidden, 0] = -(gate + 1000.0).clamp(max=65000.0)
+    beyond = torch.nn.functional.pad((~valid).to(input.dtype), [0, 7])
+    features = torch.cat([input.masked_fill(~valid, 0.0), beyond], 2)
+    output, _, c_n = torch.ops.my_ops.lltm(features, h0, c0, torch.cat([weights, shut], 1), bias)
+    last = (lengths.clamp(1, max(input.size(0), 1)) - 1).view(1, -1, 1).expand(1, -1, hidden)
+    h_n = h0 if input.size(0) == 0 else output.gather(0, last).squeeze(0)
+    h_n = torch.where((lengths > 0).unsqueeze(1), h_n, h0)
+    return output.masked_fill(~valid, 0.0), h_n, c_n
+
+
+def valid_steps(input: Tensor, lengths: Tensor) -> Tensor:
+    """``(steps, batch)``: whether a row still runs."""
+    if lengths.dim() != 1 or lengths.size(0) != input.size(1):
+        raise ValueError(
+            f"lltm: lengths must be (batch,) = ({input.size(1)},), got {list(lengths.shape)}"
+        )
+    if lengths.dtype != torch.int64:
+        raise ValueError(f"lltm: lengths must be of dtype int64, got {lengths.dtype}")
+    if lengths.device != input.device:
+        raise ValueError(
+            f"lltm: lengths must be on the device of input, got {lengths.device} and {input.device}"
+        )
+    return torch.arange(input.size(0), device=input.device).unsqueeze(1) < lengths
