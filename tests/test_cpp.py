@@ -24,10 +24,18 @@ PROGRAM = """
 
 int main() {
   const at::Tensor x = at::tensor({-1.0, 0.0, 2.0});
-  std::cout << my_ops::add_one(x)[2].item<double>() << ' '
-            << my_ops::gemm(at::ones({2, 3}), at::ones({3, 2}))[0][0].item<double>() << ' '
-            << my_ops::linear(at::ones({2, 3}), at::ones({4, 3}), {}, "relu").sum().item<double>()
-            << ' ' << my_ops::fill_index(3, 4).sum().item<double>() << '\\n';
+  const at::Tensor a = at::ones({2, 3}), state = at::zeros({1, 4});
+  const at::Tensor weights = at::zeros({12, 7}), bias = at::zeros({12});
+  const auto [h, cell] = my_ops::lltm_cell(at::ones({1, 3}), weights, bias, state, state);
+  const auto [output, h_n, c_n] =
+      my_ops::lltm(at::ones({2, 1, 3}), state, state, weights, bias);
+  for (const at::Tensor& result :
+       {my_ops::add_one(x), my_ops::custom_add(x, x), my_ops::d_sigmoid(x), my_ops::round_ste(x),
+        my_ops::fill_index(3, 4), my_ops::gemm(a, a.t()),
+        my_ops::linear(a, at::ones({4, 3}), {}, "relu"), h, cell, output, h_n, c_n}) {
+    std::cout << result.sum().item<double>() << ' ';
+  }
+  std::cout << '\\n';
   try {
     my_ops::gemm(x, x);
   } catch (const std::exception& error) {
@@ -57,7 +65,27 @@ def test_cmake_program(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     done = subprocess.run([tmp_path / "build/consumer"], capture_output=True, text=True, check=True)
-    assert done.stdout == "3 3 24 30\ngemm:\n"
+    sums, error = done.stdout.splitlines()
+    x = torch.tensor([-1.0, 0.0, 2.0])
+    a, state, weights = torch.ones(2, 3), torch.zeros(1, 4), torch.zeros(12, 7)
+    cell = my_ops.lltm_cell(torch.ones(1, 3), weights, torch.zeros(12), state, state)
+    sequence = my_ops.lltm(torch.ones(2, 1, 3), state, state, weights, torch.zeros(12))
+    expected = [
+        my_ops.add_one(x),
+        my_ops.custom_add(x, x),
+        my_ops.d_sigmoid(x),
+        my_ops.round_ste(x),
+        my_ops.fill_index(3, 4),
+        my_ops.gemm(a, a.T),
+        my_ops.linear(a, torch.ones(4, 3), activation="relu"),
+        *cell,
+        *sequence,
+    ]
+    values = torch.tensor([float(value) for value in sums.split()])
+    torch.testing.assert_close(
+        values, torch.stack([e.sum() for e in expected]), atol=1e-5, rtol=1e-4
+    )
+    assert error == "gemm:"
     linked = subprocess.run(
         ["ldd", tmp_path / "build/consumer"], capture_output=True, text=True, check=True
     ).stdout

@@ -1,80 +1,80 @@
 // The operators of my_ops for C++ programs: values only, gradients are registered by Python.
-// Link with my_ops::my_ops (CMake), or load _C.abi3.so before the first call.
+// Link with my_ops::my_ops (CMake), or load _C.abi3.so before the first call. Wrong arguments throw
+// std::exception with the same messages as in Python.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 #include <optional>
-#include <string_view>
+#include <string>
 #include <tuple>
+#include <utility>
 
 namespace my_ops {
 namespace detail {
 
-template <typename Signature>
-auto find(const char* op) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").typed<Signature>();
+// Calls an operator with its first arguments; the others take their defaults.
+template <typename... Args>
+torch::jit::Stack call(const char* name, Args&&... args) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  torch::jit::Stack stack;
+  torch::jit::push(stack, std::forward<Args>(args)...);
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = stack.size(); i < arguments.size(); ++i) {
+    stack.push_back(arguments[i].default_value().value());
+  }
+  op.callBoxed(&stack);
+  return stack;
+}
+
+template <typename... Args>
+at::Tensor call_for_tensor(const char* name, Args&&... args) {
+  return call(name, std::forward<Args>(args)...)[0].toTensor();
 }
 
 }  // namespace detail
 
 inline at::Tensor add_one(const at::Tensor& x) {
-  static const auto op = detail::find<at::Tensor(const at::Tensor&)>("my_ops::add_one");
-  return op.call(x);
+  return detail::call_for_tensor("my_ops::add_one", x);
 }
 
 inline at::Tensor custom_add(const at::Tensor& a, const at::Tensor& b) {
-  static const auto op =
-      detail::find<at::Tensor(const at::Tensor&, const at::Tensor&)>("my_ops::custom_add");
-  return op.call(a, b);
+  return detail::call_for_tensor("my_ops::custom_add", a, b);
 }
 
 inline at::Tensor d_sigmoid(const at::Tensor& z) {
-  static const auto op = detail::find<at::Tensor(const at::Tensor&)>("my_ops::d_sigmoid");
-  return op.call(z);
+  return detail::call_for_tensor("my_ops::d_sigmoid", z);
 }
 
 inline at::Tensor round_ste(const at::Tensor& x) {
-  static const auto op = detail::find<at::Tensor(const at::Tensor&)>("my_ops::round_ste");
-  return op.call(x);
+  return detail::call_for_tensor("my_ops::round_ste", x);
 }
 
 inline at::Tensor fill_index(int64_t height, int64_t width,
                              std::optional<at::ScalarType> dtype = std::nullopt,
                              std::optional<at::Device> device = std::nullopt) {
-  static const auto op =
-      detail::find<at::Tensor(c10::SymInt, c10::SymInt, std::optional<at::ScalarType>,
-                              std::optional<at::Device>)>("my_ops::fill_index");
-  return op.call(height, width, dtype, device);
+  return detail::call_for_tensor("my_ops::fill_index", height, width, dtype, device);
 }
 
 inline at::Tensor gemm(const at::Tensor& a, const at::Tensor& b) {
-  static const auto op =
-      detail::find<at::Tensor(const at::Tensor&, const at::Tensor&)>("my_ops::gemm");
-  return op.call(a, b);
+  return detail::call_for_tensor("my_ops::gemm", a, b);
 }
 
 inline at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias = std::nullopt,
-                         std::string_view activation = "none") {
-  static const auto op =
-      detail::find<at::Tensor(const at::Tensor&, const at::Tensor&,
-                              const std::optional<at::Tensor>&, c10::string_view)>(
-          "my_ops::linear");
-  return op.call(x, weight, bias, c10::string_view(activation.data(), activation.size()));
+                         const std::string& activation = "none") {
+  return detail::call_for_tensor("my_ops::linear", x, weight, bias, activation);
 }
 
 // Returns new_h, new_cell.
 inline std::tuple<at::Tensor, at::Tensor> lltm_cell(const at::Tensor& input,
                                                     const at::Tensor& weights,
-                                                    const at::Tensor& bias,
-                                                    const at::Tensor& old_h,
+                                                    const at::Tensor& bias, const at::Tensor& old_h,
                                                     const at::Tensor& old_cell) {
-  static const auto op = detail::find<std::tuple<at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const at::Tensor&)>("my_ops::lltm_cell");
-  return op.call(input, weights, bias, old_h, old_cell);
+  const auto out = detail::call("my_ops::lltm_cell", input, weights, bias, old_h, old_cell);
+  return {out[0].toTensor(), out[1].toTensor()};
 }
 
 // Returns output, h_n, c_n.
@@ -83,10 +83,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> lltm(const at::Tensor& inp
                                                            const at::Tensor& c0,
                                                            const at::Tensor& weights,
                                                            const at::Tensor& bias) {
-  static const auto op = detail::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const at::Tensor&)>("my_ops::lltm");
-  return op.call(input, h0, c0, weights, bias);
+  const auto out = detail::call("my_ops::lltm", input, h0, c0, weights, bias);
+  return {out[0].toTensor(), out[1].toTensor(), out[2].toTensor()};
 }
 
 }  // namespace my_ops
