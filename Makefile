@@ -46,11 +46,15 @@ build/environment: pyproject.toml
 	touch $@
 
 lint: build/environment
-	$(PIP) install -q 'ruff>=0.14' 'mypy>=1.15' 'clang-format==23.1.*'
+	$(PIP) install -q 'ruff>=0.14' 'mypy>=1.15' 'clang-format==23.1.*' check-jsonschema zizmor
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/* include/*)
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/* include/*) \
+	  my_ops/include/my_ops/ops.h
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*
+	$(VENV)/bin/zizmor -q --offline --min-severity medium .github
 
 gpu-check:
 	tools/gpu_check.sh

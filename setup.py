@@ -28,7 +28,7 @@ TORCH_2_10 = "0x020a000000000000"
 PYTHON_3_10 = "0x030A0000"
 
 WITH_CUDA = os.environ.get("MY_OPS_WITH_CUDA", "1")
-CUDA = os.environ.get("MY_OPS_CUDA") if WITH_CUDA != "0" else None
+CUDA = (WITH_CUDA != "0" and os.environ.get("MY_OPS_CUDA")) or None
 COMPILES = not {"sdist", "egg_info", "dist_info", "clean"}.intersection(sys.argv[1:])
 
 

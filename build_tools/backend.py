@@ -32,12 +32,13 @@ def get_requires_for_build_sdist(config_settings: dict | None = None) -> list[st
 
 def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[str]:
     """pip's CUDA compiler, where there is no installed one and PyPI has the release."""
-    release = os.environ.get("MY_OPS_CUDA") or "13.0"
+    asked = os.environ.get("MY_OPS_CUDA") or None
+    release = asked or "13.0"
     wanted = os.environ.get("MY_OPS_WITH_CUDA", "1") != "0" and platform.system() == "Linux"
     if not wanted or not release.startswith("13."):
         return []
     try:
-        preflight.find_toolkit(os.environ.get("MY_OPS_CUDA"))
+        preflight.find_toolkit(asked)
     except preflight.Unfit:
         return [f"cuda-toolkit[nvcc,cudart,cccl]=={release}.*"]
     return []

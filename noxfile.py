@@ -1,0 +1,29 @@
+"""One wheel file under every supported torch: nox -- dist/my_ops-....whl [pytest arguments]
+
+Each session installs the same file beside another torch and runs the whole test suite on it, from
+outside the source tree. `nox -s 'suite(torch="2.10.0")' -- WHEEL` runs one of them.
+"""
+
+import nox
+
+nox.options.default_venv_backend = "uv|virtualenv"
+
+# README's compatibility table names each of these that was run.
+TORCH = ["2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"]
+
+
+@nox.session
+@nox.parametrize("torch", TORCH, ids=[f"torch-{version}" for version in TORCH])
+def suite(session, torch):
+    if not session.posargs:
+        session.error("name the wheel: nox -- dist/my_ops-....whl")
+    wheel, *arguments = session.posargs
+    session.install(f"torch=={torch}", wheel, "pytest>=8", "hypothesis>=6.100", "numpy")
+    session.install("expecttest", "setuptools>=77")
+    root = session.invoked_from
+    session.chdir(session.create_tmp())
+    session.run("python", "-m", "my_ops", success_codes=[0, 1])
+    session.run(
+        *("python", "-m", "pytest", f"{root}/tests", "-c", f"{root}/pyproject.toml"),
+        *("--rootdir", root, "-p", "no:cacheprovider", "-q", *arguments),
+    )
