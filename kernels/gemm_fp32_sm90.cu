@@ -2,7 +2,8 @@
 // Plan: split both operands into parts, one or two launches; split again into bf16 if the data call
 // for it (large problems; small ones go to plain float arithmetic); one product kernel that reads
 // the verdict on the device; a reduction if k was split. Each launch overlaps the end of the last.
-// Bound by tensor cores, 3 * 2*m*n*k fp16 flop, plus 8 bytes of traffic per operand element.
+// Bound by tensor cores, 3 * 2*m*n*k fp16 flop (a third at TF32's precision), plus 8 bytes of
+// traffic per operand element.
 #include "gemm_sm90.h"
 
 #include <algorithm>
@@ -18,6 +19,7 @@ using Args = GemmArgs<float, float>;
 using LargeTile = Tile<128, 128, 2, 1>;
 using MediumTile = Tile<128, 64, 1, 2>;
 using SmallTile = Tile<64, 64, 1, 1>;
+using SingleTile = Tile<128, 256, 2, 1>;  // of one fp16 product per element
 
 // Below this many multiply-adds the bf16 split is not launched: an empty launch costs 2 us of a
 // call that takes 20, and plain arithmetic is the fallback.
@@ -30,7 +32,7 @@ __global__ void __launch_bounds__(kReduceThreads)
     fp32_reduce_kernel(const __grid_constant__ Fp32Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   sm90::griddepcontrol_wait();
-  const SplitPath path = split_path(p.status, p.status_count);
+  const SplitPath path = split_path(p.a_status, p.b_status);
   if (path == SplitPath::kExact || (path == SplitPath::kBf16 && !p.has_bf16)) return;
   const int shift = 2 * (path == SplitPath::kFp16 ? kFp16Shift : kBf16Shift);
   const int64_t plane = int64_t{p.m} * p.n, total = p.args.batch * plane;
@@ -72,7 +74,7 @@ cudaError_t current_device(Device* device) {
   return get(&device->sm_count, cudaDevAttrMultiProcessorCount);
 }
 
-enum class TileChoice { kLarge, kMedium, kSmall };
+enum class TileChoice { kLarge, kMedium, kSmall, kSingle };
 
 // Everything that follows from the arguments and the device.
 struct Plan {
@@ -113,6 +115,13 @@ bool pays(const Args& args) {
          static_cast<double>(args.batch) * args.m * args.n * args.k >= kMinWork;
 }
 
+// Sizes at which one product per element, in its large tile, beats three.
+bool use_single(const Args& args) {
+  constexpr double kMinWork = 4e9;
+  return args.precision == Precision::kHigh &&
+         static_cast<double>(args.batch) * args.m * args.n * args.k >= kMinWork;
+}
+
 // Clusters that run at once. Four blocks do not fit everywhere: they ran at half the rate.
 template <typename Tile>
 int cluster_slots(int sm_count) {
@@ -131,13 +140,17 @@ double tile_cost(const Args& args, int sm_count, double slowdown) {
 }
 
 template <typename Tile>
+ProductGrid product_grid(const Args& args) {
+  const int units_m = static_cast<int>(ceil_div(args.m, Tile::kUnitM));
+  const int units_n = static_cast<int>(ceil_div(args.n, Tile::kUnitN));
+  return {units_m, units_n, units_m * units_n * static_cast<int>(args.batch)};
+}
+
+template <typename Tile, typename FullTile>
 void set_tile(Plan* plan, TileChoice choice) {
-  Fp32Product& product = plan->product;
   plan->tile = choice;
-  product.units_m = static_cast<int>(ceil_div(plan->args.m, Tile::kUnitM));
-  product.units_n = static_cast<int>(ceil_div(plan->args.n, Tile::kUnitN));
-  product.units = product.units_m * product.units_n * static_cast<int>(plan->args.batch);
-  product.k_blocks = plan->split.operand[0].ld / Tile::kK;
+  plan->product.fast.grid = product_grid<Tile>(plan->args);
+  plan->product.full.grid = product_grid<FullTile>(plan->args);
 }
 
 // Splits k when the tiles leave most of the device idle and k is long enough to pay for it.
@@ -146,13 +159,15 @@ void set_splits(Plan* plan) {
   constexpr int kMinBlocks = 8;  // of k, per piece
   constexpr int kMaxSplits = 64;
   int splits = 1;
-  if (product.units * 2 <= plan->sm_count && plan->tile == TileChoice::kSmall) {
-    splits = std::min({plan->sm_count / product.units, product.k_blocks / kMinBlocks, kMaxSplits});
+  const int units = product.fast.grid.units;
+  if (units * 2 <= plan->sm_count && plan->tile == TileChoice::kSmall) {
+    splits = std::min({plan->sm_count / units, product.k_blocks / kMinBlocks, kMaxSplits});
     splits = std::max(splits, 1);
   }
   product.k_blocks_per_split = static_cast<int>(ceil_div(product.k_blocks, splits));
   product.splits = static_cast<int>(ceil_div(product.k_blocks, product.k_blocks_per_split));
-  product.units *= product.splits;
+  product.fast.grid.units *= product.splits;
+  product.full.grid.units *= product.splits;
 }
 
 // Hands out pieces of the workspace; with no base it only counts.
@@ -181,17 +196,19 @@ void place(Plan* plan, void* workspace) {
     const int64_t rows = int64_t{op.batch} * op.rows;
     op.parts = arena.take<uint16_t>((product.has_bf16 ? 3 : 2) * rows * op.ld);
     op.exponent = arena.take<int32_t>(rows);
+    op.status = arena.take<uint8_t>(op.status_count);
     if (op.mode == SplitMode::kChunks) {
       op.stats = arena.take<uint32_t>(3 * op.chunks * rows);
       op.tiny = arena.take<uint32_t>(2 * rows);
     }
   }
-  plan->split.status = arena.take<uint8_t>(plan->split.status_count);
   const int64_t elements = plan->args.batch * plan->args.m * plan->args.n;
   product.partial = product.splits > 1 ? arena.take<float>(product.splits * elements) : nullptr;
-  product.status = plan->split.status;
-  product.a_exponent = plan->split.operand[0].exponent;
-  product.b_exponent = plan->split.operand[1].exponent;
+  const SplitOperand &a = plan->split.operand[0], &b = plan->split.operand[1];
+  product.a_exponent = a.exponent;
+  product.b_exponent = b.exponent;
+  product.a_status = {a.status, a.status_count};
+  product.b_status = {b.status, b.status_count};
   plan->workspace = arena.used();
 }
 
@@ -219,6 +236,8 @@ Plan make_plan(const Args& given, const Device& device, void* workspace) {
                            .batch = batches(args.b_batch),
                            .rows = n,
                            .k = k};
+  const bool single = use_single(args);
+  plan.split.fp16_parts = single ? 1 : 2;
   plan_split(&plan.split, device.sm_count);
 
   Fp32Product& product = plan.product;
@@ -229,16 +248,18 @@ Plan make_plan(const Args& given, const Device& device, void* workspace) {
   product.b_rows = plan.split.operand[1].batch * n;
   product.a_repeats = args.a_batch == 0;
   product.b_repeats = args.b_batch == 0;
-  product.status_count = plan.split.status_count;
+  product.k_blocks = plan.split.operand[0].ld / kSplitBlockK;
   const double large = tile_cost<LargeTile>(args, device.sm_count, 1.0);
   const double medium = tile_cost<MediumTile>(args, device.sm_count, 1.35);
   const double small = tile_cost<SmallTile>(args, device.sm_count, 1.8);
-  if (large <= medium && large <= small) {
-    set_tile<LargeTile>(&plan, TileChoice::kLarge);
+  if (single) {
+    set_tile<SingleTile, LargeTile>(&plan, TileChoice::kSingle);
+  } else if (large <= medium && large <= small) {
+    set_tile<LargeTile, LargeTile>(&plan, TileChoice::kLarge);
   } else if (medium <= small) {
-    set_tile<MediumTile>(&plan, TileChoice::kMedium);
+    set_tile<MediumTile, MediumTile>(&plan, TileChoice::kMedium);
   } else {
-    set_tile<SmallTile>(&plan, TileChoice::kSmall);
+    set_tile<SmallTile, SmallTile>(&plan, TileChoice::kSmall);
   }
   set_splits(&plan);
   const double work = static_cast<double>(args.batch) * args.m * args.n * args.k;
@@ -266,49 +287,55 @@ cudaError_t launch(Kernel kernel, int blocks, int threads, size_t smem, int clus
 }
 
 template <typename Tile>
-cudaError_t launch_product(const Plan& plan, cudaStream_t stream) {
-  const int blocks =
-      std::min(plan.product.units, cluster_slots<Tile>(plan.sm_count)) * Tile::kCluster;
-  return launch(fp32_product_kernel<Tile>, blocks, Tile::kThreads, sizeof(ProductSmem),
-                Tile::kCluster, plan.product, stream);
-}
-
-template <typename Tile>
-cudaError_t encode_maps(Plan* plan) {
+cudaError_t encode_maps(const Plan& plan, int parts, ProductSource* source) {
   sm90::TensorMapEncoder encoder;
   if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
-  const int parts = plan->product.has_bf16 ? 3 : 2;
-  const SplitOperand &a = plan->split.operand[0], &b = plan->split.operand[1];
-  if (auto err = sm90::make_tensor_map(encoder, &plan->product.a, a.parts,
-                                       int64_t{parts} * plan->product.a_rows, a.ld, a.ld,
-                                       Tile::kM / Tile::kClusterN);
+  const SplitOperand &a = plan.split.operand[0], &b = plan.split.operand[1];
+  if (auto err =
+          sm90::make_tensor_map(encoder, &source->a, a.parts, int64_t{parts} * plan.product.a_rows,
+                                a.ld, a.ld, Tile::kM / Tile::kClusterN);
       err != cudaSuccess) {
     return err;
   }
-  return sm90::make_tensor_map(encoder, &plan->product.b, b.parts,
-                               int64_t{parts} * plan->product.b_rows, b.ld, b.ld,
-                               Tile::kN / Tile::kClusterM);
+  return sm90::make_tensor_map(encoder, &source->b, b.parts, int64_t{parts} * plan.product.b_rows,
+                               b.ld, b.ld, Tile::kN / Tile::kClusterM);
 }
 
-template <typename Tile>
+template <typename Scheme, typename Tile, typename FullTile = Tile>
 cudaError_t run(Plan* plan, cudaStream_t stream) {
   // Host work comes first, so that the launches follow each other closely.
-  if (auto err = encode_maps<Tile>(plan); err != cudaSuccess) return err;
-  if (auto err =
-          cudaFuncSetAttribute(fp32_product_kernel<Tile>,
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(ProductSmem));
+  Fp32Product& product = plan->product;
+  constexpr auto kKernel = fp32_product_kernel<Scheme, Tile, FullTile>;
+  if (auto err = encode_maps<Tile>(*plan, Scheme::kParts, &product.fast); err != cudaSuccess) {
+    return err;
+  }
+  if (product.has_bf16) {
+    if (auto err = encode_maps<FullTile>(*plan, Bf16Scheme::kParts, &product.full);
+        err != cudaSuccess) {
+      return err;
+    }
+  }
+  if (auto err = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      sizeof(ProductSmem));
       err != cudaSuccess) {
     return err;
   }
   if (auto err = split_fp16(plan->split, stream); err != cudaSuccess) return err;
-  if (plan->product.has_bf16) {
+  if (product.has_bf16) {
     if (auto err = split_bf16(plan->split, plan->sm_count, stream); err != cudaSuccess) return err;
   }
-  if (auto err = launch_product<Tile>(*plan, stream); err != cudaSuccess) return err;
-  if (plan->product.splits == 1) return cudaSuccess;
+  const int units = std::max(product.fast.grid.units, product.full.grid.units);
+  const int blocks = std::min(units, cluster_slots<Tile>(plan->sm_count)) * Tile::kCluster;
+  if (auto err = launch(kKernel, blocks, Tile::kThreads, sizeof(ProductSmem), Tile::kCluster,
+                        product, stream);
+      err != cudaSuccess) {
+    return err;
+  }
+  if (product.splits == 1) return cudaSuccess;
   const int64_t elements = plan->args.batch * plan->args.m * plan->args.n;
-  const int64_t blocks = std::min<int64_t>(ceil_div(elements, kReduceThreads), 8 * plan->sm_count);
-  return launch(fp32_reduce_kernel, static_cast<int>(blocks), kReduceThreads, 0, 1, plan->product,
+  const int64_t reducers =
+      std::min<int64_t>(ceil_div(elements, kReduceThreads), 8 * plan->sm_count);
+  return launch(fp32_reduce_kernel, static_cast<int>(reducers), kReduceThreads, 0, 1, product,
                 stream);
 }
 
@@ -319,8 +346,8 @@ bool my_ops::cuda::gemm_fp32_sm90_supported(const GemmArgs<float, float>& args) 
   Device device;
   if (current_device(&device) != cudaSuccess) return false;
   if (device.major != 9 || device.minor != 0) return false;
-  static const bool built =
-      sm90::has_body(reinterpret_cast<const void*>(fp32_product_kernel<LargeTile>));
+  constexpr auto kKernel = fp32_product_kernel<Fp16Scheme, LargeTile, LargeTile>;
+  static const bool built = sm90::has_body(reinterpret_cast<const void*>(kKernel));
   return built && fits(args) && pays(merge_batch(args));
 }
 
@@ -338,11 +365,13 @@ cudaError_t my_ops::cuda::gemm_fp32_sm90(const GemmArgs<float, float>& args, voi
   Plan plan = make_plan(args, device, workspace);
   switch (plan.tile) {
     case TileChoice::kLarge:
-      return run<LargeTile>(&plan, stream);
+      return run<Fp16Scheme, LargeTile>(&plan, stream);
     case TileChoice::kMedium:
-      return run<MediumTile>(&plan, stream);
+      return run<Fp16Scheme, MediumTile>(&plan, stream);
     case TileChoice::kSmall:
-      return run<SmallTile>(&plan, stream);
+      return run<Fp16Scheme, SmallTile>(&plan, stream);
+    case TileChoice::kSingle:
+      return run<SingleScheme, SingleTile, LargeTile>(&plan, stream);
   }
   return cudaErrorInvalidValue;
 }

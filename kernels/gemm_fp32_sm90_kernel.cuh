@@ -21,26 +21,41 @@
 namespace my_ops::cuda {
 namespace {
 
+// Tiles of the output, walked by clusters.
+struct ProductGrid {
+  int units_m, units_n;  // of a cluster's tiles each
+  int units;             // units_m * units_n * batch * splits
+};
+
+// Parts of a [parts * batch * m, ld] and of b [parts * batch * n, ld], and how to walk them.
+struct ProductSource {
+  CUtensorMap a, b;
+  ProductGrid grid;
+};
+
 struct Fp32Product {
-  CUtensorMap a, b;  // parts of a [parts * batch * m, ld] and b [parts * batch * n, ld]
+  ProductSource fast, full;  // of fp16 and of bf16 parts
   GemmArgs<float, float> args;
   const int32_t* a_exponent;  // [batch * m]
   const int32_t* b_exponent;  // [batch * n]
-  const uint8_t* status;      // [status_count], see Split
+  SplitStatus a_status, b_status;
   float* partial;             // [splits][batch][m][n] sums over a piece of k, if splits > 1
-  int status_count;
   bool has_bf16;              // the bf16 split has run; else kBf16 data take the exact path
   bool a_repeats, b_repeats;  // the same matrix for every batch
   int m, n;
-  int a_rows, b_rows;    // batch * m and batch * n, the distance of parts in the maps
-  int units_m, units_n;  // of a cluster's tiles each
-  int units;             // units_m * units_n * batch * splits
+  int a_rows, b_rows;  // batch * m and batch * n, the distance of parts in the maps
   int k_blocks, k_blocks_per_split, splits;
 };
 
 struct Fp16Scheme {
   using Type = __half;
   static constexpr int kParts = 2, kShift = kFp16Shift, kLowBits = kFp16LowBits;
+};
+
+// TF32's accuracy: the leading parts alone.
+struct SingleScheme {
+  using Type = __half;
+  static constexpr int kParts = 1, kShift = kFp16Shift;
 };
 
 struct Bf16Scheme {
@@ -116,13 +131,13 @@ __device__ __forceinline__ ClusterPlace cluster_place() {
 
 // Units in groups of kGroupM along m, so that blocks at work share operands in L2.
 template <typename Tile>
-__device__ __forceinline__ TileOrigin tile_origin(const Fp32Product& p, int unit,
-                                                  ClusterPlace place) {
-  const int plane_units = p.units_m * p.units_n;
+__device__ __forceinline__ TileOrigin tile_origin(const Fp32Product& p, const ProductGrid& grid,
+                                                  int unit, ClusterPlace place) {
+  const int plane_units = grid.units_m * grid.units_n;
   const int plane = unit / plane_units, in_plane = unit % plane_units;
-  const int group = in_plane / (Tile::kGroupM * p.units_n);
-  const int in_group = in_plane % (Tile::kGroupM * p.units_n);
-  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, p.units_m - first);
+  const int group = in_plane / (Tile::kGroupM * grid.units_n);
+  const int in_group = in_plane % (Tile::kGroupM * grid.units_n);
+  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, grid.units_m - first);
   TileOrigin origin;
   origin.m = (first + in_group % rows) * Tile::kUnitM + place.m * Tile::kM;
   origin.n = in_group / rows * Tile::kUnitN + place.n * Tile::kN;
@@ -147,8 +162,8 @@ __device__ __forceinline__ void load_share(unsigned char* smem, const CUtensorMa
 }
 
 template <typename Scheme, typename Tile>
-__device__ __forceinline__ void produce(const Fp32Product& p, ProductSmem& smem,
-                                        ClusterPlace place) {
+__device__ __forceinline__ void produce(const Fp32Product& p, const ProductSource& source,
+                                        ProductSmem& smem, ClusterPlace place) {
   using Layout = RingLayout<Scheme, Tile>;
   constexpr int kRowsA = Tile::kM / Tile::kClusterN, kRowsB = Tile::kN / Tile::kClusterM;
   constexpr int kRowBytes = Tile::kK * 2;
@@ -157,8 +172,9 @@ __device__ __forceinline__ void produce(const Fp32Product& p, ProductSmem& smem,
   for (int i = 0; i < Tile::kClusterN; ++i) same_m |= 1 << (place.m + i * Tile::kClusterM);
   const uint16_t same_n = ((1 << Tile::kClusterM) - 1) << (place.n * Tile::kClusterM);
   RingState<Layout::kStages> at;
-  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
-    const TileOrigin origin = tile_origin<Tile>(p, unit, place);
+  for (int unit = blockIdx.x / Tile::kCluster; unit < source.grid.units;
+       unit += gridDim.x / Tile::kCluster) {
+    const TileOrigin origin = tile_origin<Tile>(p, source.grid, unit, place);
     const int a_row = (p.a_repeats ? 0 : origin.z * p.m) + origin.m + place.n * kRowsA;
     const int b_row = (p.b_repeats ? 0 : origin.z * p.n) + origin.n + place.m * kRowsB;
     const int k_blocks = k_blocks_of(p, origin.split);
@@ -171,46 +187,57 @@ __device__ __forceinline__ void produce(const Fp32Product& p, ProductSmem& smem,
       for (int part = 0; part < Scheme::kParts; ++part) {
         unsigned char* a = Layout::a(smem.ring, at.stage, part) + place.n * kRowsA * kRowBytes;
         unsigned char* b = Layout::b(smem.ring, at.stage, part) + place.m * kRowsB * kRowBytes;
-        load_share<Tile::kClusterN>(a, &p.a, full, k, part * p.a_rows + a_row, same_m);
-        load_share<Tile::kClusterM>(b, &p.b, full, k, part * p.b_rows + b_row, same_n);
+        load_share<Tile::kClusterN>(a, &source.a, full, k, part * p.a_rows + a_row, same_m);
+        load_share<Tile::kClusterM>(b, &source.b, full, k, part * p.b_rows + b_row, same_n);
       }
       at.advance();
     }
   }
 }
 
-// Undoes the scaling of rows and columns: acc *= 2^(e_row + e_col - 2 * shift), exactly.
+// Undoes the scaling of rows and columns: acc *= 2^(e_row + e_col - 2 * shift), exactly. Row row0
+// and column col0 are the thread's first ones.
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void unscale(const Fp32Product& p, const TileOrigin& origin, int row0,
                                         int col0, float (&acc)[kCount]) {
+  constexpr unsigned kWarp = 0xFFFFFFFF;
   const int32_t* a_exponent = p.a_exponent + (p.a_repeats ? 0 : origin.z * p.m);
   const int32_t* b_exponent = p.b_exponent + (p.b_repeats ? 0 : origin.z * p.n);
-  int e_row[2], e_col[kCount / 2];
+  int e_row[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     e_row[i] = a_exponent[min(row0 + 8 * i, p.m - 1)] - 2 * Scheme::kShift;
   }
+  // Whether every factor is a normal float: lanes look at different columns of the tile.
   int lowest = INT_MAX, highest = INT_MIN;
 #pragma unroll
-  for (int j = 0; j < kCount / 2; ++j) {
-    e_col[j] = b_exponent[min(col0 + 8 * (j / 2) + j % 2, p.n - 1)];
-    lowest = min(lowest, e_col[j]);
-    highest = max(highest, e_col[j]);
+  for (int j = threadIdx.x % 32; j < Tile::kN; j += 32) {
+    const int e = b_exponent[min(origin.n + j, p.n - 1)];
+    lowest = min(lowest, e);
+    highest = max(highest, e);
   }
-  lowest += min(e_row[0], e_row[1]);
-  highest += max(e_row[0], e_row[1]);
-  if (__all_sync(0xFFFFFFFF, lowest >= -126 && highest <= 127)) {
+  lowest = __reduce_min_sync(kWarp, lowest) + __reduce_min_sync(kWarp, min(e_row[0], e_row[1]));
+  highest = __reduce_max_sync(kWarp, highest) + __reduce_max_sync(kWarp, max(e_row[0], e_row[1]));
+  const auto column = [&](int j) { return b_exponent[min(col0 + j / 2 * 8 + j % 2, p.n - 1)]; };
+  if (lowest >= -126 && highest <= 127) {
     const int bits[2] = {__float_as_int(1.0f) + (e_row[0] << 23),
                          __float_as_int(1.0f) + (e_row[1] << 23)};
 #pragma unroll
-    for (int x = 0; x < kCount; ++x) {
-      acc[x] *= __int_as_float(bits[x / 2 % 2] + (e_col[x / 4 * 2 + x % 2] << 23));
+    for (int j = 0; j < kCount / 2; ++j) {
+      const int e = column(j) << 23;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) acc[j / 2 * 4 + i * 2 + j % 2] *= __int_as_float(bits[i] + e);
     }
   } else {
 #pragma unroll
-    for (int x = 0; x < kCount; ++x) {
-      const Pow2Pair factor = pow2_pair(e_row[x / 2 % 2] + e_col[x / 4 * 2 + x % 2]);
-      acc[x] = acc[x] * factor.first * factor.second;
+    for (int j = 0; j < kCount / 2; ++j) {
+      const int e = column(j);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Pow2Pair factor = pow2_pair(e_row[i] + e);
+        float& x = acc[j / 2 * 4 + i * 2 + j % 2];
+        x = x * factor.first * factor.second;
+      }
     }
   }
 }
@@ -228,128 +255,205 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
     ld = p.args.out_row;
     unscale<Scheme, Tile>(p, origin, row0, col0, acc);
     if (p.args.bias) {
+      const float* bias = p.args.bias + col0;
+      const int columns = p.n - col0;
 #pragma unroll
-      for (int x = 0; x < kCount; ++x) {
-        acc[x] += p.args.bias[min(col0 + x / 4 * 8 + x % 2, p.n - 1)];
+      for (int j = 0; j < kCount / 2; ++j) {
+        const int col = j / 2 * 8 + j % 2;
+        const float x = col < columns ? bias[col] : 0.0f;
+        acc[j / 2 * 4 + j % 2] += x;
+        acc[j / 2 * 4 + 2 + j % 2] += x;
       }
     }
     with_activation(p.args.activation, [&](auto activation) {
 #pragma unroll
       for (int x = 0; x < kCount; ++x) acc[x] = activation(acc[x]);
     });
-    if (p.args.residual) {
-#pragma unroll
-      for (int x = 0; x < kCount; ++x) {
-        const int row = min(row0 + x / 2 % 2 * 8, p.m - 1);
-        acc[x] += residual_at(p.args, origin.z, row, min(col0 + x / 4 * 8 + x % 2, p.n - 1));
-      }
-    }
   } else {
     base = p.partial + (int64_t{origin.split} * p.args.batch + origin.z) * p.m * p.n;
     ld = p.n;
   }
   const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(base) % 8 == 0;
+  const bool residual = whole && p.args.residual;
+  constexpr int kPiece = 8;  // column pairs loaded together; more would not fit in registers
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = row0 + 8 * i;
     if (row >= p.m) continue;
     float* out = base + row * ld;
 #pragma unroll
-    for (int j = 0; j < Tile::kN / 8; ++j) {
-      const int col = col0 + 8 * j;
-      const float2 x{acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]};
-      if (pairs && col + 1 < p.n) {
-        *reinterpret_cast<float2*>(out + col) = x;
-      } else {
-        if (col < p.n) out[col] = x.x;
-        if (col + 1 < p.n) out[col + 1] = x.y;
+    for (int j0 = 0; j0 < Tile::kN / 8; j0 += kPiece) {
+      if (residual) {
+#pragma unroll
+        for (int j = j0; j < j0 + kPiece; ++j) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int col = min(col0 + 8 * j + c, p.n - 1);
+            acc[4 * j + 2 * i + c] += residual_at(p.args, origin.z, row, col);
+          }
+        }
+      }
+#pragma unroll
+      for (int j = j0; j < j0 + kPiece; ++j) {
+        const int col = col0 + 8 * j;
+        const float2 x{acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]};
+        if (pairs && col + 1 < p.n) {
+          *reinterpret_cast<float2*>(out + col) = x;
+        } else {
+          if (col < p.n) out[col] = x.x;
+          if (col + 1 < p.n) out[col + 1] = x.y;
+        }
       }
     }
   }
 }
 
-template <typename Scheme, typename Tile>
-__device__ __forceinline__ void consume(const Fp32Product& p, ProductSmem& smem,
-                                        ClusterPlace place) {
+// Frees a stage in every block that loads into this one: one thread for each.
+template <typename Tile>
+struct Releaser {
+  ProductSmem& smem;
+  int thread;
+  bool active;
+
+  __device__ Releaser(ProductSmem& ring, ClusterPlace place)
+      : smem(ring),
+        thread(threadIdx.x % 128),
+        active(thread < Tile::kCluster &&
+               (thread % Tile::kClusterM == place.m || thread / Tile::kClusterM == place.n)) {}
+  __device__ __forceinline__ void operator()(int stage) const {
+    if (active) sm90::mbarrier_arrive_cluster(&smem.empty[stage], thread);
+  }
+};
+
+// A stage's parts as the tensor core sees them. Addresses count 16 bytes; a 16-element piece of k
+// is 32 bytes of the swizzled row.
+template <typename Layout, typename Tile>
+struct StageOperands {
+  uint32_t base_a, base_b;
+
+  __device__ StageOperands(ProductSmem& smem, int stage, int consumer)
+      : base_a(sm90::wgmma_address(Layout::a(smem.ring, stage, 0) + consumer * 64 * Tile::kK * 2)),
+        base_b(sm90::wgmma_address(Layout::b(smem.ring, stage, 0))) {}
+  __device__ __forceinline__ uint64_t a(int part, int k) const {
+    return sm90::wgmma_descriptor(base_a + (part * Layout::kPartA + k * 2) / 16);
+  }
+  __device__ __forceinline__ uint64_t b(int part, int k) const {
+    return sm90::wgmma_descriptor(base_b + (part * Layout::kPartB + k * 2) / 16);
+  }
+};
+
+// Sums of several parts' products over a tile's k, rounded every kPromote of k.
+template <typename Scheme, typename Tile, int kCount>
+__device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile>& release,
+                                          int consumer, int k_blocks,
+                                          RingState<RingLayout<Scheme, Tile>::kStages>& at,
+                                          float (&sum)[kCount]) {
   using Layout = RingLayout<Scheme, Tile>;
   using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
-  constexpr int kParts = Scheme::kParts, kCount = Tile::kN / 2;
+  constexpr int kParts = Scheme::kParts;
   constexpr int kPromote = 32;  // of k, between additions to the rounded sum
-  const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
-  const int thread = threadIdx.x % 128;
-  float sum[kCount], lead[kCount], cross[kCount];
-  RingState<Layout::kStages> at;
-  // One thread for each block that loads into this one.
-  const bool releases = thread < Tile::kCluster && (thread % Tile::kClusterM == place.m ||
-                                                    thread / Tile::kClusterM == place.n);
-  const auto release = [&](int stage) {
-    if (releases) sm90::mbarrier_arrive_cluster(&smem.empty[stage], thread);
-  };
-
-  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
-    const TileOrigin origin = tile_origin<Tile>(p, unit, place);
-    const int k_blocks = k_blocks_of(p, origin.split);
+  float lead[kCount], cross[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
-    int previous = -1;
-    for (int block = 0; block < k_blocks; ++block) {
-      sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
-      const uint32_t a =
-          sm90::wgmma_address(Layout::a(smem.ring, at.stage, 0) + consumer * 64 * Tile::kK * 2);
-      const uint32_t b = sm90::wgmma_address(Layout::b(smem.ring, at.stage, 0));
-      // Addresses count 16 bytes; a 16-element piece of k is 32 bytes of the swizzled row.
-      const auto part_a = [&](int i, int k) {
-        return sm90::wgmma_descriptor(a + (i * Layout::kPartA + k * 2) / 16);
-      };
-      const auto part_b = [&](int i, int k) {
-        return sm90::wgmma_descriptor(b + (i * Layout::kPartB + k * 2) / 16);
-      };
+  for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+  int previous = -1;
+  for (int block = 0; block < k_blocks; ++block) {
+    sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+    const StageOperands<Layout, Tile> part(smem, at.stage, consumer);
 #pragma unroll
-      for (int k0 = 0; k0 < Tile::kK; k0 += kPromote) {
-        sm90::wgmma_fence();
+    for (int k0 = 0; k0 < Tile::kK; k0 += kPromote) {
+      sm90::wgmma_fence();
 #pragma unroll
-        for (int k = k0; k < k0 + kPromote; k += 16) {
-          Mma::run(lead, part_a(0, k), part_b(0, k), k != k0);
-        }
-        sm90::wgmma_commit_group();
-        bool add = block != 0 || k0 != 0;
+      for (int k = k0; k < k0 + kPromote; k += 16) {
+        Mma::run(lead, part.a(0, k), part.b(0, k), k != k0);
+      }
+      sm90::wgmma_commit_group();
+      bool add = block != 0 || k0 != 0;
 #pragma unroll
-        for (int order = kParts - 1; order > 0; --order) {
+      for (int order = kParts - 1; order > 0; --order) {
 #pragma unroll
-          for (int i = 0; i <= order; ++i) {
+        for (int i = 0; i <= order; ++i) {
 #pragma unroll
-            for (int k = k0; k < k0 + kPromote; k += 16) {
-              Mma::run(cross, part_a(i, k), part_b(order - i, k), add);
-              add = true;
-            }
+          for (int k = k0; k < k0 + kPromote; k += 16) {
+            Mma::run(cross, part.a(i, k), part.b(order - i, k), add);
+            add = true;
           }
         }
-        sm90::wgmma_commit_group();
-        sm90::wgmma_wait_group<1>();  // lead is complete, cross may run on
-        sm90::wgmma_pin(lead);
-        if (k0 == 0 && previous >= 0) release(previous);
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) sum[i] += lead[i];
       }
-      previous = at.stage;
-      at.advance();
-    }
-    sm90::wgmma_wait_group<0>();
-    sm90::wgmma_pin(cross);
-    release(previous);
+      sm90::wgmma_commit_group();
+      sm90::wgmma_wait_group<1>();  // lead is complete, cross may run on
+      sm90::wgmma_pin(lead);
+      if (k0 == 0 && previous >= 0) release(previous);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      sum[i] = fmaf(cross[i], 1.0f / (1 << Scheme::kLowBits), sum[i]);
+      for (int i = 0; i < kCount; ++i) sum[i] += lead[i];
+    }
+    previous = at.stage;
+    at.advance();
+  }
+  sm90::wgmma_wait_group<0>();
+  sm90::wgmma_pin(cross);
+  release(previous);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    sum[i] = fmaf(cross[i], 1.0f / (1 << Scheme::kLowBits), sum[i]);
+  }
+}
+
+// Sum of one part's products, left in the tensor core: its truncation is far below the part's.
+template <typename Scheme, typename Tile, int kCount>
+__device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Tile>& release,
+                                           int consumer, int k_blocks,
+                                           RingState<RingLayout<Scheme, Tile>::kStages>& at,
+                                           float (&sum)[kCount]) {
+  using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
+  int previous = -1;
+  for (int block = 0; block < k_blocks; ++block) {
+    sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+    const StageOperands<RingLayout<Scheme, Tile>, Tile> part(smem, at.stage, consumer);
+    sm90::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Tile::kK; k += 16) {
+      Mma::run(sum, part.a(0, k), part.b(0, k), block != 0 || k != 0);
+    }
+    sm90::wgmma_commit_group();
+    sm90::wgmma_wait_group<1>();  // the previous stage has been read
+    if (previous >= 0) release(previous);
+    previous = at.stage;
+    at.advance();
+  }
+  sm90::wgmma_wait_group<0>();
+  sm90::wgmma_pin(sum);
+  release(previous);
+}
+
+template <typename Scheme, typename Tile>
+__device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid& grid,
+                                        ProductSmem& smem, ClusterPlace place) {
+  const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
+  const int thread = threadIdx.x % 128;
+  const Releaser<Tile> release(smem, place);
+  float sum[Tile::kN / 2];
+  RingState<RingLayout<Scheme, Tile>::kStages> at;
+  for (int unit = blockIdx.x / Tile::kCluster; unit < grid.units;
+       unit += gridDim.x / Tile::kCluster) {
+    const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
+    const int k_blocks = k_blocks_of(p, origin.split);
+    if constexpr (Scheme::kParts == 1) {
+      sum_single<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
+    } else {
+      sum_parts<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
     }
     const int row0 = origin.m + consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
     finish<Scheme, Tile>(p, origin, row0, sum);
   }
 }
 
-template <typename Tile>
+// Fp16 parts by Scheme in tiles of Tile, bf16 parts in tiles of FullTile.
+template <typename Scheme, typename Tile, typename FullTile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fp32_product_kernel(const __grid_constant__ Fp32Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  static_assert(Tile::kThreads == FullTile::kThreads && Tile::kClusterM == FullTile::kClusterM &&
+                Tile::kClusterN == FullTile::kClusterN);
   extern __shared__ unsigned char raw_smem[];
   ProductSmem& smem = *reinterpret_cast<ProductSmem*>(raw_smem);
   const ClusterPlace place = cluster_place<Tile>();
@@ -360,12 +464,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                           Tile::kConsumers * (Tile::kClusterM + Tile::kClusterN - 1));
     }
     sm90::fence_mbarrier_init();
-    sm90::prefetch_tensor_map(&p.a);
-    sm90::prefetch_tensor_map(&p.b);
+    sm90::prefetch_tensor_map(&p.fast.a);
+    sm90::prefetch_tensor_map(&p.fast.b);
   }
   sm90::griddepcontrol_launch_dependents();
   sm90::griddepcontrol_wait();
-  SplitPath path = split_path(p.status, p.status_count);  // also publishes the barriers
+  SplitPath path = split_path(p.a_status, p.b_status);  // also publishes the barriers
   if (path == SplitPath::kBf16 && !p.has_bf16) path = SplitPath::kExact;
   if constexpr (Tile::kCluster > 1) {
     sm90::barrier_cluster_arrive();  // the barriers of every block are ready
@@ -377,18 +481,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_dec<40>();
     if (threadIdx.x == 0) {
       if (path == SplitPath::kFp16) {
-        produce<Fp16Scheme, Tile>(p, smem, place);
+        produce<Scheme, Tile>(p, p.fast, smem, place);
       } else {
-        produce<Bf16Scheme, Tile>(p, smem, place);
+        produce<Bf16Scheme, FullTile>(p, p.full, smem, place);
       }
     }
     __syncwarp();
   } else {
     if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_inc<232>();
     if (path == SplitPath::kFp16) {
-      consume<Fp16Scheme, Tile>(p, smem, place);
+      consume<Scheme, Tile>(p, p.fast.grid, smem, place);
     } else {
-      consume<Bf16Scheme, Tile>(p, smem, place);
+      consume<Bf16Scheme, FullTile>(p, p.full.grid, smem, place);
     }
   }
   if constexpr (Tile::kCluster > 1) {

@@ -24,6 +24,8 @@ size_t gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args);
 //     hold at least 96 nonzeros, or none;
 //   six bf16 products up to a span of 2^90, or plain float arithmetic for small problems;
 //   plain float arithmetic, slowly, beyond that and for Inf and NaN.
+// Precision::kHigh takes one fp16 product in place of three where that is faster, without the rule
+// about nonzeros.
 // Deterministic, stream-ordered, safe to capture in a graph.
 // workspace: gemm_fp32_sm90_workspace() bytes, 256-byte aligned, contents irrelevant before and
 // after; not shared with calls on other streams. cudaErrorNotSupported, before any launch, where

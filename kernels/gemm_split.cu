@@ -12,7 +12,7 @@ namespace my_ops::cuda {
 namespace {
 
 constexpr int kTileRows = 32, kTileK = kSplitBlockK;
-constexpr int kRowBlocksPerSm = 16;  // several rounds, so that loads and stores overlap
+constexpr int kRowBlocksPerSm = 3;   // of each operand; each loads a row ahead
 constexpr int kTileBlocksPerSm = 4;  // longer chunks: 16 cost 15 us more at 2048
 constexpr int kMaxChunks = 256;
 constexpr int kMaxColumnK = 1024;  // longer columns: few blocks fit, and two passes are as fast
@@ -112,7 +112,7 @@ __device__ __forceinline__ void load_tile(const SplitOperand& op, int z, int row
 template <typename Parts>
 __device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Parts>& smem,
                                            int buffer, int z, int row0, int l0, const float (&v)[8],
-                                           Pow2Pair factor) {
+                                           Pow2Pair factor, int parts) {
   uint32_t word[4][Parts::kCount];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -131,6 +131,7 @@ __device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Part
   const int64_t rows = int64_t{op.batch} * op.rows, index = int64_t{z} * op.rows + out_row;
 #pragma unroll
   for (int part = 0; part < Parts::kCount; ++part) {
+    if (part >= parts) break;
     *reinterpret_cast<uint4*>(op.parts + (part * rows + index) * op.ld + l0 + out_l) =
         *reinterpret_cast<const uint4*>(&smem.part[buffer][part][threadIdx.x / 8][out_l]);
   }
@@ -139,7 +140,7 @@ __device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Part
 #endif
 
 template <int kGroup, int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors == 4 ? 4 : 2)
+__global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
     split_first_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ float held[];
@@ -150,16 +151,16 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 4 : 2)
   SplitPath path = SplitPath::kFp16;
   switch (op.mode) {
     case SplitMode::kRows:
-      path = split_rows<kGroup, kVectors>(op, block, split.blocks[which]);
+      path = split_rows<kGroup, kVectors>(op, block, split.blocks[which], split.fp16_parts);
       break;
     case SplitMode::kColumns:
-      path = split_columns(op, block, held);
+      path = split_columns(op, block, held, split.fp16_parts);
       break;
     case SplitMode::kChunks:
       chunk_stats(op, block);
       break;
   }
-  report(path, split.status + blockIdx.x);
+  report(path, op.status + block);
 #endif
 }
 
@@ -171,7 +172,8 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
   sm90::griddepcontrol_launch_dependents();
   const int which = blockIdx.x >= split.tile_blocks[0];
   const SplitOperand& op = split.operand[which];
-  const TileBlock tile(op, blockIdx.x - (which ? split.tile_blocks[0] : 0));
+  const int block = blockIdx.x - (which ? split.tile_blocks[0] : 0);
+  const TileBlock tile(op, block);
   const int64_t rows = int64_t{op.batch} * op.rows, first = int64_t{tile.z} * op.rows + tile.row;
   const bool wide = aligned4(op);
   const int begin = tile.chunk * op.chunk_k, end = min(begin + op.chunk_k, op.ld);
@@ -197,7 +199,8 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
   const RowScale scale(stats.extremes.largest);
   const Pow2Pair factor = pow2_pair(Fp16Parts::kShift - scale.exponent);
   const bool inside = tile.row + row < op.rows;
-  const bool count = inside && needs_count(stats.extremes, scale, op.k);
+  const uint32_t dense = dense_row(split.fp16_parts);
+  const bool count = inside && needs_count(stats.extremes, scale, op.k, dense);
   if (inside && tile.chunk == 0 && tile_column(op) == 0) op.exponent[first + row] = scale.exponent;
 
   Counts counts;
@@ -208,7 +211,7 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
 #pragma unroll
       for (int i = 0; i < 8; ++i) counts.add(v[i], scale);
     }
-    store_tile<Fp16Parts>(op, smem, buffer, tile.z, tile.row, l0, v, factor);
+    store_tile<Fp16Parts>(op, smem, buffer, tile.z, tile.row, l0, v, factor, split.fp16_parts);
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = next[i];
   }
@@ -219,9 +222,9 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
     uint32_t* tiny = op.tiny + first + row;
     if (counts.tiny_fp16 != 0) counts.tiny_fp16 += atomicAdd(tiny, counts.tiny_fp16);
     if (counts.tiny_bf16 != 0) counts.tiny_bf16 += atomicAdd(tiny + rows, counts.tiny_bf16);
-    path = verdict(counts.tiny_fp16, counts.tiny_bf16, stats.nonzero);
+    path = verdict(counts.tiny_fp16, counts.tiny_bf16, stats.nonzero, dense);
   }
-  report(path, split.status + split.blocks[0] + split.blocks[1] + blockIdx.x);
+  report(path, op.status + split.blocks[which] + block);
 #endif
 }
 
@@ -231,7 +234,10 @@ __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split)
   __shared__ TileSmem<Bf16Parts> smem;
   sm90::griddepcontrol_launch_dependents();
   sm90::griddepcontrol_wait();
-  if (split_path(split.status, split.status_count) != SplitPath::kBf16) return;
+  const SplitOperand &a = split.operand[0], &b = split.operand[1];
+  if (split_path({a.status, a.status_count}, {b.status, b.status_count}) != SplitPath::kBf16) {
+    return;
+  }
   int buffer = 0;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
@@ -248,7 +254,7 @@ __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split)
       const int row = min(row0 + tile_row(op), op.rows - 1);
       const int exponent = op.exponent[int64_t{z} * op.rows + row];
       store_tile<Bf16Parts>(op, smem, buffer, z, row0, l0, v,
-                            pow2_pair(Bf16Parts::kShift - exponent));
+                            pow2_pair(Bf16Parts::kShift - exponent), Bf16Parts::kCount);
     }
   }
 #endif
@@ -290,7 +296,6 @@ cudaError_t launch(SplitKernel kernel, int blocks, size_t smem, const Split& spl
 }  // namespace my_ops::cuda
 
 void my_ops::cuda::plan_split(Split* split, int sm_count) {
-  split->status_count = 0;
   for (int i = 0; i < 2; ++i) {
     SplitOperand& op = split->operand[i];
     const RowShape shape = row_shape(op.k);
@@ -322,7 +327,7 @@ void my_ops::cuda::plan_split(Split* split, int sm_count) {
       op.chunks = (op.ld + op.chunk_k - 1) / op.chunk_k;
       split->blocks[i] = split->tile_blocks[i] = row_blocks * op.chunks;
     }
-    split->status_count += split->blocks[i] + split->tile_blocks[i];
+    op.status_count = split->blocks[i] + split->tile_blocks[i];
   }
 }
 

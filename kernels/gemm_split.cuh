@@ -23,15 +23,27 @@ __device__ __forceinline__ Pow2Pair pow2_pair(int e) {
   return {pow2(max(half, -126)), pow2(max(e - half, -126))};
 }
 
-// The verdict of all blocks of the split; the same in every thread. Contains __syncthreads.
-__device__ __forceinline__ SplitPath split_path(const uint8_t* status, int count) {
-  static_assert((static_cast<int>(SplitPath::kBf16) & static_cast<int>(SplitPath::kExact)) == 0);
-  uint32_t found = 0;  // status is 16-byte aligned; values of many blocks are combined by "or"
-  for (int i = threadIdx.x; i < count / 16; i += blockDim.x) {
-    const uint4 word = reinterpret_cast<const uint4*>(status)[i];
-    found |= word.x | word.y | word.z | word.w;
+// What the blocks of one operand's split found.
+struct SplitStatus {
+  const uint8_t* found;  // [count], 16-byte aligned
+  int count;
+
+  // This thread's share, values of many blocks combined by "or".
+  __device__ uint32_t gather() const {
+    uint32_t all = 0;
+    for (int i = threadIdx.x; i < count / 16; i += blockDim.x) {
+      const uint4 word = reinterpret_cast<const uint4*>(found)[i];
+      all |= word.x | word.y | word.z | word.w;
+    }
+    for (int i = count / 16 * 16 + threadIdx.x; i < count; i += blockDim.x) all |= found[i];
+    return all;
   }
-  for (int i = count / 16 * 16 + threadIdx.x; i < count; i += blockDim.x) found |= status[i];
+};
+
+// The verdict on both operands; the same in every thread. Contains __syncthreads.
+__device__ __forceinline__ SplitPath split_path(const SplitStatus& a, const SplitStatus& b) {
+  static_assert((static_cast<int>(SplitPath::kBf16) & static_cast<int>(SplitPath::kExact)) == 0);
+  const uint32_t found = a.gather() | b.gather();
   constexpr uint32_t kEveryByte = 0x01010101;
   if (__syncthreads_or(found & static_cast<uint32_t>(SplitPath::kExact) * kEveryByte)) {
     return SplitPath::kExact;

@@ -36,19 +36,20 @@ struct SplitOperand {
   int chunks;         // ceil(k / chunk_k)
   uint16_t* parts;    // [2 for fp16, 3 for bf16][batch * rows][ld]
   int32_t* exponent;  // [batch * rows]  e, 0 for a row of zeros
-  uint32_t* stats;    // [3][chunks][batch * rows], kChunks only; else null
-  uint32_t* tiny;     // [2][batch * rows], kChunks only; else null
+  uint8_t* status;    // [status_count] SplitPath found by each block of both passes
+  int status_count;
+  uint32_t* stats;  // [3][chunks][batch * rows], kChunks only; else null
+  uint32_t* tiny;   // [2][batch * rows], kChunks only; else null
 };
 
 struct Split {
   SplitOperand operand[2];
   int blocks[2];       // of the first pass, per operand
   int tile_blocks[2];  // of the second pass; 0 unless kChunks
-  uint8_t* status;     // [status_count] SplitPath found by each block of both passes
-  int status_count;
+  int fp16_parts;      // 1: the leading part alone, for TF32's accuracy; else 2
 };
 
-// Fills in everything that follows from x, strides and sizes; pointers stay null.
+// Fills in everything that follows from x, strides, sizes and fp16_parts; pointers stay null.
 void plan_split(Split* split, int sm_count);
 
 // fp16 parts, exponents and status of both operands: one launch, two if an operand is kChunks.

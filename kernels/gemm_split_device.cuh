@@ -122,18 +122,23 @@ __device__ __forceinline__ bool too_many(uint32_t tiny, uint32_t nonzero) {
 // rows count as out of range.
 constexpr uint32_t kDenseRow = 96;
 
+// The rule is about the last of 24 bits; one part has 11 anyway.
+__device__ __forceinline__ uint32_t dense_row(int fp16_parts) {
+  return fp16_parts > 1 ? kDenseRow : 0;
+}
+
 __device__ __forceinline__ SplitPath verdict(uint32_t tiny_fp16, uint32_t tiny_bf16,
-                                             uint32_t nonzero) {
+                                             uint32_t nonzero, uint32_t dense) {
   if (nonzero == 0) return SplitPath::kFp16;
   if (too_many(tiny_bf16, nonzero)) return SplitPath::kExact;
-  if (nonzero < kDenseRow || too_many(tiny_fp16, nonzero)) return SplitPath::kBf16;
+  if (nonzero < dense || too_many(tiny_fp16, nonzero)) return SplitPath::kBf16;
   return SplitPath::kFp16;
 }
 
 // Whether elements must be counted at all: seldom, so the counting may be slow.
-__device__ __forceinline__ bool needs_count(const Extremes& extremes, const RowScale& scale,
-                                            int k) {
-  return extremes.smallest < scale.tiny_fp16 || k < static_cast<int>(kDenseRow);
+__device__ __forceinline__ bool needs_count(const Extremes& extremes, const RowScale& scale, int k,
+                                            uint32_t dense) {
+  return extremes.smallest < scale.tiny_fp16 || static_cast<uint32_t>(k) < dense;
 }
 
 struct Counts {
@@ -241,7 +246,7 @@ __device__ __forceinline__ void load_row(const SplitOperand& op, int row, int ba
 }
 
 template <int kGroup, int kVectors>
-__device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks) {
+__device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks, int parts) {
   constexpr int kStep = kGroup * 4, kHold = kVectors * kStep, kRowsPerBlock = kThreads / kGroup;
   __shared__ GroupSmem<kGroup> smem;
   const int lane = threadIdx.x % kGroup * 4;
@@ -250,11 +255,21 @@ __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks) {
   const bool wide = aligned4(op);
   SplitPath path = SplitPath::kFp16;
 
-  for (int row = block * kRowsPerBlock + threadIdx.x / kGroup; row < rows; row += step) {
+  const bool held = op.k <= kHold;
+  const int first = block * kRowsPerBlock + threadIdx.x / kGroup;
+  float4 next[kVectors];
+  if (held && first < rows) load_row<kGroup>(op, first, 0, wide, next);
+  for (int row = first; row < rows; row += step) {
     float4 v[kVectors];
     Extremes extremes;
     for (int base = 0; base < op.k; base += kHold) {
-      load_row<kGroup>(op, row, base, wide, v);
+      if (held) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) v[i] = next[i];
+        if (row + step < rows) load_row<kGroup>(op, row + step, 0, wide, next);
+      } else {
+        load_row<kGroup>(op, row, base, wide, v);
+      }
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         if (base + i * kStep + lane < op.k) each(v[i], [&](float e) { extremes.add(e); });
@@ -263,11 +278,12 @@ __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks) {
     extremes = group_reduce<kGroup>(extremes, smem);
     const RowScale scale(extremes.largest);
     const Pow2Pair factor = pow2_pair(Fp16Parts::kShift - scale.exponent);
-    const bool count = needs_count(extremes, scale, op.k);
+    const uint32_t dense = dense_row(parts);
+    const bool count = needs_count(extremes, scale, op.k, dense);
     Counts counts;
     uint16_t* out = op.parts + int64_t{row} * op.ld;
     for (int base = 0; base < op.k; base += kHold) {
-      if (op.k > kHold) load_row<kGroup>(op, row, base, wide, v);  // again, from cache
+      if (!held) load_row<kGroup>(op, row, base, wide, v);  // again, from cache
       if (count) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) each(v[i], [&](float e) { counts.add(e, scale); });
@@ -282,6 +298,7 @@ __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks) {
         Fp16Parts::split(scaled(v[i].z), scaled(v[i].w), back);
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
+          if (part >= parts) break;
           *reinterpret_cast<uint2*>(out + part * part_stride + l) = {front[part], back[part]};
         }
       }
@@ -290,7 +307,7 @@ __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks) {
     SplitPath found = is_finite(extremes.largest) ? SplitPath::kFp16 : SplitPath::kExact;
     if (count && found == SplitPath::kFp16) {
       counts = group_reduce<kGroup>(counts, smem);
-      found = verdict(counts.tiny_fp16, counts.tiny_bf16, counts.nonzero);
+      found = verdict(counts.tiny_fp16, counts.tiny_bf16, counts.nonzero, dense);
     }
     if (found > path) path = found;
   }
@@ -305,7 +322,7 @@ __device__ __forceinline__ RowStats shuffle_xor(const RowStats& stats, int lanes
           __shfl_xor_sync(~0u, stats.nonzero, lanes)};
 }
 
-__device__ SplitPath split_columns(const SplitOperand& op, int block, float* held) {
+__device__ SplitPath split_columns(const SplitOperand& op, int block, float* held, int parts) {
   constexpr int kBatch = 4, kStep = kThreads / kColumnRows;  // loads in flight; k between them
   __shared__ RowStats scratch[kWarps][kColumnRows];
   __shared__ uint32_t tiny[2][kColumnRows];
@@ -341,7 +358,8 @@ __device__ SplitPath split_columns(const SplitOperand& op, int block, float* hel
   const RowScale scale(stats.extremes.largest);
   const Pow2Pair factor = pow2_pair(Fp16Parts::kShift - scale.exponent);
   const bool inside = row0 + row < op.rows;
-  const bool count = inside && needs_count(stats.extremes, scale, op.k);
+  const uint32_t dense = dense_row(parts);
+  const bool count = inside && needs_count(stats.extremes, scale, op.k, dense);
   const int64_t rows = int64_t{op.batch} * op.rows, index = int64_t{z} * op.rows + row0 + row;
   Counts counts;
   for (int l = threadIdx.x % 8 * 8 + threadIdx.x / 64 * 64; l < op.ld; l += kThreads / 64 * 64) {
@@ -357,6 +375,7 @@ __device__ SplitPath split_columns(const SplitOperand& op, int block, float* hel
     if (!inside) continue;
 #pragma unroll
     for (int part = 0; part < Fp16Parts::kCount; ++part) {
+      if (part >= parts) break;
       *reinterpret_cast<uint4*>(op.parts + (part * rows + index) * op.ld + l) = {
           word[0][part], word[1][part], word[2][part], word[3][part]};
     }
@@ -366,7 +385,7 @@ __device__ SplitPath split_columns(const SplitOperand& op, int block, float* hel
   if (counts.tiny_bf16 != 0) atomicAdd(&tiny[1][row], counts.tiny_bf16);
   __syncthreads();
   if (!is_finite(stats.extremes.largest)) return SplitPath::kExact;
-  return count ? verdict(tiny[0][row], tiny[1][row], stats.nonzero) : SplitPath::kFp16;
+  return count ? verdict(tiny[0][row], tiny[1][row], stats.nonzero, dense) : SplitPath::kFp16;
 }
 
 #endif
