@@ -1,0 +1,68 @@
+"""The programs of this folder, run as their READMEs say: make examples."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+import my_ops
+
+EXAMPLES = Path(__file__).resolve().parent
+
+
+def run(*command, **environment):
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def output_of(program, *arguments, **environment):
+    return run(sys.executable, EXAMPLES / program, *arguments, **environment)
+
+
+# Without a toolkit beside the GPU the programs build for the CPU.
+BUILDS_CUDA = torch.cuda.is_available() and cpp_extension.CUDA_HOME is not None
+
+
+def test_jit_load(tmp_path):
+    for _ in range(2):  # the second time from the cache
+        lines = output_of("jit_load/jit_load.py", "--build-directory", tmp_path).splitlines()
+        assert lines == ["d_sigmoid: [0.1966, 0.25, 0.105]", "gemm: [[3.0, 3.0], [3.0, 3.0]]"]
+
+
+def test_load_inline(tmp_path):
+    lines = output_of("jit_load/load_inline.py", TORCH_EXTENSIONS_DIR=str(tmp_path)).splitlines()
+    assert lines[:2] == ["int: 42", "tensor: [2.0, 3.0]"]
+    assert lines[2:] == ["CUDA: [2.0, 3.0]"] * BUILDS_CUDA
+
+
+def test_ctypes_call():
+    lines = output_of("ctypes_call/ctypes_call.py").splitlines()
+    assert lines[:2] == [
+        "NumPy: [0.1966 0.25   0.105 ]",
+        "error: a size is below 0, or an array is null where the size is not 0",
+    ]
+    assert lines[2:] == ["CUDA: [0.1966 0.25   0.105 ]"] * torch.cuda.is_available()
+
+
+@pytest.mark.skipif(
+    torch.version.cuda is not None and cpp_extension.CUDA_HOME is None,
+    reason="CMake's package of a CUDA build of torch asks for a CUDA toolkit",
+)
+def test_cpp_host(tmp_path):
+    output_of("cpp_host/make_models.py", tmp_path)
+    prefix = f"{my_ops.cmake_prefix_path};{torch.utils.cmake_prefix_path}"
+    build = tmp_path / "build"
+    run("cmake", "-S", EXAMPLES / "cpp_host", "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", build)
+    assert run(build / "cpp_host", tmp_path).splitlines() == [
+        "TorchScript: as in Python",
+        "AOTInductor: as in Python",
+        "d_sigmoid(0) = 0.25",
+    ]
