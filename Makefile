@@ -10,7 +10,7 @@ SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
   $(wildcard csrc/* kernels/* include/* build_tools/* my_ops/*.py my_ops/*/*.py) \
   $(shell find my_ops/include my_ops/share -type f)
 
-.PHONY: demo test lint wheel gpu-check clean
+.PHONY: demo test examples lint wheel gpu-check clean
 
 demo: build/installed
 	cd build && venv/bin/python ../examples/char_lm.py --output ../demo.png
@@ -18,6 +18,11 @@ demo: build/installed
 test: build/installed
 	cd build && venv/bin/python -m pytest ../tests -c ../pyproject.toml --rootdir .. \
 	  -p no:cacheprovider -q $(PYTEST)
+
+# The programs of examples/, built and run as their READMEs say.
+examples: build/installed
+	cd build && PATH=$(CURDIR)/$(VENV)/bin:$$PATH venv/bin/python -m pytest ../examples \
+	  -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
 
 wheel: build/wheel
 
