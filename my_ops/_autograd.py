@@ -18,7 +18,7 @@ import torch
 from torch import is_grad_enabled, is_inference_mode_enabled
 from torch.compiler import is_compiling
 
-__all__ = ["register_gradient", "register_out"]
+__all__ = ["library", "register_gradient", "register_out"]
 
 try:  # private names, present in torch 2.10 to 2.15; without one of them the public way is taken
     from torch._C import (
@@ -38,7 +38,7 @@ try:  # private names, present in torch 2.10 to 2.15; without one of them the pu
 except ImportError:
     _HAVE_PRIVATE_NAMES = False
 
-_library = torch.library.Library("my_ops", "IMPL")  # kept alive: it owns the registrations
+library = torch.library.Library("my_ops", "IMPL")  # kept alive: it owns the registrations
 
 
 def register_gradient(
@@ -110,7 +110,7 @@ def register_gradient(
             return op(*args)
         return apply(*args)
 
-    _library.impl(_name(op), kernel, "Autograd")
+    library.impl(_name(op), kernel, "Autograd")
     return call
 
 
@@ -136,7 +136,7 @@ def register_out(op: torch._ops.OpOverload) -> None:
             op(*args)
         torch.autograd.graph.increment_version(out)
 
-    _library.impl(_name(op), kernel, "Autograd")
+    library.impl(_name(op), kernel, "Autograd")
 
 
 def _name(op: torch._ops.OpOverload) -> str:
@@ -181,7 +181,7 @@ def _register_public(op: torch._ops.OpOverload, function: type[torch.autograd.Fu
         return result[: ctx.given] if isinstance(result, tuple) else result
 
     torch.library.register_autograd(
-        op._schema.name, backward, setup_context=setup_context, lib=_library
+        op._schema.name, backward, setup_context=setup_context, lib=library
     )
 
 

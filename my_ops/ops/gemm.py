@@ -171,19 +171,21 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight, bias, before)
 
     @staticmethod
-    def _before(ctx: Any) -> Tensor:
+    def _before(
+        precision: str | None, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None
+    ) -> Tensor:
         """The value before the activation, as a function of the inputs where that is asked for."""
-        x, weight, bias, before = ctx.saved_tensors
         if before is None or torch.is_grad_enabled():
-            return ops.linear(x, weight, bias, "none", None, ctx.precision)
+            return ops.linear(x, weight, bias, "none", None, precision)
         return before
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, _, _ = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: activation checkpointing gives them no second time
+        x, weight = saved[:2]
         grad_residual = grad if ctx.needs_input_grad[4] else None
         if ctx.activation != "none":
-            grad = activation_backward(grad, _Linear._before(ctx), ctx.activation)
+            grad = activation_backward(grad, _Linear._before(ctx.precision, *saved), ctx.activation)
         rows = _rows(grad)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
@@ -204,13 +206,16 @@ class _Linear(torch.autograd.Function):
         residual_t: Tensor | None,
         _precision: None,
     ) -> Tensor:
-        x, weight, _, _ = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        x, weight = saved[:2]
         tangent = ops.linear(x_t, weight, None, "none", None, ctx.precision)
         tangent = tangent + ops.linear(x, weight_t, None, "none", None, ctx.precision)
         if bias_t is not None:
             tangent = tangent + bias_t
         if ctx.activation != "none":
-            tangent = activation_backward(tangent, _Linear._before(ctx), ctx.activation)
+            tangent = activation_backward(
+                tangent, _Linear._before(ctx.precision, *saved), ctx.activation
+            )
         return tangent if residual_t is None else tangent + residual_t
 
 

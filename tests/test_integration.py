@@ -1,0 +1,386 @@
+"""The ops inside torch's other tools: counters, checkpointing, subclasses, workers, export."""
+
+import copy
+import io
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+from samples import DIFFERENTIABLE, as_tuple, leaves, named
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import my_ops
+
+LAYERS = {
+    "Linear": (lambda: my_ops.nn.Linear(3, 4, activation="gelu"), (2, 3)),
+    "LLTM": (lambda: my_ops.nn.LLTM(3, 4), (5, 2, 3)),
+    "LLTMCell": (lambda: my_ops.nn.LLTMCell(3, 4), (2, 3)),
+    "RoundSTE": (lambda: my_ops.nn.RoundSTE(), (2, 3)),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request, device):
+    make, shape = LAYERS[request.param]
+    return make().to(device), torch.randn(shape, device=device)
+
+
+def first(result):
+    return result if isinstance(result, torch.Tensor) else result[0]
+
+
+def run_python(script, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ------------------------------------------------------------------------- counters, profiler
+
+
+def flops(function):
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_flops_of_products_are_those_of_torch(gradient, device):
+    a, b = torch.randn(2, 5, 4, device=device), torch.randn(2, 4, 3, device=device)
+    x, w = torch.randn(2, 5, 4, device=device), torch.randn(3, 4, device=device)
+
+    def count(function, *tensors):
+        def run():
+            out = function(*(leaves(tensors) if gradient else tensors))
+            if gradient:
+                out.sum().backward()
+
+        return flops(run)
+
+    assert count(my_ops.gemm, a, b) == count(torch.bmm, a, b) > 0
+    assert count(my_ops.linear, x, w) == count(torch.nn.functional.linear, x, w) > 0
+
+
+def test_flops_of_lltm(device):
+    steps, batch, inputs, hidden = 5, 2, 3, 4
+    layer = my_ops.nn.LLTM(inputs, hidden).to(device)
+    input = torch.randn(steps, batch, inputs, device=device)
+    forward = 2 * steps * batch * 3 * hidden * (hidden + inputs)
+    with torch.no_grad():
+        assert flops(lambda: layer(input)) == forward
+    through_time = 2 * steps * batch * 3 * hidden * hidden
+    assert flops(lambda: layer(input)[0].sum().backward()) == 2 * forward + through_time
+    cell = my_ops.nn.LLTMCell(inputs, hidden).to(device)
+    assert flops(lambda: cell(input[0])) == forward // steps
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_profiler_names(op, device):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        op(*op.tensors(2, torch.float32, device))
+    assert op.overload._schema.name in {event.key for event in profile.key_averages()}
+
+
+# --------------------------------------------------------------------------- memory, threads
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_memory_stays_flat(gradient, device):
+    """20,000 calls of the family, errors among them."""
+    x = torch.randn(4, 4, device=device, requires_grad=gradient)
+    wrong = torch.randn(3, 5, device=device)
+
+    def calls(count):
+        for i in range(count // 3):
+            my_ops.round_ste(x)
+            my_ops.linear(x, x, activation="gelu")
+            if i % 10 == 0:
+                with pytest.raises(RuntimeError):
+                    my_ops.gemm(x, wrong)
+            y = my_ops.gemm(x, x)
+            if gradient:
+                torch.autograd.grad(y, x, x.detach())
+
+    calls(2000)
+    allocated = torch.cuda.memory_allocated() if device == "cuda" else 0
+    before = resident()
+    calls(20_000)
+    assert resident() - before < 2 << 20
+    if device == "cuda":
+        assert torch.cuda.memory_allocated() == allocated
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_threads(op, device):
+    tensors = leaves(op.tensors(33, torch.float32, device))
+
+    def run():
+        results = op(*tensors)
+        return (
+            *results,
+            *torch.autograd.grad(results, tensors, [torch.ones_like(r) for r in results]),
+        )
+
+    want, failures = run(), []
+
+    def work():
+        stream = torch.cuda.Stream() if device == "cuda" else None
+        with torch.cuda.stream(stream):
+            for _ in range(10):
+                for ours, exact in zip(run(), want, strict=True):
+                    if not torch.equal(ours, exact):
+                        failures.append(op.name)
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+class Squares(torch.utils.data.Dataset):
+    """Each item through an op, in the worker."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        x = torch.full((3, 3), float(index), requires_grad=True)
+        y = my_ops.gemm(x, torch.eye(3))
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        return y.detach() + grad
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_data_loader_workers(start):
+    loader = torch.utils.data.DataLoader(
+        Squares(), batch_size=4, num_workers=2, multiprocessing_context=start
+    )
+    got = torch.cat(list(loader))
+    assert torch.equal(got, torch.arange(8.0).add(1)[:, None, None].expand(8, 3, 3))
+
+
+def imported_in_a_child(queue):
+    import my_ops
+
+    queue.put(my_ops.add_one(torch.zeros(2)).tolist())
+
+
+def test_import_after_fork():
+    script = """
+        import os, torch
+        if os.fork() == 0:
+            import my_ops
+            os._exit(0 if my_ops.add_one(torch.zeros(2)).tolist() == [1, 1] else 1)
+        _, status = os.wait()
+        assert status == 0, status
+    """
+    run_python(script)
+
+
+def test_spawned_process():
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=imported_in_a_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=60) == [1, 1]
+    child.join()
+
+
+@pytest.mark.skipif(
+    not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled(), reason="needs Python without GIL"
+)
+def test_import_leaves_the_gil_off():
+    run_python("import sys, my_ops; assert not sys._is_gil_enabled()")
+
+
+# ----------------------------------------------------------------------- layers as objects
+
+
+def test_checkpointed_layer(layer):
+    module, x = layer
+    found = []
+    for run in (module, lambda x: checkpoint(module, x, use_reentrant=False)):
+        module.zero_grad()
+        x = x.detach().requires_grad_()
+        first(run(x)).sum().backward()
+        found.append([x.grad, *(p.grad.clone() for p in module.parameters())])
+    for plain, again in zip(*found, strict=True):
+        assert torch.equal(plain, again)
+
+
+def test_selective_checkpoint_sees_the_op(device):
+    seen = set()
+
+    def policy(context, op, *args, **kwargs):
+        seen.add(op)
+        return torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+
+    x = torch.randn(2, 2, device=device, requires_grad=True)
+    contexts = lambda: torch.utils.checkpoint.create_selective_checkpoint_contexts(policy)  # noqa: E731
+    checkpoint(my_ops.gemm, x, x, use_reentrant=False, context_fn=contexts).sum().backward()
+    assert torch.ops.my_ops.gemm.default in seen
+    assert x.grad is not None
+
+
+def test_copies_and_files(layer, tmp_path):
+    module, x = layer
+    want = first(module(x))
+    copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    fresh = copy.deepcopy(module)
+    for parameter in fresh.parameters():
+        torch.nn.init.zeros_(parameter)
+    fresh.load_state_dict(state)
+    torch.save(module, tmp_path / "module.pt")
+    copies += [fresh, torch.load(tmp_path / "module.pt", weights_only=False)]
+    for again in copies:
+        assert torch.equal(first(again(x)), want)
+
+
+def test_linear_exchanges_its_state_with_torch(device):
+    ours, theirs = my_ops.nn.Linear(3, 4).to(device), torch.nn.Linear(3, 4).to(device)
+    ours.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 3, device=device)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+class Tagged(torch.Tensor):
+    """A plain subclass: results keep its type."""
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_subclasses(op, device):
+    tensors = op.tensors(2, torch.float64, device)
+    want = op(*tensors)
+    for ours, exact in zip(op(*(t.as_subclass(Tagged) for t in tensors)), want, strict=True):
+        assert type(ours) is Tagged
+        assert torch.equal(ours.as_subclass(torch.Tensor), exact)
+    pairs = leaves(tuple(TwoTensor(t.clone(), t.clone()) for t in tensors))
+    results = op(*pairs)
+    grads = torch.autograd.grad(sum(r.sum() for r in results), pairs)
+    plain = leaves(tensors)
+    wanted = torch.autograd.grad(sum(r.sum() for r in op(*plain)), plain)
+    for pair, exact in zip((*results, *grads), (*want, *wanted), strict=True):
+        assert type(pair) is TwoTensor
+        assert torch.equal(pair.b, exact)
+
+
+def test_saved_tensor_hooks_see_what_is_saved(device):
+    x = torch.randn(2, 2, device=device, requires_grad=True)
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        my_ops.d_sigmoid(x).sum().backward()
+    assert any(t is x or torch.equal(t, x) for t in packed)
+
+
+# ---------------------------------------------------------------------------------- export
+
+
+def batch_first_shape(layer):
+    return 1 if isinstance(layer, my_ops.nn.LLTM) else 0
+
+
+def test_export_at_another_batch_size(layer):
+    module, x = layer
+    batch = batch_first_shape(module)
+    dynamic = {batch: torch.export.Dim("batch", min=2, max=99)}
+    program = torch.export.export(module, (x,), dynamic_shapes=(dynamic,))
+    names = {str(node.target) for node in program.graph.nodes}
+    assert any(name.startswith("my_ops.") for name in names)
+    saved = io.BytesIO()
+    torch.export.save(program, saved)
+    saved.seek(0)
+    loaded = torch.export.load(saved).module()
+    other = torch.cat([x, x, x], batch)
+    assert torch.equal(first(loaded(other)), first(module(other)))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*LeafSpec:FutureWarning"
+)  # torch's own, where it copies graphs
+def test_inductor_package(tmp_path, device):
+    """Compiled ahead of time, loaded from its file, run at another batch size."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = my_ops.nn.Linear(3, 4, activation="silu")
+            self.layer = my_ops.nn.LLTM(4, 4)
+
+        def forward(self, x):
+            y = self.layer(self.embed(x))[0]
+            return my_ops.round_ste(my_ops.custom_add(y, my_ops.d_sigmoid(y))) + y
+
+    model, x = Model().to(device).eval(), torch.randn(5, 2, 3, device=device)
+    batch = torch.export.Dim("batch", min=2, max=99)
+    with torch.no_grad():
+        program = torch.export.export(model, (x,), dynamic_shapes=({1: batch},))
+        path = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "model.pt2")
+        )
+        loaded = torch._inductor.aoti_load_package(path)
+        for input in (x, torch.randn(5, 7, 3, device=device)):
+            torch.testing.assert_close(as_tuple(loaded(input))[0], model(input))
+
+
+def test_gradients_of_another_version_do_not_come_from_the_compile_cache(tmp_path):
+    """What a later version computes must not be what an earlier one left in the caches."""
+    script = """
+        import torch, torch.compiler
+        import my_ops, my_ops.ops.elementwise as elementwise
+        from my_ops import _autograd, _library
+        version = "{version}"
+        if version != my_ops.__version__:
+            torch.compiler.config.cache_key_tag = ""
+            _library.tag_compile_cache(version)
+        class Changed(elementwise._RoundSTE):
+            @staticmethod
+            def backward(ctx, grad):
+                grad = my_ops.add_one(grad)
+                return my_ops.add_one(grad) if {later} else grad
+        op = torch.ops.my_ops.round_ste.default
+        _autograd.library = torch.library.Library("my_ops", "IMPL")
+        import warnings; warnings.simplefilter("ignore")
+        _autograd.library.impl = lambda *a: torch.library.Library.impl(
+            _autograd.library, *a, allow_override=True)
+        _autograd.register_gradient(op, Changed)
+        x = torch.ones(3, requires_grad=True)
+        torch.compile(op, fullgraph=True)(x).backward(torch.ones(3))
+        print(x.grad[0].item())
+    """
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+    }
+    source = textwrap.dedent(script)
+    got = [
+        float(run_python(source.format(later=later, version=version), **environment))
+        for later, version in ((False, "1"), (True, "1"), (True, "2"))
+    ]
+    assert got == [2, 2, 3]  # the second shows that the cache is in use

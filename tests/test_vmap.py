@@ -1,0 +1,177 @@
+"""torch.vmap of every op, by rule: any arguments over any dimension, nested, in transforms."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+from samples import DIFFERENTIABLE, as_tuple, named
+
+import my_ops
+
+SMOOTH = [op for op in DIFFERENTIABLE if op.smooth]
+FORWARD = [op for op in SMOOTH if op.forward_ad]
+LIMIT = 2.0**-36
+SIZE = 3
+
+
+@pytest.fixture(autouse=True)
+def no_loops():
+    """torch warns where it has no rule and loops."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*performance drop.*")
+        warnings.filterwarnings("error", message=".*batching rule.*")
+        yield
+
+
+def assert_close(got, want):
+    for ours, exact in zip(as_tuple(got), as_tuple(want), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=LIMIT, atol=LIMIT)
+
+
+def mapped(tensors, in_dims):
+    """The tensors, those with a dim repeated along it with other values."""
+    return tuple(
+        t if d is None else torch.stack([t, t + 0.5, -t], d)
+        for t, d in zip(tensors, in_dims, strict=True)
+    )
+
+
+def looped(function, in_dims, tensors):
+    rows = [
+        as_tuple(
+            function(*(t if d is None else t.select(d, i)
+                       for t, d in zip(tensors, in_dims, strict=True)))
+        )
+        for i in range(SIZE)
+    ]  # fmt: skip
+    return tuple(torch.stack(results) for results in zip(*rows, strict=True))
+
+
+def tensors_of(op, device, dtype=torch.float64):
+    return op.tensors(2, dtype, device)
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_every_choice_of_arguments(op, device):
+    tensors = tensors_of(op, device)
+    for choice in itertools.product([None, 0, -1], repeat=len(tensors)):
+        if len(tensors) > 3:  # each argument alone, all, and all but one, are enough
+            alone = sum(d is not None for d in choice)
+            if alone not in (1, len(tensors) - 1, len(tensors)) or len({*choice} - {None}) != 1:
+                continue
+        if any(d is not None for d in choice):
+            args = mapped(tensors, choice)
+            got = torch.vmap(op, in_dims=choice)(*args)
+            assert_close(got, looped(op, choice, args))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_dtypes(op, dtype, device):
+    tensors = tensors_of(op, device, dtype)
+    args = mapped(tensors, (0,) * len(tensors))
+    got = torch.vmap(op)(*args)
+    limit = 8 * torch.finfo(dtype).eps
+    for ours, exact in zip(got, looped(op, (0,) * len(tensors), args), strict=True):
+        assert ours.dtype == exact.dtype
+        torch.testing.assert_close(ours, exact, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_nested(op, device):
+    tensors = tensors_of(op, device)
+    dims = (0,) * len(tensors)
+    args = mapped(mapped(tensors, dims), dims)
+    got = torch.vmap(torch.vmap(op))(*args)
+    assert_close(got, looped(lambda *ts: looped(op, dims, ts), dims, args))
+
+
+def loss_of(function):
+    return lambda *ts: sum(r.sin().sum() for r in as_tuple(function(*ts)))
+
+
+@pytest.mark.parametrize(**named(SMOOTH))
+def test_gradient_per_sample(op, device):
+    """vmap of grad: the weights are shared, or each sample's own."""
+    tensors = tensors_of(op, device)
+    places = tuple(range(len(tensors)))
+    for in_dims in ((0,) * len(tensors), (0, *[None] * (len(tensors) - 1))):
+        args = mapped(tensors, in_dims)
+        got, want = (
+            torch.vmap(torch.func.grad(loss_of(f), places), in_dims=in_dims)(*args)
+            for f in (op, op.reference)
+        )
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize(**named(SMOOTH))
+def test_gradient_through_vmap(op, device):
+    tensors = tensors_of(op, device)
+    dims, places = (0,) * len(tensors), tuple(range(len(tensors)))
+    args = mapped(tensors, dims)
+    got, want = (torch.func.grad(loss_of(torch.vmap(f)), places)(*args) for f in (op, op.reference))
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize(**named(SMOOTH))
+def test_jacrev(op, device):
+    tensors = tensors_of(op, device)
+    got, want = (torch.func.jacrev(lambda x, f=f: as_tuple(f(x, *tensors[1:])))(tensors[0])
+                 for f in (op, op.reference))  # fmt: skip
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize(**named(FORWARD))
+def test_jacfwd_and_hessian(op, device):
+    tensors = tensors_of(op, device)
+    places = tuple(range(len(tensors)))
+    for transform in (torch.func.jacfwd, torch.func.hessian):
+        got, want = (transform(loss_of(f), places)(*tensors) for f in (op, op.reference))
+        flat = [torch.utils._pytree.tree_leaves(t) for t in (got, want)]
+        assert_close(tuple(flat[0]), tuple(flat[1]))
+
+
+def test_numbers_beside_tensors_do_not_promote(device):
+    a = torch.ones(3, 2, dtype=torch.bfloat16, device=device)
+    b = torch.ones(3, dtype=torch.float32, device=device)  # of each sample a number
+    got = torch.vmap(my_ops.custom_add)(a, b)
+    assert got.dtype == torch.vmap(torch.add)(a, b).dtype == torch.bfloat16
+
+
+def test_gemm_folds_the_batch_into_one_call(device):
+    calls = []
+
+    class Record(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            if op.namespace == "my_ops":
+                calls.append([tuple(t.shape) for t in args[:2]])
+            return op(*args, **(kwargs or {}))
+
+    a, b = torch.randn(5, 2, 4, device=device), torch.randn(4, 3, device=device)
+    with Record():
+        torch.vmap(my_ops.gemm, in_dims=(0, None))(a, b)
+        torch.vmap(my_ops.linear, in_dims=(0, None))(a, b.mT)
+    assert calls == [[(10, 4), (4, 3)], [(5, 2, 4), (3, 4)]]
+
+
+@pytest.mark.parametrize("kind", [my_ops.nn.LLTM, my_ops.nn.LLTMCell, my_ops.nn.Linear])
+def test_ensemble_of_layers(kind, device):
+    """torch.func.stack_module_state: each member with its own weights."""
+    members = [kind(3, 4).to(device) for _ in range(SIZE)]
+    params, buffers = torch.func.stack_module_state(members)
+    input = torch.randn(5, 2, 3, device=device) if kind is my_ops.nn.LLTM else torch.randn(
+        2, 3, device=device
+    )  # fmt: skip
+
+    def run(p, b):
+        out = torch.func.functional_call(members[0], (p, b), input)
+        return out if isinstance(out, torch.Tensor) else out[0]
+
+    def run_one(member):
+        out = member(input)
+        return out if isinstance(out, torch.Tensor) else out[0]
+
+    got = torch.vmap(run)(params, buffers)
+    want = torch.stack([run_one(m) for m in members])
+    torch.testing.assert_close(got, want, rtol=2.0**-18, atol=2.0**-18)
