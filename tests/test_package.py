@@ -141,8 +141,11 @@ def test_no_run_path(elf):
     assert elf.dynamic(*Elf.RUNPATHS) == []
 
 
-def test_exports_one_symbol(elf):
-    assert [s.name for s in elf.symbols() if s.defined] == ["PyInit__C"]
+def test_exports_what_python_looks_for_and_the_c_interface(elf):
+    header = Path(my_ops.get_include(), "my_ops/c_api.h").read_text()
+    declared = re.findall(r"^(?:int|const char\*) (my_ops_\w+)\(", header, re.MULTILINE)
+    assert len(declared) == 11
+    assert {s.name for s in elf.symbols() if s.defined} == {"PyInit__C", *declared}
 
 
 def test_imports_only_the_stable_interface(elf):
