@@ -1,7 +1,7 @@
 """One wheel file under every supported torch: nox -- dist/my_ops-....whl [pytest arguments]
 
 Each session installs the same file beside another torch and runs the whole test suite on it, from
-outside the source tree. `nox -s 'suite(torch="2.10.0")' -- WHEEL` runs one of them.
+outside the source tree. `nox -s 'suite(torch-2.10.0)' -- WHEEL` runs one of them.
 """
 
 import nox
