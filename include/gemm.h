@@ -35,6 +35,7 @@ struct GemmArgs {
   int64_t residual_batch, residual_row, residual_col;
   Activation activation;
   Precision precision;
+  const void* packed_b = nullptr;  // what gemm_pack made of b, or null; b is needed all the same
 };
 
 // T: double, float, __half, __nv_bfloat16; Out: T, or float for the 16-bit types. Products are
@@ -50,6 +51,21 @@ template <typename T, typename Out>
 int64_t gemm_workspace(const GemmArgs<T, Out>& args);
 template <typename T, typename Out>
 cudaError_t gemm(const GemmArgs<T, Out>& args, void* workspace, cudaStream_t stream);
+
+// A float b prepared once for many products, where that makes them faster: the parts its products
+// are made of. Element (z, l, j) lies at z * batch_stride + l * row_stride + j * col_stride.
+struct PackArgs {
+  const float* b;  // [batch, k, n]
+  int64_t batch, k, n;
+  int64_t batch_stride, row_stride, col_stride;
+};
+
+// Bytes of a packed b on the current device; 0 where products gain nothing from it.
+int64_t gemm_packed_bytes(const PackArgs& args);
+
+// packed: gemm_packed_bytes() bytes, 256-byte aligned. Valid as GemmArgs<float, float>::packed_b,
+// with these sizes and values of b and any strides, until b changes.
+cudaError_t gemm_pack(const PackArgs& args, void* packed, cudaStream_t stream);
 
 // out[i][j] = activation(product[i][j] + bias[j]) + residual[i][j], all contiguous: the epilogue of
 // linear behind a vendor library's product in float. T: __half, __nv_bfloat16; bias and residual

@@ -111,6 +111,11 @@ bool fits(const Args& args) {
 // split, which reads and writes the wide operand twice; short sums of k take bf16 parts.
 bool pays(const Args& args) {
   constexpr int64_t kMinSide = 96, kMinK = 96, kMinWork = int64_t{1} << 26;
+  constexpr int64_t kMinRows = 9, kMinWeight = 2048;  // of a packed b: few rows, a large weight
+  if (args.packed_b && args.batch == 1 && args.m >= kMinRows && args.n >= kMinWeight &&
+      args.k >= kMinWeight) {
+    return true;
+  }
   return args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK &&
          static_cast<double>(args.batch) * args.m * args.n * args.k >= kMinWork;
 }
@@ -189,17 +194,44 @@ class Arena {
   size_t used_ = 0;
 };
 
+// A packed operand: what its fp16 split gives.
+struct Packed {
+  uint8_t* status;
+  uint16_t* parts;
+  int32_t* exponent;
+
+  Packed(Arena* arena, const SplitOperand& op)
+      : status(arena->take<uint8_t>(1)),
+        parts(arena->take<uint16_t>(2 * int64_t{op.batch} * op.rows * op.ld)),
+        exponent(arena->take<int32_t>(int64_t{op.batch} * op.rows)) {}
+};
+
+// What the fp16 split of an operand needs besides its parts.
+void place_scratch(Arena* arena, SplitOperand* op) {
+  const int64_t rows = int64_t{op->batch} * op->rows;
+  op->status = arena->take<uint8_t>(op->status_count);
+  if (op->mode == SplitMode::kChunks) {
+    op->stats = arena->take<uint32_t>(3 * op->chunks * rows);
+    op->tiny = arena->take<uint32_t>(2 * rows);
+  }
+}
+
 void place(Plan* plan, void* workspace) {
   Arena arena(workspace);
   Fp32Product& product = plan->product;
   for (SplitOperand& op : plan->split.operand) {
     const int64_t rows = int64_t{op.batch} * op.rows;
-    op.parts = arena.take<uint16_t>((product.has_bf16 ? 3 : 2) * rows * op.ld);
-    op.exponent = arena.take<int32_t>(rows);
-    op.status = arena.take<uint8_t>(op.status_count);
-    if (op.mode == SplitMode::kChunks) {
-      op.stats = arena.take<uint32_t>(3 * op.chunks * rows);
-      op.tiny = arena.take<uint32_t>(2 * rows);
+    if (&op == &plan->split.operand[1] && plan->args.packed_b) {
+      Arena given(const_cast<void*>(plan->args.packed_b));
+      const Packed packed(&given, op);
+      op.parts = packed.parts;
+      op.exponent = packed.exponent;
+      op.status = packed.status;
+      op.wide = product.has_bf16 ? arena.take<uint16_t>(3 * rows * op.ld) : nullptr;
+    } else {
+      op.parts = op.wide = arena.take<uint16_t>((product.has_bf16 ? 3 : 2) * rows * op.ld);
+      op.exponent = arena.take<int32_t>(rows);
+      place_scratch(&arena, &op);
     }
   }
   const int64_t elements = plan->args.batch * plan->args.m * plan->args.n;
@@ -239,6 +271,7 @@ Plan make_plan(const Args& given, const Device& device, void* workspace) {
   const bool single = use_single(args);
   plan.split.fp16_parts = single ? 1 : 2;
   plan_split(&plan.split, device.sm_count);
+  if (args.packed_b) skip_operand(&plan.split, 1);
 
   Fp32Product& product = plan.product;
   product.args = args;
@@ -287,30 +320,37 @@ cudaError_t launch(Kernel kernel, int blocks, int threads, size_t smem, int clus
 }
 
 template <typename Tile>
-cudaError_t encode_maps(const Plan& plan, int parts, ProductSource* source) {
+cudaError_t encode_maps(const Plan& plan, int parts, uint16_t* a_parts, uint16_t* b_parts,
+                        ProductSource* source) {
   sm90::TensorMapEncoder encoder;
   if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
   const SplitOperand &a = plan.split.operand[0], &b = plan.split.operand[1];
   if (auto err =
-          sm90::make_tensor_map(encoder, &source->a, a.parts, int64_t{parts} * plan.product.a_rows,
+          sm90::make_tensor_map(encoder, &source->a, a_parts, int64_t{parts} * plan.product.a_rows,
                                 a.ld, a.ld, Tile::kM / Tile::kClusterN);
       err != cudaSuccess) {
     return err;
   }
-  return sm90::make_tensor_map(encoder, &source->b, b.parts, int64_t{parts} * plan.product.b_rows,
+  return sm90::make_tensor_map(encoder, &source->b, b_parts, int64_t{parts} * plan.product.b_rows,
                                b.ld, b.ld, Tile::kN / Tile::kClusterM);
 }
 
 template <typename Scheme, typename Tile, typename FullTile = Tile>
 cudaError_t run(Plan* plan, cudaStream_t stream) {
-  // Host work comes first, so that the launches follow each other closely.
+  // The device starts while the host prepares the rest.
   Fp32Product& product = plan->product;
+  if (auto err = split_fp16(plan->split, stream); err != cudaSuccess) return err;
+  if (product.has_bf16) {
+    if (auto err = split_bf16(plan->split, plan->sm_count, stream); err != cudaSuccess) return err;
+  }
   constexpr auto kKernel = fp32_product_kernel<Scheme, Tile, FullTile>;
-  if (auto err = encode_maps<Tile>(*plan, Scheme::kParts, &product.fast); err != cudaSuccess) {
+  const SplitOperand &a = plan->split.operand[0], &b = plan->split.operand[1];
+  if (auto err = encode_maps<Tile>(*plan, Scheme::kParts, a.parts, b.parts, &product.fast);
+      err != cudaSuccess) {
     return err;
   }
   if (product.has_bf16) {
-    if (auto err = encode_maps<FullTile>(*plan, Bf16Scheme::kParts, &product.full);
+    if (auto err = encode_maps<FullTile>(*plan, Bf16Scheme::kParts, a.wide, b.wide, &product.full);
         err != cudaSuccess) {
       return err;
     }
@@ -319,10 +359,6 @@ cudaError_t run(Plan* plan, cudaStream_t stream) {
                                       sizeof(ProductSmem));
       err != cudaSuccess) {
     return err;
-  }
-  if (auto err = split_fp16(plan->split, stream); err != cudaSuccess) return err;
-  if (product.has_bf16) {
-    if (auto err = split_bf16(plan->split, plan->sm_count, stream); err != cudaSuccess) return err;
   }
   const int units = std::max(product.fast.grid.units, product.full.grid.units);
   const int blocks = std::min(units, cluster_slots<Tile>(plan->sm_count)) * Tile::kCluster;
@@ -339,8 +375,56 @@ cudaError_t run(Plan* plan, cudaStream_t stream) {
                 stream);
 }
 
+// The split of b alone, with its scratch behind what is kept.
+struct PackPlan {
+  Split split{};
+  Packed packed;
+  size_t bytes;
+};
+
+PackPlan make_pack_plan(const PackArgs& args, int sm_count, void* memory) {
+  Split split{};
+  SplitOperand& b = split.operand[1];
+  b = {.x = args.b,
+       .batch_stride = args.batch_stride,
+       .row_stride = args.col_stride,
+       .k_stride = args.row_stride,
+       .batch = static_cast<int>(args.batch),
+       .rows = static_cast<int>(args.n),
+       .k = static_cast<int>(args.k)};
+  split.operand[0] = b;
+  split.fp16_parts = 2;
+  plan_split(&split, sm_count);
+  skip_operand(&split, 0);
+  Arena arena(memory);
+  const Packed packed(&arena, b);
+  b.parts = packed.parts;
+  b.exponent = packed.exponent;
+  place_scratch(&arena, &b);
+  return {split, packed, arena.used()};
+}
+
 }  // namespace
 }  // namespace my_ops::cuda
+
+int64_t my_ops::cuda::gemm_packed_bytes(const PackArgs& args) {
+  Device device;
+  // A product of many rows, the case that gains most; small ones ignore packed_b.
+  const int64_t m = std::max(args.n, args.k);
+  Args product{};
+  product.batch = args.batch, product.m = m, product.n = args.n, product.k = args.k;
+  product.out_col = 1;
+  if (current_device(&device) != cudaSuccess || !gemm_fp32_sm90_supported(product)) return 0;
+  return static_cast<int64_t>(make_pack_plan(args, device.sm_count, nullptr).bytes);
+}
+
+cudaError_t my_ops::cuda::gemm_pack(const PackArgs& args, void* packed, cudaStream_t stream) {
+  Device device;
+  if (auto err = current_device(&device); err != cudaSuccess) return err;
+  const PackPlan plan = make_pack_plan(args, device.sm_count, packed);
+  if (auto err = split_fp16(plan.split, stream); err != cudaSuccess) return err;
+  return combine_status(plan.split, 1, plan.packed.status, stream);
+}
 
 bool my_ops::cuda::gemm_fp32_sm90_supported(const GemmArgs<float, float>& args) {
   Device device;

@@ -112,7 +112,7 @@ __device__ __forceinline__ void load_tile(const SplitOperand& op, int z, int row
 template <typename Parts>
 __device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Parts>& smem,
                                            int buffer, int z, int row0, int l0, const float (&v)[8],
-                                           Pow2Pair factor, int parts) {
+                                           Pow2Pair factor, uint16_t* to, int parts) {
   uint32_t word[4][Parts::kCount];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Part
 #pragma unroll
   for (int part = 0; part < Parts::kCount; ++part) {
     if (part >= parts) break;
-    *reinterpret_cast<uint4*>(op.parts + (part * rows + index) * op.ld + l0 + out_l) =
+    *reinterpret_cast<uint4*>(to + (part * rows + index) * op.ld + l0 + out_l) =
         *reinterpret_cast<const uint4*>(&smem.part[buffer][part][threadIdx.x / 8][out_l]);
   }
 }
@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
 #pragma unroll
       for (int i = 0; i < 8; ++i) counts.add(v[i], scale);
     }
-    store_tile<Fp16Parts>(op, smem, buffer, tile.z, tile.row, l0, v, factor, split.fp16_parts);
+    store_tile<Fp16Parts>(op, smem, buffer, tile.z, tile.row, l0, v, factor, op.parts,
+                          split.fp16_parts);
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = next[i];
   }
@@ -254,10 +255,16 @@ __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split)
       const int row = min(row0 + tile_row(op), op.rows - 1);
       const int exponent = op.exponent[int64_t{z} * op.rows + row];
       store_tile<Bf16Parts>(op, smem, buffer, z, row0, l0, v,
-                            pow2_pair(Bf16Parts::kShift - exponent), Bf16Parts::kCount);
+                            pow2_pair(Bf16Parts::kShift - exponent), op.wide, Bf16Parts::kCount);
     }
   }
 #endif
+}
+
+__global__ void __launch_bounds__(kThreads)
+    combine_status_kernel(SplitStatus status, uint8_t* combined) {
+  const SplitPath path = split_path(status, {});
+  if (threadIdx.x == 0) *combined = static_cast<uint8_t>(path);
 }
 
 using SplitKernel = void (*)(const Split);
@@ -329,6 +336,18 @@ void my_ops::cuda::plan_split(Split* split, int sm_count) {
     }
     op.status_count = split->blocks[i] + split->tile_blocks[i];
   }
+}
+
+void my_ops::cuda::skip_operand(Split* split, int i) {
+  split->blocks[i] = split->tile_blocks[i] = 0;
+  split->operand[i].status_count = 1;
+}
+
+cudaError_t my_ops::cuda::combine_status(const Split& split, int i, uint8_t* status,
+                                         cudaStream_t stream) {
+  const SplitOperand& op = split.operand[i];
+  combine_status_kernel<<<1, kThreads, 0, stream>>>({op.status, op.status_count}, status);
+  return cudaGetLastError();
 }
 
 cudaError_t my_ops::cuda::split_fp16(const Split& split, cudaStream_t stream) {

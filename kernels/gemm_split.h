@@ -34,7 +34,8 @@ struct SplitOperand {
   int ld;             // k rounded up to kSplitBlockK
   int chunk_k;        // a multiple of kSplitBlockK
   int chunks;         // ceil(k / chunk_k)
-  uint16_t* parts;    // [2 for fp16, 3 for bf16][batch * rows][ld]
+  uint16_t* parts;    // [fp16_parts][batch * rows][ld]
+  uint16_t* wide;     // [3][batch * rows][ld] bf16 parts; may be the same memory
   int32_t* exponent;  // [batch * rows]  e, 0 for a row of zeros
   uint8_t* status;    // [status_count] SplitPath found by each block of both passes
   int status_count;
@@ -52,10 +53,16 @@ struct Split {
 // Fills in everything that follows from x, strides, sizes and fp16_parts; pointers stay null.
 void plan_split(Split* split, int sm_count);
 
+// Takes operand i out of the fp16 split: its parts, exponents and a status of one byte exist.
+void skip_operand(Split* split, int i);
+
 // fp16 parts, exponents and status of both operands: one launch, two if an operand is kChunks.
 cudaError_t split_fp16(const Split& split, cudaStream_t stream);
 
-// bf16 parts into the same memory, if the status says kBf16; else nothing.
+// bf16 parts of both operands, if the status says kBf16; else nothing.
 cudaError_t split_bf16(const Split& split, int sm_count, cudaStream_t stream);
+
+// The status of operand i in one byte.
+cudaError_t combine_status(const Split& split, int i, uint8_t* status, cudaStream_t stream);
 
 }  // namespace my_ops::cuda

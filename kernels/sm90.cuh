@@ -175,7 +175,7 @@ struct TensorMapEncoder {
   bool small_tensor_bug;  // drivers up to 13.1 mis-encode tensors under 128 KiB
 };
 
-inline cudaError_t tensor_map_encoder(TensorMapEncoder* encoder) {
+inline cudaError_t find_tensor_map_encoder(TensorMapEncoder* encoder) {
   int version = 0;
   if (auto err = cudaDriverGetVersion(&version); err != cudaSuccess) return err;
   void* function = nullptr;
@@ -189,6 +189,14 @@ inline cudaError_t tensor_map_encoder(TensorMapEncoder* encoder) {
   encoder->encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
   encoder->small_tensor_bug = version <= 13010;
   return cudaSuccess;
+}
+
+// The same in every call: looked up once.
+inline cudaError_t tensor_map_encoder(TensorMapEncoder* encoder) {
+  static TensorMapEncoder found;
+  static const cudaError_t status = find_tensor_map_encoder(&found);
+  *encoder = found;
+  return status;
 }
 
 // Map of a [rows, columns] matrix of 16-bit elements, `ld` elements from row to row (a multiple of
