@@ -88,6 +88,7 @@ def test_flops_of_lltm(device):
     assert flops(lambda: cell(input[0])) == forward // steps
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # torch 2.10 says so
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_profiler_names(op, device):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -305,6 +306,7 @@ def batch_first_shape(layer):
     return 1 if isinstance(layer, my_ops.nn.LLTM) else 0
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch's own reader
 def test_export_at_another_batch_size(layer):
     module, x = layer
     batch = batch_first_shape(module)

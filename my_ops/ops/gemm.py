@@ -189,7 +189,7 @@ class _Linear(torch.autograd.Function):
         rows = _rows(grad)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = ops.gemm(rows, weight, ctx.precision).reshape(x.shape)
+            grad_x = ops.linear(grad, weight.mT, None, "none", None, ctx.precision)
         if ctx.needs_input_grad[1]:
             grad_weight = ops.gemm(rows.mT, _rows(x), ctx.precision)
         if ctx.needs_input_grad[2]:

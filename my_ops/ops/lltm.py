@@ -235,7 +235,7 @@ class _LLTM(torch.autograd.Function):
         needs = ctx.needs_input_grad
         grad_input = grad_weights = grad_bias = None
         if needs[0]:
-            grad_input = ops.gemm(rows, weights[:, hidden:]).reshape(input.shape)
+            grad_input = ops.linear(grad_gates, weights[:, hidden:].mT)
         if needs[3]:
             before = torch.cat([h0.unsqueeze(0), output])[:-1].flatten(0, 1)
             grad_weights = torch.cat(

@@ -1,0 +1,125 @@
+"""Sharding of the ops over ``torch.distributed.tensor``: import this module to register it.
+
+Afterwards every op takes ``DTensor`` arguments, and ``parallelize_module`` takes
+:class:`my_ops.nn.Linear`:
+
+- elementwise ops: any dimension;
+- gemm and linear: rows (and a batch), columns, or the summed dimension, whose result is
+  ``Partial`` (linear: without an activation, which needs the whole sum);
+- lltm_cell and lltm: the batch.
+
+Arguments that are laid out otherwise are redistributed first, as for torch's own ops. The steps of
+lltm may only be split evenly: DTensor has no view of the others that backward needs. DDP,
+``fully_shard`` and ``torch.distributed.checkpoint`` need none of this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+from my_ops.ops._common import ops
+
+__all__: list[str] = []
+
+Layout = tuple[list[Any], list[Any]]  # of the results, and of the arguments; None for no tensor
+
+
+def _for_given(layouts: list[Layout], args: tuple[Any, ...]) -> list[Layout]:
+    """The layouts, with None in the place of what is no tensor."""
+    tensors = [hasattr(a, "tensor_meta") for a in args]
+    return [
+        (results, [place if tensor else None for place, tensor in zip(places, tensors)])  # noqa: B905
+        for results, places in layouts
+    ]
+
+
+@register_sharding([ops.add_one.default, ops.d_sigmoid.default, ops.round_ste.default])
+def _unary(x: Any) -> list[Layout]:
+    layouts: list[Layout] = [([Shard(d)], [Shard(d)]) for d in range(x.ndim)]
+    return _for_given([*layouts, ([Replicate()], [Replicate()])], (x,))
+
+
+@register_sharding(ops.custom_add.default)
+def _custom_add(a: Any, b: Any) -> list[Layout]:
+    ndim = max(a.ndim, b.ndim)
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+
+    def place(t: Any, d: int) -> Any:
+        own = d - (ndim - t.ndim)
+        return Shard(own) if own >= 0 and t.shape[own] == shape[d] else Replicate()
+
+    layouts: list[Layout] = [([Shard(d)], [place(a, d), place(b, d)]) for d in range(ndim)]
+    return _for_given([*layouts, ([Replicate()], [Replicate()] * 2)], (a, b))
+
+
+@register_sharding(ops.d_sigmoid_backward.default)
+def _d_sigmoid_backward(grad: Any, z: Any) -> list[Layout]:
+    layouts: list[Layout] = [([Shard(d)], [Shard(d), Shard(d)]) for d in range(z.ndim)]
+    layouts += [([Partial()], [Partial(), Replicate()]), ([Replicate()], [Replicate()] * 2)]
+    return _for_given(layouts, (grad, z))
+
+
+@register_sharding(ops.gemm.default)
+def _gemm(a: Any, b: Any, precision: str | None = None) -> list[Layout]:
+    ndim, whole = max(a.ndim, b.ndim), Replicate()
+    layouts: list[Layout] = [
+        ([Shard(ndim - 2)], [Shard(a.ndim - 2), whole]),
+        ([Shard(ndim - 1)], [whole, Shard(b.ndim - 1)]),
+        ([Partial()], [Shard(a.ndim - 1), Shard(b.ndim - 2)]),
+        ([Partial()], [Partial(), whole]),
+        ([Partial()], [whole, Partial()]),
+        ([whole], [whole, whole]),
+    ]
+    batched = [t.ndim == 3 and t.shape[0] > 1 for t in (a, b)]
+    if any(batched):
+        layouts.append(([Shard(0)], [Shard(0) if many else whole for many in batched]))
+    return _for_given(layouts, (a, b))
+
+
+@register_sharding(ops.linear.default)
+def _linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    activation: str = "none",
+    residual: Any = None,
+    precision: str | None = None,
+) -> list[Layout]:
+    last, whole = x.ndim - 1, Replicate()
+    layouts: list[Layout] = [
+        ([Shard(d)], [Shard(d), whole, whole, None, Shard(d)]) for d in range(last)
+    ]
+    layouts.append(([Shard(last)], [whole, Shard(0), Shard(0), None, Shard(last)]))
+    layouts.append(([whole], [whole] * 5))
+    if activation == "none":
+        layouts.append(([Partial()], [Shard(last), Shard(1), Partial(), None, Partial()]))
+    return _for_given(layouts, (x, weight, bias, activation, residual))
+
+
+_CELL = [Shard(0), Replicate(), Replicate(), Shard(0), Shard(0)]
+_LAYER = [Shard(1), Shard(0), Shard(0), Replicate(), Replicate()]
+
+
+def _register_batch(op: Any, results: list[Any], arguments: list[Any]) -> None:
+    @register_sharding(op)
+    def _(*args: Any) -> list[Layout]:
+        whole: Layout = [Replicate()] * len(results), [Replicate()] * len(arguments)
+        return _for_given([(results, arguments), whole], args)
+
+
+_register_batch(ops.lltm_cell.default, [Shard(0)] * 2, _CELL)
+_register_batch(ops.lltm_cell_forward.default, [Shard(0)] * 3, _CELL)
+_register_batch(ops.lltm_cell_backward.default, [Shard(0)] * 2, [Shard(0)] * 4)
+_register_batch(ops.lltm.default, [Shard(1), Shard(0), Shard(0)], _LAYER)
+_register_batch(
+    ops.lltm_forward.default, [Shard(1), Shard(0), Shard(0), Shard(1), Shard(1)], _LAYER
+)
+_register_batch(
+    ops.lltm_backward.default,
+    [Shard(1), Shard(0), Shard(0)],
+    [Shard(1), Shard(0), Shard(0), Shard(1), Shard(1), Shard(0), Replicate()],
+)

@@ -1,0 +1,216 @@
+"""What each of the two processes of test_distributed.py runs."""
+
+import copy
+import itertools
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from samples import DIFFERENTIABLE, as_tuple, leaves
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import my_ops
+import my_ops.distributed
+
+RANKS = 2
+LIMIT = 2.0**-36  # of float64 sums in another order
+OPS = {op.name: op for op in DIFFERENTIABLE}
+
+
+def serve(rank, store, tasks, results):
+    """Runs the checks that come in, until None does."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    while (task := tasks.get()) is not None:
+        name, args = task
+        torch.manual_seed(20)
+        try:
+            globals()[name](mesh, *args)
+            results.put(None)
+        except BaseException:
+            results.put(traceback.format_exc())
+    dist.destroy_process_group()
+
+
+def assert_close(got, want, limit=LIMIT):
+    for ours, exact in zip(as_tuple(got), as_tuple(want), strict=True):
+        ours = ours.full_tensor() if isinstance(ours, DTensor) else ours
+        torch.testing.assert_close(ours, exact, rtol=limit, atol=limit)
+
+
+def every_sharding(mesh, name):
+    """Each argument in turn sharded along each of its dimensions, or all replicated."""
+    op = OPS[name]
+    tensors = op.tensors(4, torch.float64, "cpu")
+    plain = leaves(tensors)
+    want = op(*plain)
+    grads = [torch.randn_like(r) for r in want]
+    wanted = torch.autograd.grad(want, plain, grads)
+    whole = [Replicate()] * len(tensors)
+    layouts = [whole]
+    for place, tensor in enumerate(tensors):
+        for d in range(tensor.dim()):
+            if tensor.dim() == 3 and tensor.shape[d] % RANKS:
+                continue  # DTensor flattens no dimensions of which the first is split unevenly
+            layouts.append([*whole[:place], Shard(d), *whole[place + 1 :]])
+    for layout in layouts:
+        sharded = tuple(
+            distribute_tensor(t, mesh, [p]).requires_grad_()
+            for t, p in zip(tensors, layout, strict=True)
+        )
+        got = op(*sharded)
+        assert_close(got, want)
+        slopes = [
+            distribute_tensor(g, mesh, [Replicate()]).redistribute(mesh, r.placements)
+            if not any(p.is_partial() for p in r.placements)
+            else distribute_tensor(g, mesh, [Replicate()])
+            for g, r in zip(grads, got, strict=True)
+        ]
+        assert_close(torch.autograd.grad(got, sharded, slopes), wanted)
+
+
+def placements_of_products(mesh):
+    a, b = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, 8, dtype=torch.float64)
+    for left, right, out in [
+        (Shard(0), Replicate(), Shard(0)),
+        (Replicate(), Shard(1), Shard(1)),
+        (Shard(1), Shard(0), Partial()),
+    ]:
+        args = distribute_tensor(a, mesh, [left]), distribute_tensor(b, mesh, [right])
+        got = my_ops.gemm(*args)
+        assert got.placements == (out,), (left, right, got.placements)
+        assert_close(got, a @ b)
+        if isinstance(right, Shard) or isinstance(left, Shard):
+            got = my_ops.linear(args[0], args[1].mT)
+            assert got.placements == (out,), (left, right, got.placements)
+            assert_close(got, a @ b)
+    bias = distribute_tensor(torch.randn(8, dtype=torch.float64), mesh, [Replicate()])
+    x, w = distribute_tensor(a, mesh, [Shard(1)]), distribute_tensor(b, mesh, [Shard(0)]).mT
+    assert_close(my_ops.linear(x, w, bias), a @ b + bias.full_tensor())
+    gelu = torch.nn.functional.gelu(a @ b)
+    assert_close(my_ops.linear(x, w, activation="gelu"), gelu)
+
+
+def batches_of_lltm(mesh):
+    """A sharded batch stays sharded, forward and backward."""
+    for name, places in (
+        ("lltm", [Shard(1), Shard(0), Shard(0), Replicate(), Replicate()]),
+        ("lltm_cell", [Shard(0), Replicate(), Replicate(), Shard(0), Shard(0)]),
+    ):
+        op = OPS[name]
+        tensors = op.tensors(4, torch.float64, "cpu")
+        args = tuple(
+            distribute_tensor(t, mesh, [p]).requires_grad_()
+            for t, p in zip(tensors, places, strict=True)
+        )
+        got = op(*args)
+        assert all(r.placements[0].is_shard() for r in got)
+        assert_close(got, op(*tensors))
+        grads = torch.autograd.grad(got[0].sum(), args)
+        plain = leaves(tensors)
+        assert_close(grads, torch.autograd.grad(op(*plain)[0].sum(), plain))
+
+
+class Model(torch.nn.Module):
+    def __init__(self, dtype=torch.float64):
+        super().__init__()
+        self.layer = my_ops.nn.LLTM(4, 6, dtype=dtype)
+        self.up = my_ops.nn.Linear(6, 8, activation="gelu", dtype=dtype)
+        self.down = my_ops.nn.Linear(8, 4, dtype=dtype)
+
+    def forward(self, x):
+        return self.down(self.up(self.layer(x)[0]))
+
+
+def batch(dtype=torch.float64):
+    return torch.randn(5, 4, 4, dtype=dtype)  # steps, batch, features
+
+
+def mine(mesh, x):
+    return x.chunk(RANKS, 1)[mesh.get_rank()]
+
+
+def trained(model, inputs, steps=3):
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def whole_parameters(model):
+    return tuple(
+        p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()
+    )
+
+
+def column_then_row(mesh):
+    model, x = Model(), batch()
+    plain = copy.deepcopy(model)
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    assert model.up.weight.placements == (Shard(0),)
+    assert model.down.weight.placements == (Shard(1),)
+    assert_close(model(x), plain(x))
+    assert_close(trained(model, x), trained(plain, x))
+    assert_close(whole_parameters(model), whole_parameters(plain))
+
+
+def data_parallel(mesh, compiled):
+    model, x = Model(), batch()
+    plain = copy.deepcopy(model)
+    parallel = DistributedDataParallel(model)
+    if compiled:
+        parallel = torch.compile(parallel, backend="aot_eager")
+    losses = trained(parallel, mine(mesh, x))
+    dist.all_reduce(losses)
+    assert_close(losses / RANKS, trained(plain, x))
+    assert_close(whole_parameters(model), whole_parameters(plain))
+
+
+def fully_sharded(mesh, mixed):
+    dtype = torch.float32 if mixed else torch.float64
+    model, x = Model(dtype), batch(dtype)
+    plain = copy.deepcopy(model)
+    options = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)} if mixed else {}
+    for part in (model.layer, model.up, model.down, model):
+        fully_shard(part, mesh=mesh, **options)
+    losses = trained(model, mine(mesh, x))
+    dist.all_reduce(losses)
+    limit = 2.0**-5 if mixed else LIMIT  # a few roundings to bfloat16's 8 bits
+    assert_close((losses / RANKS).to(dtype), trained(plain, x), limit)
+    assert_close(whole_parameters(model), whole_parameters(plain), limit)
+    assert all(p.dtype == dtype for p in model.parameters())
+
+
+def saved_and_loaded(mesh, folder):
+    """A checkpoint of sharded parameters, loaded into a model that is sharded otherwise."""
+    model, x = Model(), batch()
+    fully_shard(model, mesh=mesh)
+    want = whole_parameters(model)
+    checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
+    torch.manual_seed(99)
+    for shard in (True, False):
+        fresh = Model()
+        if shard:
+            parallelize_module(fresh, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        state = {"model": get_model_state_dict(fresh)}
+        checkpoint.load(state, checkpoint_id=folder)
+        set_model_state_dict(fresh, state["model"])
+        for ours, exact in itertools.zip_longest(whole_parameters(fresh), want):
+            assert torch.equal(ours, exact)
+        assert_close(fresh(x), model(x))

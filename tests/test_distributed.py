@@ -1,0 +1,75 @@
+"""The ops over torch.distributed: two processes with gloo run what distributed_checks.py holds."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed
+from samples import DIFFERENTIABLE, named
+
+if sys.platform == "win32" or not torch.distributed.is_available():
+    pytest.skip("this torch is built without torch.distributed", allow_module_level=True)
+
+import distributed_checks
+
+TIMEOUT = 120  # seconds for one check: a rank that waits for another must not hang the suite
+
+
+@pytest.fixture(scope="module")
+def on_both_ranks(tmp_path_factory):
+    context = torch.multiprocessing.get_context("spawn")
+    store = str(tmp_path_factory.mktemp("store") / "file")
+    tasks = [context.Queue() for _ in range(distributed_checks.RANKS)]
+    results = context.Queue()
+    ranks = [
+        context.Process(target=distributed_checks.serve, args=(rank, store, queue, results))
+        for rank, queue in enumerate(tasks)
+    ]
+    for process in ranks:
+        process.start()
+
+    def run(check, *args):
+        for queue in tasks:
+            queue.put((check.__name__, args))
+        errors = [results.get(timeout=TIMEOUT) for _ in ranks]
+        if any(errors):
+            pytest.fail("".join(error for error in errors if error), pytrace=False)
+
+    yield run
+    for queue in tasks:
+        queue.put(None)
+    for process in ranks:
+        process.join(timeout=30)
+        if process.is_alive():
+            process.kill()
+
+
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_every_sharding(op, on_both_ranks):
+    on_both_ranks(distributed_checks.every_sharding, op.name)
+
+
+def test_products_keep_what_is_sharded(on_both_ranks):
+    on_both_ranks(distributed_checks.placements_of_products)
+
+
+def test_batches_of_lltm_stay_sharded(on_both_ranks):
+    on_both_ranks(distributed_checks.batches_of_lltm)
+
+
+def test_tensor_parallel_layers(on_both_ranks):
+    on_both_ranks(distributed_checks.column_then_row)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_distributed_data_parallel(compiled, on_both_ranks):
+    on_both_ranks(distributed_checks.data_parallel, compiled)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_fully_shard(mixed, on_both_ranks):
+    on_both_ranks(distributed_checks.fully_sharded, mixed)
+
+
+def test_distributed_checkpoint(on_both_ranks, tmp_path):
+    on_both_ranks(distributed_checks.saved_and_loaded, str(tmp_path / "checkpoint"))
