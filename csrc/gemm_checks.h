@@ -164,8 +164,9 @@ inline void check_linear(const Tensor& x, const Tensor& weight, const std::optio
 inline Tensor rows_of(const Tensor& x) {
   if (x.dim() == 2) return x;
   const int64_t columns = x.size(x.dim() - 1);
-  const Tensor dense = as_contiguous(x);
-  return as_strided(dense, {columns ? dense.numel() / columns : 0, columns}, {columns, 1});
+  int64_t rows = 1;
+  for (int64_t d = 0; d < x.dim() - 1; ++d) rows *= x.size(d);
+  return as_strided(as_contiguous(x), {rows, columns}, {columns, 1});
 }
 
 // The whole of linear by ATen, the activation in place.

@@ -9,7 +9,8 @@ Afterwards every op takes ``DTensor`` arguments, and ``parallelize_module`` take
 - lltm_cell and lltm: the batch.
 
 Arguments that are laid out otherwise are redistributed first, as for torch's own ops. The steps of
-lltm may only be split evenly: DTensor has no view of the others that backward needs. DDP,
+lltm may only be split evenly: DTensor has no view of the others that backward needs. Before torch
+2.13 it has none of a batch that comes second either: gradients of linear and lltm need it. DDP,
 ``fully_shard`` and ``torch.distributed.checkpoint`` need none of this.
 """
 

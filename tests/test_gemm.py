@@ -533,3 +533,11 @@ def test_mixed_devices(cuda, rejects):
     ):
         with rejects(RuntimeError, match, a, b):
             call()
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 3, 0), (2, 1, 3, 0)])
+def test_linear_of_no_features(shape, device):
+    """An empty sum: the bias is the result, whatever the number of rows."""
+    x, weight = torch.zeros(shape, device=device), torch.zeros(4, 0, device=device)
+    bias = torch.randn(4, device=device)
+    assert torch.equal(my_ops.linear(x, weight, bias), bias.expand(*shape[:-1], 4))
