@@ -1,4 +1,4 @@
-"""The build backend: setuptools, plus the CUDA compiler from PyPI when the build needs it."""
+"""The build backend: setuptools, plus what only compiling needs: torch and a CUDA compiler."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from setuptools.build_meta import (
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
 )
+
+# The torch to compile against. PyPI's builds of torch pin the toolkit's release, so that it must be
+# the compiler's.
+TORCH = {
+    None: ["torch==2.13.0; python_version < '3.15'", "torch==2.15.0; python_version >= '3.15'"],
+    "13.2": ["torch==2.15.0"],
+}
 
 __all__ = [
     "build_editable",
@@ -31,17 +38,18 @@ def get_requires_for_build_sdist(config_settings: dict | None = None) -> list[st
 
 
 def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[str]:
-    """pip's CUDA compiler, where there is no installed one and PyPI has the release."""
+    """torch, ninja, and pip's CUDA compiler where none is installed and PyPI has the release."""
     asked = os.environ.get("MY_OPS_CUDA") or None
+    requires = [*TORCH.get(asked, TORCH[None]), "ninja", "numpy"]
+    if os.environ.get("MY_OPS_WITH_CUDA", "1") == "0" or platform.system() != "Linux":
+        return requires
     release = asked or "13.0"
-    wanted = os.environ.get("MY_OPS_WITH_CUDA", "1") != "0" and platform.system() == "Linux"
-    if not wanted or not release.startswith("13."):
-        return []
     try:
         preflight.find_toolkit(asked)
     except preflight.Unfit:
-        return [f"cuda-toolkit[nvcc,cudart,cccl]=={release}.*"]
-    return []
+        if release.startswith("13."):
+            requires.append(f"cuda-toolkit[nvcc,cudart,cccl]=={release}.*")
+    return requires
 
 
 get_requires_for_build_editable = get_requires_for_build_wheel
