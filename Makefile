@@ -56,7 +56,7 @@ lint: build/environment
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/* include/*) \
-	  my_ops/include/my_ops/ops.h
+	  $(wildcard my_ops/include/my_ops/*)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*
 	$(VENV)/bin/zizmor -q --offline --min-severity medium .github
