@@ -41,8 +41,10 @@ inline void check_build_fits(cudaError_t status, const char* op) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  check(status != cudaErrorNoKernelImageForDevice, op, ": this GPU has compute capability ", major,
-        ".", minor, ", and this build of my_ops has code for ", MY_OPS_ARCHITECTURES,
+  const bool no_code =
+      status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;
+  check(!no_code, op, ": this GPU has compute capability ", major, ".", minor,
+        ", and this build of my_ops has code for ", MY_OPS_ARCHITECTURES,
         "; `python -m my_ops` says which build to install");
   check(status != cudaErrorInsufficientDriver, op, ": the NVIDIA driver is too old for CUDA ",
         CUDART_VERSION / 1000, ", which this build of my_ops holds; `python -m my_ops` says which ",
