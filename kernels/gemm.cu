@@ -1,4 +1,5 @@
 // gemm(): the only router of matrix products, from the problem to the kernel that runs it.
+//   float on Hopper, few rows, small outputs    gemm_fp32_skinny: plain FMAs at memory's speed
 //   float on Hopper, from about 400 cubed on    gemm_fp32_sm90: tensor cores at float's accuracy
 //   float on compute capability 8.0, large      gemm_fp32_sm80: three TF32 products
 //   small problems of every type                gemm_simt
@@ -7,6 +8,7 @@
 
 #include <type_traits>
 
+#include "gemm_fp32_skinny.h"
 #include "gemm_fp32_sm80.h"
 #include "gemm_simt.cuh"
 #include "gemm_sm90.h"
@@ -42,6 +44,9 @@ __global__ void __launch_bounds__(kEpilogueThreads)
 template <typename T, typename Out>
 int64_t my_ops::cuda::gemm_workspace(const GemmArgs<T, Out>& args) {
   if constexpr (kIsFp32<T, Out>) {
+    if (gemm_fp32_skinny_supported(args)) {
+      return static_cast<int64_t>(gemm_fp32_skinny_workspace(args));
+    }
     if (gemm_fp32_sm90_supported(args)) {
       return static_cast<int64_t>(gemm_fp32_sm90_workspace(args));
     }
@@ -53,6 +58,7 @@ template <typename T, typename Out>
 cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cudaStream_t stream) {
   if (args.batch == 0 || args.m == 0 || args.n == 0) return cudaSuccess;
   if constexpr (kIsFp32<T, Out>) {
+    if (gemm_fp32_skinny_supported(args)) return gemm_fp32_skinny(args, workspace, stream);
     if (gemm_fp32_sm90_supported(args)) return gemm_fp32_sm90(args, workspace, stream);
     if (gemm_fp32_sm80_supported(args)) return gemm_fp32_sm80(args, stream);
   }
