@@ -27,3 +27,15 @@ def suite(session, torch):
         *("python", "-m", "pytest", f"{root}/tests", "-c", f"{root}/pyproject.toml"),
         *("--rootdir", root, "-p", "no:cacheprovider", "-q", *arguments),
     )
+
+
+@nox.session
+def trainers(session):
+    """Our layers inside PyTorch Lightning and Hugging Face's Trainer: nox -s trainers -- WHEEL"""
+    if not session.posargs:
+        session.error("name the wheel: nox -s trainers -- dist/my_ops-....whl")
+    wheel, *arguments = session.posargs
+    session.install(wheel, "pytest>=8", "numpy", "lightning>=2.5", "transformers>=5", "accelerate")
+    tests = f"{session.invoked_from}/trainer_tests"
+    session.chdir(session.create_tmp())
+    session.run("python", "-m", "pytest", tests, "--rootdir", tests, "-q", *arguments)

@@ -132,27 +132,26 @@ def test_memory_stays_flat(gradient, device):
 
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_threads(op, device):
-    tensors = leaves(op.tensors(33, torch.float32, device))
+    """Eight at once, on a GPU each with a stream of its own."""
+    tensors = op.tensors(33, torch.float32, device)
 
     def run():
-        results = op(*tensors)
-        return (
-            *results,
-            *torch.autograd.grad(results, tensors, [torch.ones_like(r) for r in results]),
-        )
+        own = leaves(tensors)
+        results = op(*own)
+        ones = [torch.ones_like(r) for r in results]
+        return (*results, *torch.autograd.grad(results, own, ones))
 
     want, failures = run(), []
+    if device == "cuda":
+        torch.cuda.synchronize()
 
     def work():
-        stream = torch.cuda.Stream() if device == "cuda" else None
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(torch.cuda.Stream() if device == "cuda" else None):
             for _ in range(10):
                 for ours, exact in zip(run(), want, strict=True):
                     if not torch.equal(ours, exact):
                         failures.append(op.name)
 
-    if device == "cuda":
-        torch.cuda.synchronize()
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -288,7 +287,7 @@ def test_subclasses(op, device):
     wanted = torch.autograd.grad(sum(r.sum() for r in op(*plain)), plain)
     for pair, exact in zip((*results, *grads), (*want, *wanted), strict=True):
         assert type(pair) is TwoTensor
-        assert torch.equal(pair.b, exact)
+        torch.testing.assert_close(pair.b, exact)  # with a gradient, linear is not one kernel
 
 
 def test_saved_tensor_hooks_see_what_is_saved(device):
