@@ -245,7 +245,8 @@ bool pays(const Args& args) {
     return false;
   }
   if (args.m <= kFewRows) return args.n >= kMinWide;
-  return args.n >= kMinSide && args.n <= kMaxSide && outputs * args.k <= kMaxWork;
+  const bool k_fast = args.b_row == 1;  // with b the other way round the library is as fast
+  return k_fast && args.n >= kMinSide && args.n <= kMaxSide && outputs * args.k <= kMaxWork;
 }
 
 template <int kM, int kN, bool kAKFast, bool kBKFast>
