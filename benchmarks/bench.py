@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measure import Case, ceilings, gpu_times, row, save, show, wall_times
+from measure import Case, Run, ceilings, gpu_times, row, save, show, wall_times
 
 import my_ops
 from my_ops import reference
@@ -121,6 +121,15 @@ def gemm() -> Iterator[Case]:
                 flops=2 * m * n * k,
                 ceiling=f"{name_of(dtype)} TFLOP/s",
             )
+    for size in (2048, 4096, 8192):
+        a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
+        out = torch.empty_like(a)
+        yield Case(
+            f"gemm float32 high {size}x{size}x{size}",
+            lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out, precision="high"),
+            {"cuBLAS TF32": with_tf32(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))},
+            flops=2 * size**3,
+        )
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(8192, 4096, device="cuda", dtype=dtype)
         w = torch.randn(4096, 4096, device="cuda", dtype=dtype) / 64
@@ -137,6 +146,33 @@ def gemm() -> Iterator[Case]:
             flops=2 * 8192 * 4096 * 4096,
             ceiling=f"{name_of(dtype)} TFLOP/s",
         )
+        r = torch.randn(8192, 4096, device="cuda", dtype=dtype)
+        yield Case(
+            f"linear + silu + residual {name_of(dtype)} 8192x4096x4096",
+            lambda x=x, w=w, b=b, r=r: my_ops.linear(x, w, b, activation="silu", residual=r),
+            {"eager": lambda x=x, w=w, b=b, r=r: F.silu(F.linear(x, w, b)) + r},
+            flops=2 * 8192 * 4096 * 4096,
+            ceiling=f"{name_of(dtype)} TFLOP/s",
+        )
+        leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+        yield Case(
+            f"linear {name_of(dtype)} 8192x4096x4096 forward + backward",
+            lambda leaves=leaves, r=r: torch.autograd.grad(my_ops.linear(*leaves), leaves, r),
+            {"eager": lambda leaves=leaves, r=r: torch.autograd.grad(F.linear(*leaves), leaves, r)},
+            flops=6 * 8192 * 4096 * 4096,
+            ceiling=f"{name_of(dtype)} TFLOP/s",
+        )
+
+
+def with_tf32(run: Run) -> Run:
+    def allowed() -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            return run()
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+
+    return allowed
 
 
 def lltm_weights(inputs: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -144,6 +180,10 @@ def lltm_weights(inputs: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Te
     weights = torch.empty(3 * hidden, hidden + inputs, device="cuda").uniform_(-bound, bound)
     bias = torch.empty(3 * hidden, device="cuda").uniform_(-bound, bound)
     return weights.to(dtype), bias.to(dtype)
+
+
+def no_grad(run: Run) -> Run:
+    return torch.no_grad()(run)
 
 
 def lltm() -> Iterator[Case]:
@@ -154,9 +194,6 @@ def lltm() -> Iterator[Case]:
             weights, bias = lltm_weights(size, size, dtype)
             lstm = torch.nn.LSTM(size, size, device="cuda", dtype=dtype)
             lstm.flatten_parameters()
-
-            def no_grad(run: Any) -> Any:
-                return torch.no_grad()(run)
 
             peers = {"cuDNN LSTM (4 gates, TF32)": no_grad(lambda lstm=lstm, x=x: lstm(x))}
             if dtype == torch.float32:
@@ -191,6 +228,18 @@ def lltm() -> Iterator[Case]:
                 {"cuDNN LSTM (4 gates, TF32)": train_lstm},
                 flops=36 * steps * batch * size * size,
             )
+    for steps, batch, size in ((512, 16, 512), (512, 64, 1024)):
+        x = torch.randn(steps, batch, size, device="cuda", dtype=torch.bfloat16)
+        h = torch.zeros(batch, size, device="cuda", dtype=torch.bfloat16)
+        weights, bias = lltm_weights(size, size, torch.bfloat16)
+        lengths = torch.randint(1, steps + 1, (batch,), device="cuda")
+        yield Case(
+            f"lltm bfloat16 T{steps} B{batch} H{size} ragged, forward",
+            no_grad(
+                lambda x=x, h=h, w=weights, b=bias, n=lengths: my_ops.lltm(x, h, h, w, b, lengths=n)
+            ),
+            {"dense": no_grad(lambda x=x, h=h, w=weights, b=bias: my_ops.lltm(x, h, h, w, b))},
+        )
     for batch, inputs, hidden in ((16, 32, 128), (64, 1024, 1024)):
         x = torch.randn(batch, inputs, device="cuda")
         h = torch.randn(batch, hidden, device="cuda")

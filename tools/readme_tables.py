@@ -1,0 +1,159 @@
+"""Writes the tables of measurements in README.md from benchmarks/results/nvidia-h200.json.
+
+    python tools/readme_tables.py            rewrite what stands between the markers
+    python tools/readme_tables.py --check    fail if that would change anything
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks/results/nvidia-h200.json"
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def figure(value: float | None) -> str:
+    """Three digits."""
+    if value is None:
+        return ""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+class Results:
+    def __init__(self, path: Path) -> None:
+        self.sections = json.loads(path.read_text())
+
+    def case(self, section: str, name: str) -> dict[str, Any]:
+        return next(row for row in self.sections[section] if row["case"] == name)
+
+    def elementwise(self) -> str:
+        rows = []
+        for case, label in (
+            ("custom_add float32 1 GiB", "`custom_add` fp32"),
+            ("d_sigmoid float32 1 GiB", "`d_sigmoid` fp32"),
+            ("add_one float32 1 GiB", "`add_one` fp32"),
+            ("round_ste float32 1 GiB", "`round_ste` fp32"),
+            ("custom_add bfloat16 1 GiB", "`custom_add` bf16"),
+            ("add_one int8 1 GiB", "`add_one` int8"),
+            ("custom_add float32 16384^2 + (16384,)", "`custom_add` fp32, 16384² + 16384"),
+            ("fill_index float32 16384^2", "`fill_index` fp32, 16384²"),
+        ):
+            row = self.case("elementwise", case)
+            times = [row.get(f"{who} us") for who in ("my_ops", "eager", "compile")]
+            rows.append(
+                [label, *(figure(t and t / 1e3) for t in times), f"{row['share of ceiling']:.2f}"]
+            )
+        return table(["op", "my_ops, ms", "eager torch", "torch.compile", "share"], rows)
+
+    def products(self) -> str:
+        rows = []
+        for case, label, peer in (
+            ("gemm float32 640x640x640", "fp32, 640³", "cuBLAS"),
+            ("gemm float32 1024x1024x1024", "fp32, 1024³", "cuBLAS"),
+            ("gemm float32 1000x1001x1003", "fp32, 1000 x 1001 x 1003", "cuBLAS"),
+            ("gemm float32 2048x2048x2048", "fp32, 2048³", "cuBLAS"),
+            ("gemm float32 4096x4096x4096", "fp32, 4096³", "cuBLAS"),
+            ("gemm float32 8192x8192x8192", "fp32, 8192³", "cuBLAS"),
+            ("gemm float32 16x4096x4096", "fp32, 16 x 4096 x 4096", "cuBLAS"),
+            ("gemm float32 64x64x65536", "fp32, 64 x 64 x 65536", "cuBLAS"),
+            ("linear + gelu_tanh float32 8192x4096x4096", "`linear` + gelu, fp32", "eager"),
+            ("linear + silu + residual float32 8192x4096x4096", "+ silu + residual, fp32", "eager"),
+            (
+                "linear float32 8192x4096x4096 forward + backward",
+                "`linear` forward + backward, fp32",
+                "eager",
+            ),
+            ("gemm float32 high 2048x2048x2048", '"high", 2048³', "cuBLAS TF32"),
+            ("gemm float32 high 4096x4096x4096", '"high", 4096³', "cuBLAS TF32"),
+            ("gemm float32 high 8192x8192x8192", '"high", 8192³', "cuBLAS TF32"),
+            ("gemm bfloat16 4096x4096x4096", "bf16, 4096³", "cuBLAS"),
+            ("gemm bfloat16 8192x8192x8192", "bf16, 8192³", "cuBLAS"),
+            ("linear + gelu_tanh bfloat16 8192x4096x4096", "`linear` + gelu, bf16", "eager"),
+        ):
+            row = self.case("gemm", case)
+            ours, theirs = row["my_ops us"], row[f"{peer} us"]
+            rows.append(
+                [label, figure(ours), f"{figure(theirs)} {peer}", f"{theirs / ours:.2f}"]
+                + [f"{row['TFLOP/s']:.0f}"]
+            )
+        return table(["product", "my_ops, us", "the other", "ratio", "TFLOP/s"], rows)
+
+    def lltm(self) -> str:
+        rows = []
+        for steps, batch, hidden in ((512, 16, 512), (512, 64, 1024), (1024, 1, 256), (128, 32, 128)):
+            for dtype in ("bfloat16", "float16", "float32"):
+                case = f"lltm {dtype} T{steps} B{batch} H{hidden} forward"
+                row, both = self.case("lltm", case), self.case("lltm", f"{case} + backward")
+                lstm = figure(row["cuDNN LSTM (4 gates, TF32) us"] / 1e3)
+                if dtype == "float32":
+                    lstm += f", strict {figure(row['cuDNN LSTM (4 gates, no TF32) us'] / 1e3)}"
+                rows.append(
+                    [
+                        f"{steps}, {batch}, {hidden}",
+                        SHORT[dtype],
+                        figure(row["my_ops us"] / 1e3),
+                        f"{row['my_ops us'] / steps:.2f}",
+                        lstm,
+                        figure(both["my_ops us"] / 1e3),
+                        figure(both["cuDNN LSTM (4 gates, TF32) us"] / 1e3),
+                    ]
+                )
+        head = ["steps, batch, H", "type", "LLTM, ms", "a step, us", "cuDNN LSTM, ms"]
+        return table([*head, "LLTM + backward", "cuDNN + backward"], rows)
+
+    def overhead(self) -> str:
+        rows = []
+        for device in ("cuda", "cpu"):
+            times = self.sections[f"overhead {device}, us per call"]
+            free, recorded = times["no gradient"], times["gradient recorded"]
+            for label, ours, theirs in (
+                ("no gradient", free["my_ops.round_ste"], free["torch.round"]),
+                (
+                    "`torch.inference_mode`",
+                    free["my_ops.round_ste inference_mode"],
+                    free["torch.round inference_mode"],
+                ),
+                ("gradient recorded", recorded["my_ops.d_sigmoid"], recorded["torch.sigmoid"]),
+            ):
+                rows.append([f"{device.upper()}, {label}", f"{ours:.1f}", f"{theirs:.1f}"])
+        return table(["8 elements, us", "my_ops", "native op"], rows)
+
+    def environment(self) -> str:
+        e = self.sections["environment"]
+        return (
+            f"On an {e['gpu']}, torch {e['torch']}, cuDNN {e['cudnn']}, driver {e['driver']}, "
+            f"on {e['date']} at commit {e['commit']}; medians of alternating runs."
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    results = Results(RESULTS)
+
+    def fill(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{getattr(results, match[1])()}\n<!-- end -->"
+
+    before = README.read_text()
+    after = re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", fill, before, flags=re.DOTALL)
+    if check and after != before:
+        print("README.md: tables differ from the results; run tools/readme_tables.py")
+        return 1
+    README.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
