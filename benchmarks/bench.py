@@ -121,6 +121,15 @@ def gemm() -> Iterator[Case]:
                 flops=2 * m * n * k,
                 ceiling=f"{name_of(dtype)} TFLOP/s",
             )
+    x, w = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
+    packed = my_ops.prepack(w)
+    yield Case(
+        "linear float32 prepacked 4096x4096x4096",
+        lambda: my_ops.linear(x, packed),
+        {"cuBLAS": lambda: F.linear(x, w)},
+        flops=2 * 4096**3,
+        ceiling="float32 TFLOP/s",
+    )
     for size in (2048, 4096, 8192):
         a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
         out = torch.empty_like(a)

@@ -38,7 +38,8 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
   m.def("_gemm_fp32_sm80(Tensor a, Tensor b) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, str activation='none',"
-      " Tensor? residual=None, str? precision=None) -> Tensor");
+      " Tensor? residual=None, str? precision=None, Tensor? packed=None) -> Tensor");
+  m.def("prepack(Tensor weight) -> Tensor");
   m.def(
       "lltm_cell(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
       " -> (Tensor new_h, Tensor new_cell)");

@@ -132,6 +132,12 @@ inline Sizes linear_sizes(const Tensor& x, const Tensor& weight) {
   return sizes;
 }
 
+inline void check_prepack(const Tensor& weight) {
+  check_floating(weight, "prepack", "weight");
+  check(weight.dim() == 2, "prepack: weight must be (out_features, in_features), got ",
+        show(weight));
+}
+
 inline void check_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                          const std::string& activation, const std::optional<Tensor>& residual) {
   constexpr const char* op = "linear";

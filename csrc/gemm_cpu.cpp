@@ -26,10 +26,16 @@ Tensor gemm(const Tensor& a, const Tensor& b, const Name& precision) {
 
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
               const std::string& activation, const std::optional<Tensor>& residual,
-              const Name& precision) {
+              const Name& precision, const std::optional<Tensor>& packed) {
   check_linear(x, weight, bias, activation, residual);
   check_precision(precision, "linear");
   return aten_linear(x, weight, bias, activation, residual);
+}
+
+// Nothing: what ATen does not know, it does not need.
+Tensor prepack(const Tensor& weight) {
+  check_prepack(weight);
+  return empty(weight, {0}, ScalarType::Byte);
 }
 
 }  // namespace
@@ -38,6 +44,7 @@ STABLE_TORCH_LIBRARY_IMPL(my_ops, CPU, m) {
   m.impl("gemm", TORCH_BOX(&gemm));
   m.impl("gemm.out", TORCH_BOX(&gemm_out));
   m.impl("linear", TORCH_BOX(&linear));
+  m.impl("prepack", TORCH_BOX(&prepack));
 }
 
 }  // namespace my_ops

@@ -58,9 +58,32 @@ Activation activation_of(const std::string& name) {
   return Activation::kNone;  // check_linear let only "none" through
 }
 
+// weight (out_features, in_features) as the b of a product.
+cuda::PackArgs pack_args(const Tensor& weight) {
+  return {.b = in<float>(weight),
+          .batch = 1,
+          .k = weight.size(1),
+          .n = weight.size(0),
+          .batch_stride = 0,
+          .row_stride = weight.stride(1),
+          .col_stride = weight.stride(0)};
+}
+
+Tensor prepack(const Tensor& weight) {
+  check_prepack(weight);
+  const Device device(weight);
+  if (weight.scalar_type() != ScalarType::Float) return empty(weight, {0}, ScalarType::Byte);
+  const cuda::PackArgs args = pack_args(weight);
+  const Tensor packed = empty(weight, {cuda::gemm_packed_bytes(args)}, ScalarType::Byte);
+  if (packed.numel() > 0) {
+    check_launch(cuda::gemm_pack(args, packed.mutable_data_ptr(), device.stream()), "prepack");
+  }
+  return packed;
+}
+
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
               const std::string& activation, const std::optional<Tensor>& residual,
-              const Name& precision) {
+              const Name& precision, const std::optional<Tensor>& packed) {
   check_linear(x, weight, bias, activation, residual);
   check_precision(precision, "linear");
   const Device device(x);
@@ -81,6 +104,16 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
       args.residual = in<T>(*residual_);
       args.residual_row = residual_->stride(0);
       args.residual_col = residual_->stride(1);
+    }
+    if constexpr (std::is_same_v<T, float>) {
+      if (packed && packed->numel() > 0) {
+        const int64_t bytes = cuda::gemm_packed_bytes(pack_args(weight));
+        check_same_device(*packed, "packed", x, "x", "linear");
+        check(packed->scalar_type() == ScalarType::Byte && packed->numel() == bytes,
+              "linear: packed must be what prepack made of weight, ", bytes, " bytes, got ",
+              show(*packed));
+        args.packed_b = packed->const_data_ptr();
+      }
     }
     launched = launch_gemm(args, x, device.stream(), "linear");
   });
@@ -115,6 +148,7 @@ STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) {
   m.impl("gemm", TORCH_BOX(&gemm));
   m.impl("gemm.out", TORCH_BOX(&gemm_out));
   m.impl("linear", TORCH_BOX(&linear));
+  m.impl("prepack", TORCH_BOX(&prepack));
   m.impl("_gemm_fp32_sm80", TORCH_BOX(&gemm_fp32_sm80));
 }
 

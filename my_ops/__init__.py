@@ -28,6 +28,7 @@ from my_ops.ops import (
     linear,
     lltm,
     lltm_cell,
+    prepack,
     round_ste,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "lltm",
     "lltm_cell",
     "nn",
+    "prepack",
     "reference",
     "round_ste",
 ]

@@ -103,6 +103,7 @@ def _(
     activation: str = "none",
     residual: Tensor | None = None,
     precision: str | None = None,
+    packed: Tensor | None = None,
 ) -> tuple[Tensor, int]:
     size = info.batch_size
     x_dim, weight_dim, bias_dim, _, residual_dim = (*in_dims, None, None, None)[:5]
@@ -110,7 +111,7 @@ def _(
     if residual is not None:
         residual = _front(residual, residual_dim, size)
     if weight_dim is None and bias_dim is None:
-        return ops.linear(x, weight, bias, activation, residual, precision), 0
+        return ops.linear(x, weight, bias, activation, residual, precision, packed), 0
     if weight_dim is None:
         y = ops.linear(x, weight, None, "none", None, precision)
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from my_ops import reference
 from my_ops._autograd import register_gradient, register_out
@@ -137,6 +138,7 @@ def _(
     activation: str = "none",
     residual: Tensor | None = None,
     precision: str | None = None,
+    packed: Tensor | None = None,
 ) -> Tensor:
     torch._check(
         weight.dim() == 2 and x.dim() >= 1 and weight.shape[1] == x.shape[-1],
@@ -157,16 +159,17 @@ class _Linear(torch.autograd.Function):
         activation: str,
         residual: Tensor | None,
         precision: str | None,
+        packed: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if activation == "none":
-            return ops.linear(x, weight, bias, activation, residual, precision)
-        before = ops.linear(x, weight, bias, "none", None, precision)
+            return ops.linear(x, weight, bias, activation, residual, precision, packed)
+        before = ops.linear(x, weight, bias, "none", None, precision, packed)
         y = reference.activate(before, activation)
         return (y if residual is None else y + residual), before
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, bias, ctx.activation, _, ctx.precision = inputs
+        x, weight, bias, ctx.activation, _, ctx.precision, _ = inputs
         before = output[1] if isinstance(output, tuple) else None
         ctx.save_for_backward(x, weight, bias, before)
 
@@ -194,7 +197,7 @@ class _Linear(torch.autograd.Function):
             grad_weight = ops.gemm(rows.mT, _rows(x), ctx.precision)
         if ctx.needs_input_grad[2]:
             grad_bias = rows.sum(0)
-        return grad_x, grad_weight, grad_bias, None, grad_residual, None
+        return grad_x, grad_weight, grad_bias, None, grad_residual, None, None
 
     @staticmethod
     def jvp(
@@ -205,6 +208,7 @@ class _Linear(torch.autograd.Function):
         _activation: None,
         residual_t: Tensor | None,
         _precision: None,
+        _packed: None,
     ) -> Tensor:
         saved = ctx.saved_tensors
         x, weight = saved[:2]
@@ -241,9 +245,64 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 _linear = register_gradient(ops.linear.default, _Linear)
 
 
+@fake("my_ops::prepack")
+def _(weight: Tensor) -> Tensor:
+    # How many bytes is the device's affair.
+    size = 0 if weight.device.type == "cpu" else torch.library.get_ctx().new_dynamic_size()
+    return weight.new_empty((size,), dtype=torch.uint8)
+
+
+class PackedWeight:
+    """A weight of :func:`linear` and what :func:`prepack` made of it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight.detach()
+        self.packed = ops.prepack.default(self.weight)
+        self._version = _version(self.weight)
+
+    def current(self) -> Tensor:
+        """The packed form, if the weight still has the values it was made of."""
+        if not is_compiling() and _version(self.weight) != self._version:
+            raise RuntimeError(
+                "linear: weight must be as it was at prepack(), got one changed in place since"
+            )
+        return self.packed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedWeight, (self.weight,)
+
+    def __repr__(self) -> str:
+        w = self.weight
+        return f"PackedWeight({tuple(w.shape)}, {w.dtype}, {w.device}, {self.packed.numel()} bytes)"
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+def prepack(weight: Tensor) -> PackedWeight:
+    """Prepares a weight that stays as it is for many calls of :func:`linear`, which takes the
+    result in place of the weight.
+
+    On Hopper GPUs float32 products are made of 16-bit parts, and a packed weight is split into
+    these once; elsewhere, and for other types, nothing is made and nothing gained.
+
+    Args:
+        weight: ``(out_features, in_features)``, dtype float64, float32, float16 or bfloat16. It is
+            kept beside its packed form, which takes as much memory again, and gets no gradient.
+
+    Raises:
+        TypeError: ``weight`` is no tensor.
+        RuntimeError: dtype or shape does not fit. :func:`linear` raises it where the weight has
+            been changed in place since.
+    """
+    check_tensor("prepack", weight=weight)
+    return PackedWeight(weight)
+
+
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
@@ -254,7 +313,7 @@ def linear(
 
     Args:
         x: ``(*, in_features)``, dtype float64, float32, float16 or bfloat16.
-        weight: ``(out_features, in_features)``.
+        weight: ``(out_features, in_features)``, or what :func:`prepack` made of that.
         bias: ``(out_features,)``, or None.
         activation: None, ``"relu"``, ``"gelu"`` (the erf form), ``"gelu_tanh"``, ``"silu"`` or
             ``"sigmoid"``; formulas as in :mod:`torch.nn.functional`.
@@ -269,6 +328,10 @@ def linear(
         ValueError: ``precision`` is another.
         RuntimeError: dtypes, devices or shapes do not fit, or the activation is another.
     """
+    packed = None
+    if isinstance(weight, PackedWeight):
+        packed = weight.current()
+        weight = weight.weight
     check_tensor("linear", x=x, weight=weight)
     if bias is not None:
         check_tensor("linear", bias=bias)
@@ -279,4 +342,4 @@ def linear(
             f"linear: activation must be a str or None, got {type(activation).__name__}"
         )
     precision = effective_precision("linear", precision)
-    return _linear(x, weight, bias, activation or "none", residual, precision)
+    return _linear(x, weight, bias, activation or "none", residual, precision, packed)

@@ -1,0 +1,141 @@
+"""gemm and linear: precision and prepacked weights."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from samples import FLOATING
+from test_gemm import linear_excess, normal
+
+import my_ops
+
+
+@pytest.mark.parametrize("precision", ["medium", "", "Highest", 1])
+def test_wrong_precision(precision, device, rejects):
+    a = torch.ones(2, 2, device=device)
+    for op, call in (("gemm", my_ops.gemm), ("linear", my_ops.linear)):
+        with rejects(ValueError, f"{op}: precision must be None or one of .*{precision!r}", a):
+            call(a, a, precision=precision)
+    with rejects(RuntimeError, "gemm: precision must be highest or high, got 'low'", a):
+        torch.ops.my_ops.gemm(a, a, "low")
+    with rejects(RuntimeError, "linear: precision must be highest or high, got 'low'", a):
+        torch.ops.my_ops.linear(a, a, None, "none", None, "low")
+
+
+@pytest.fixture
+def float32_matmul_precision():
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+def precisions_passed(call):
+    """The last argument of every my_ops product that ``call`` makes."""
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "my_ops":
+                names = [argument.name for argument in func._schema.arguments]
+                at = names.index("precision")
+                seen.append(args[at] if at < len(args) else None)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        call()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "setting, argument, passed",
+    [
+        ("highest", None, None),
+        ("high", None, "high"),
+        ("medium", None, "high"),
+        ("high", "highest", "highest"),
+        ("highest", "high", "high"),
+    ],
+)
+def test_precision_follows_torch_and_reaches_every_product(
+    setting, argument, passed, device, float32_matmul_precision
+):
+    float32_matmul_precision(setting)
+    a = torch.randn(3, 3, device=device, requires_grad=True)
+    out = torch.empty(3, 3, device=device)
+    for call in (
+        lambda: my_ops.gemm(a, a, precision=argument).sum().backward(),
+        lambda: my_ops.linear(a, a, activation="relu", precision=argument).sum().backward(),
+        lambda: my_ops.gemm(a.detach(), a.detach(), out=out, precision=argument),
+    ):
+        seen = precisions_passed(call)
+        assert seen and set(seen) == {passed}
+
+
+def test_precision_in_a_compiled_graph(device, float32_matmul_precision):
+    a = torch.randn(3, 3, device=device)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph.code)
+        return graph
+
+    compiled = torch.compile(lambda t: my_ops.gemm(t, t), backend=backend, fullgraph=True)
+    for setting in ("highest", "high"):
+        float32_matmul_precision(setting)
+        torch._dynamo.reset()
+        torch.testing.assert_close(compiled(a), a @ a, rtol=1e-2, atol=1e-2)
+    assert "'high'" not in graphs[0] and "'high'" in graphs[1]
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 4, 0), (7, 33, 65), (300, 640, 640)])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_prepacked_weight(dtype, shape, activation, device):
+    m, k, n = shape
+    x, bias = normal((m, k), dtype, device), normal((n,), dtype, device)
+    for weight in (normal((n, k), dtype, device), normal((k, n), dtype, device).T):
+        packed = my_ops.prepack(weight)
+        for other in (packed, copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+            got = my_ops.linear(x, other, bias, activation=activation)
+            assert linear_excess(got, x, weight, bias, activation) <= 1
+    assert repr(packed).startswith(f"PackedWeight(({n}, {k}), {dtype}")
+
+
+def test_prepacked_weight_gets_no_gradient(device):
+    weight = torch.randn(640, 640, device=device, requires_grad=True)
+    x = torch.randn(640, 640, device=device, requires_grad=True)
+    grad = torch.randn(640, 640, device=device)
+    got = torch.autograd.grad(my_ops.linear(x, my_ops.prepack(weight)), x, grad)[0]
+    want = torch.autograd.grad(my_ops.linear(x, weight), x, grad)[0]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_prepacked_weight_that_changed(device, rejects):
+    weight, x = torch.randn(4, 3, device=device), torch.randn(2, 3, device=device)
+    packed = my_ops.prepack(weight)
+    weight.add_(1)
+    with rejects(RuntimeError, "linear: weight must be as it was at prepack", x, weight):
+        my_ops.linear(x, packed)
+    with torch.inference_mode():
+        inside = my_ops.prepack(torch.ones(4, 3, device=device))
+        assert torch.equal(my_ops.linear(x, inside), x.sum(1, keepdim=True).expand(2, 4))
+
+
+def test_prepack_compiles(device):
+    weight, x = torch.randn(640, 640, device=device), torch.randn(640, 640, device=device)
+    packed = my_ops.prepack(weight)
+    compiled = torch.compile(
+        lambda t: my_ops.linear(t, packed), backend="aot_eager", fullgraph=True
+    )
+    assert torch.equal(compiled(x), my_ops.linear(x, packed))
+
+
+def test_prepack_wrong_arguments(device, rejects):
+    x = torch.ones(3, device=device)
+    with rejects(TypeError, "prepack: weight must be a torch.Tensor, got int", x):
+        my_ops.prepack(1)
+    with rejects(RuntimeError, r"prepack: weight must be \(out_features, in_features\), got", x):
+        my_ops.prepack(x)
+    with rejects(RuntimeError, "prepack: weight must be .*float.*, got", x):
+        my_ops.prepack(x.int())
