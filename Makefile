@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 VENV := build/venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
-  $(wildcard csrc/* kernels/* include/* build_tools/* my_ops/*.py my_ops/*/*.py) \
+  $(wildcard csrc/* kernels/* include/* tools/build/* my_ops/*.py my_ops/*/*.py) \
   $(shell find my_ops/include my_ops/share -type f)
 
 .PHONY: demo test examples lint wheel gpu-check clean

@@ -19,7 +19,7 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "build_tools"))
+sys.path.insert(0, str(HERE / "tools/build"))
 
 import preflight  # noqa: E402
 

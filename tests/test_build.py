@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(
     not (REPOSITORY / "setup.py").exists(), reason="needs the source tree"
 )
-sys.path.insert(0, str(REPOSITORY / "build_tools"))
+sys.path.insert(0, str(REPOSITORY / "tools/build"))
 
 import preflight  # noqa: E402
 
@@ -188,7 +188,7 @@ def message(node):
 
 def raised():
     """Every message of installation, import, the report and a launch that cannot run."""
-    for name, prefix in (("build_tools/preflight.py", "my_ops: "), ("my_ops/_library.py", "")):
+    for name, prefix in (("tools/build/preflight.py", "my_ops: "), ("my_ops/_library.py", "")):
         for node in ast.walk(ast.parse((REPOSITORY / name).read_text())):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 yield prefix + message(node.exc.args[0])

@@ -1,11 +1,16 @@
-"""One wheel file under every supported torch: nox -- dist/my_ops-....whl [pytest arguments]
+"""One wheel file under every supported torch:
+
+    nox -f tools/noxfile.py -s suite -- dist/my_ops-....whl [pytest arguments]
 
 Each session installs the same file beside another torch and runs the whole test suite on it, from
-outside the source tree. `nox -s 'suite(torch-2.10.0)' -- WHEEL` runs one of them.
+outside the source tree. `-s 'suite(torch-2.10.0)' -- WHEEL` in its place runs one of them.
 """
+
+from pathlib import Path
 
 import nox
 
+ROOT = Path(__file__).resolve().parents[1]
 nox.options.default_venv_backend = "uv|virtualenv"
 
 # README's compatibility table names each of these that was run.
@@ -20,12 +25,11 @@ def suite(session, torch):
     wheel, *arguments = session.posargs
     session.install(f"torch=={torch}", wheel, "pytest>=8", "hypothesis>=6.100", "numpy")
     session.install("expecttest", "setuptools>=77")
-    root = session.invoked_from
     session.chdir(session.create_tmp())
     session.run("python", "-m", "my_ops", success_codes=[0, 1])
     session.run(
-        *("python", "-m", "pytest", f"{root}/tests", "-c", f"{root}/pyproject.toml"),
-        *("--rootdir", root, "-p", "no:cacheprovider", "-q", *arguments),
+        *("python", "-m", "pytest", f"{ROOT}/tests", "-c", f"{ROOT}/pyproject.toml"),
+        *("--rootdir", ROOT, "-p", "no:cacheprovider", "-q", *arguments),
     )
 
 
@@ -36,6 +40,6 @@ def trainers(session):
         session.error("name the wheel: nox -s trainers -- dist/my_ops-....whl")
     wheel, *arguments = session.posargs
     session.install(wheel, "pytest>=8", "numpy", "lightning>=2.5", "transformers>=5", "accelerate")
-    tests = f"{session.invoked_from}/trainer_tests"
+    tests = f"{ROOT}/tests/trainers"
     session.chdir(session.create_tmp())
     session.run("python", "-m", "pytest", tests, "--rootdir", tests, "-q", *arguments)
