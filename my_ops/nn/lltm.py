@@ -134,6 +134,10 @@ class LLTM(nn.Module):
         self.bidirectional = bidirectional
         self.weight_dropout = float(weight_dropout)
         self.zoneout = float(zoneout)
+        # torch.compile specialises on a float that is compared, after it has compiled once.
+        self._has_dropout = dropout > 0
+        self._has_weight_dropout = weight_dropout > 0
+        self._has_zoneout = zoneout > 0
         self.directions = 2 if bidirectional else 1
         sizes = [input_size] + [self.directions * hidden_size] * (num_layers - 1)
         self.cells = nn.ModuleList(
@@ -185,13 +189,15 @@ class LLTM(nn.Module):
         outputs: List[Tensor] = []  # noqa: UP006
         for k, cell in enumerate(self.cells):
             if k > 0 and k % self.directions == 0:
-                x = F.dropout(torch.cat(outputs, 2), self.dropout, self.training)
+                x = torch.cat(outputs, 2)
+                if self._has_dropout:
+                    x = F.dropout(x, self.dropout, self.training)
                 outputs = []
             backward = k % self.directions == 1
             weights = self._weights(cell.weights)  # type: ignore[arg-type]
             bias: Tensor = cell.bias  # type: ignore[assignment]
             along = reverse(x, lengths) if backward else x
-            if self.zoneout > 0.0:
+            if self._has_zoneout:
                 output, h, c = self._steps(along, h_0[k], c_0[k], weights, bias, lengths)
             elif lengths is None:
                 output, h, c = torch.ops.my_ops.lltm(along, h_0[k], c_0[k], weights, bias)
@@ -228,7 +234,7 @@ class LLTM(nn.Module):
 
     def _weights(self, weights: Tensor) -> Tensor:
         """With DropConnect on the columns that multiply h."""
-        if self.weight_dropout == 0.0 or not self.training:
+        if not self._has_weight_dropout or not self.training:
             return weights
         recurrent = F.dropout(weights[:, : self.hidden_size], self.weight_dropout)
         return torch.cat([recurrent, weights[:, self.hidden_size :]], 1)
