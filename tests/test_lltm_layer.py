@@ -117,6 +117,36 @@ def test_ragged_in_every_type(dtype, device):
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e4])
+@pytest.mark.parametrize("row", [0, 1])
+def test_an_extreme_state_stays_in_its_row(row, value, dtype, device):
+    """Also in a row without a step, which hands its state through."""
+    input, h0, c0, weights, bias = lltm_inputs(6, 3, 8, 5, dtype, device)
+    lengths = torch.tensor([0, 2, 6], device=device)
+    usual = my_ops.lltm(input, h0, c0, weights, bias, lengths=lengths)
+    h0[row], c0[row] = value, value
+    output, h_n, c_n = my_ops.lltm(input, h0, c0, weights, bias, lengths=lengths)
+    others = [b for b in range(3) if b != row]
+    assert torch.equal(output[:, others], usual[0][:, others])
+    assert torch.equal(h_n[others], usual[1][others])
+    assert torch.equal(c_n[others], usual[2][others])
+    assert (output[int(lengths[row]) :, row] == 0).all()
+    if row == 0:
+        torch.testing.assert_close(h_n[0], h0[0], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(c_n[0], c0[0], rtol=0, atol=0, equal_nan=True)
+
+
+def test_weights_beyond_float16_shut_too(device):
+    input, h0, c0, weights, bias = lltm_inputs(6, 3, 8, 5, torch.float32, device)
+    weights = weights * 1e6
+    lengths = torch.tensor([0, 2, 6], device=device)
+    _, _, c_n = my_ops.lltm(input, h0, c0, weights, bias, lengths=lengths)
+    _, _, at_two = my_ops.lltm(input[:2], h0, c0, weights, bias)
+    assert torch.equal(c_n[0], c0[0])
+    torch.testing.assert_close(c_n[1], at_two[1], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_what_is_beyond_the_end_does_not_matter(scale, dtype, device):
     """Not even with weights and states that open every gate wide."""

@@ -307,19 +307,24 @@ def lltm_ragged(
     """
     valid = valid_steps(input, lengths).unsqueeze(2)
     hidden = h0.size(1)
-    # |h| <= max(1, |h0|) bounds the gate; the sigmoid of -1000 is 0, and 65000 fits float16.
-    most_h = torch.nn.functional.pad(h0.detach().abs().flatten(), [0, 1], value=1.0).amax()
-    recurrent = weights.detach()[:hidden, :hidden].float().abs().sum(1) * most_h
-    gate = recurrent + bias.detach().flatten()[:hidden].abs()
+    none = (lengths <= 0).unsqueeze(1)
+    # Rows without a step start from 0, so that |h| <= 1 at every step beyond an end and this bounds
+    # the gate, 1% above what rounding to a 16-bit type takes away.
+    gate = weights.detach()[:hidden, :hidden].float().abs().sum(1)
+    gate = (gate + bias.detach().flatten()[:hidden].float().abs()) * 1.01
+    # The sigmoid of -1024 is 0. Times 1024, since float16 ends at 65504.
+    limit = 65000.0 if weights.dtype == torch.float16 else 1e30
     # Eight features, of which one is used: rows of weights and input stay whole 16-byte vectors.
     shut = torch.zeros([3 * hidden, 8], dtype=weights.dtype, device=weights.device)
-    shut[:hidden, 0] = -(gate + 1000.0).clamp(max=65000.0)
-    beyond = torch.nn.functional.pad((~valid).to(input.dtype), [0, 7])
+    shut[:hidden, 0] = -(gate / 1024.0 + 1.0).clamp(max=limit)
+    beyond = torch.nn.functional.pad((~valid).to(input.dtype) * 1024.0, [0, 7])
     features = torch.cat([input.masked_fill(~valid, 0.0), beyond], 2)
-    output, _, c_n = torch.ops.my_ops.lltm(features, h0, c0, torch.cat([weights, shut], 1), bias)
+    output, _, c_n = torch.ops.my_ops.lltm(
+        features, h0.masked_fill(none, 0.0), c0, torch.cat([weights, shut], 1), bias
+    )
     last = (lengths.clamp(1, max(input.size(0), 1)) - 1).view(1, -1, 1).expand(1, -1, hidden)
     h_n = h0 if input.size(0) == 0 else output.gather(0, last).squeeze(0)
-    h_n = torch.where((lengths > 0).unsqueeze(1), h_n, h0)
+    h_n, c_n = torch.where(none, h0, h_n), torch.where(none, c0, c_n)
     return output.masked_fill(~valid, 0.0), h_n, c_n
 
 
