@@ -66,3 +66,27 @@ def test_cpp_host(tmp_path):
         "AOTInductor: as in Python",
         "d_sigmoid(0) = 0.25",
     ]
+
+
+def test_pybind11(tmp_path):
+    lines = output_of("pybind11/d_sigmoid.py", TORCH_EXTENSIONS_DIR=str(tmp_path)).splitlines()
+    assert lines == [
+        "forward: [0.1966, 0.25, 0.105]",
+        "backward: [0.0909, 0.0, -0.08]",
+        "doc: s(1 - s) of each element, s = sigmoid(z); float32 or float64.",
+        "error: d_sigmoid: z must be of dtype float32 or float64, got Long",
+    ]
+
+
+def test_calling_python_from_cpp(tmp_path):
+    pybind11 = run(sys.executable, "-m", "pybind11", "--cmakedir").strip()
+    run(
+        *("cmake", "-S", EXAMPLES / "calling_python_from_cpp", "-B", tmp_path),
+        *(f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11}"),
+    )
+    run("cmake", "--build", tmp_path)
+    assert run(tmp_path / "calling_python_from_cpp").splitlines() == [
+        "d_sigmoid(0) = 0.25",
+        "from a thread: 0.25",
+        "TypeError: d_sigmoid: z must be a torch.Tensor, got str",
+    ]
