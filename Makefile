@@ -10,7 +10,7 @@ SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
   $(wildcard csrc/* kernels/* include/* tools/build/* my_ops/*.py my_ops/*/*.py) \
   $(shell find my_ops/include my_ops/share -type f)
 
-.PHONY: demo test examples lint wheel gpu-check clean
+.PHONY: demo test examples docs lint wheel gpu-check clean
 
 demo: build/installed
 	cd build && venv/bin/python ../examples/char_lm.py --output ../demo.png
@@ -23,6 +23,14 @@ test: build/installed
 examples: build/installed
 	cd build && PATH=$(CURDIR)/$(VENV)/bin:$$PATH venv/bin/python -m pytest ../examples \
 	  -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
+
+# The guide, into build/site: its Python is run, its links are checked, a warning is an error.
+docs: build/installed
+	$(PIP) install -q 'mkdocs-material>=9.7' 'mkdocstrings[python]>=1' 'sybil>=9'
+	cd build && TORCH_EXTENSIONS_DIR=$(CURDIR)/build/extensions PATH=$(CURDIR)/$(VENV)/bin:$$PATH \
+	  venv/bin/python -m pytest ../docs -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q \
+	  -W default
+	cd build && NO_MKDOCS_2_WARNING=1 venv/bin/python -m mkdocs build -q -f ../mkdocs.yml
 
 wheel: build/wheel
 

@@ -1,6 +1,7 @@
 """The programs of this folder, run as their READMEs say: make examples."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,10 @@ def output_of(program, *arguments, **environment):
 
 # Without a toolkit beside the GPU the programs build for the CPU.
 BUILDS_CUDA = torch.cuda.is_available() and cpp_extension.CUDA_HOME is not None
+CMAKE_FINDS_TORCH = pytest.mark.skipif(
+    torch.version.cuda is not None and cpp_extension.CUDA_HOME is None,
+    reason="CMake's package of a CUDA build of torch asks for a CUDA toolkit",
+)
 
 
 def test_jit_load(tmp_path):
@@ -51,10 +56,7 @@ def test_ctypes_call():
     assert lines[2:] == ["CUDA: [0.1966 0.25   0.105 ]"] * torch.cuda.is_available()
 
 
-@pytest.mark.skipif(
-    torch.version.cuda is not None and cpp_extension.CUDA_HOME is None,
-    reason="CMake's package of a CUDA build of torch asks for a CUDA toolkit",
-)
+@CMAKE_FINDS_TORCH
 def test_cpp_host(tmp_path):
     output_of("cpp_host/make_models.py", tmp_path)
     prefix = f"{my_ops.cmake_prefix_path};{torch.utils.cmake_prefix_path}"
@@ -66,6 +68,42 @@ def test_cpp_host(tmp_path):
         "AOTInductor: as in Python",
         "d_sigmoid(0) = 0.25",
     ]
+
+
+@CMAKE_FINDS_TORCH
+def test_cmake(tmp_path):
+    run(
+        *("cmake", "-S", EXAMPLES / "cmake", "-B", tmp_path),
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
+    )
+    run("cmake", "--build", tmp_path, "--parallel")
+    assert run(tmp_path / "program").splitlines() == ["gemm: 12"]
+    lines = output_of("cmake/load.py", tmp_path / "libmy_ops.so").splitlines()
+    assert lines[0] == "d_sigmoid: [0.1966, 0.25, 0.105]"
+    assert lines[1:] == ["CUDA: [0.1966, 0.25, 0.105]"] * torch.cuda.is_available()
+
+
+FIRST_OPERATOR = """
+import torch, first_operator
+for device in ["cpu", "cuda"][: 1 + {cuda}]:
+    x = torch.full((2,), 3.0, device=device, requires_grad=True)
+    y = first_operator.nn.Square()(x) if device == "cpu" else first_operator.square(x)
+    y.sum().backward()
+    print(y.tolist(), x.grad.tolist())
+"""
+
+
+def test_first_operator(tmp_path):
+    source, site = tmp_path / "source", tmp_path / "site"
+    shutil.copytree(EXAMPLES / "first_operator", source)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", tmp_path, source)
+    (wheel,) = tmp_path.glob("first_operator-*-cp310-abi3-*.whl")
+    run(*pip, "install", "--no-deps", "--target", site, wheel)
+    script = FIRST_OPERATOR.format(cuda=BUILDS_CUDA)
+    lines = run(sys.executable, "-c", script, PYTHONPATH=str(site)).splitlines()
+    assert lines == ["[9.0, 9.0] [6.0, 6.0]"] * (1 + BUILDS_CUDA)
 
 
 def test_pybind11(tmp_path):

@@ -261,7 +261,8 @@ def test_compile_with_inductor(op, device):
 def test_compile_fill_index_and_out(device):
     def function(a, b, out):
         my_ops.gemm(a, b, out=out)
-        return out + my_ops.fill_index(a.shape[0], b.shape[1], device=a.device)
+        index = my_ops.fill_index(a.shape[0], b.shape[1])  # on the default device
+        return out + my_ops.fill_index(a.shape[0], b.shape[1], device=a.device) + index.to(a)
 
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)

@@ -52,8 +52,7 @@ at::Tensor backward(const at::Tensor& grad_, const at::Tensor& z_) {
 #ifdef MY_OPS_WITH_CUDA
       const c10::cuda::CUDAGuard guard(z.device());
       C10_CUDA_CHECK(my_ops::cuda::d_sigmoid_backward(above, in, out.mutable_data_ptr<scalar_t>(),
-                                                      z.numel(),
-                                                      at::cuda::getCurrentCUDAStream()));
+                                                      z.numel(), at::cuda::getCurrentCUDAStream()));
 #else
       TORCH_CHECK(false, "d_sigmoid: built without CUDA");
 #endif

@@ -312,5 +312,6 @@ def fill_index(
             raise TypeError(f"fill_index: {name} must be an int, got {type(size).__name__}")
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"fill_index: dtype must be a torch.dtype, got {type(dtype).__name__}")
-    device = torch.get_default_device() if device is None else torch.device(device)
+    # torch.get_default_device would break the graph of torch.compile.
+    device = torch.empty(0).device if device is None else torch.device(device)
     return ops.fill_index.default(height, width, dtype=dtype, device=device)
