@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 
+import child_processes
 import pytest
 import torch
 from samples import DIFFERENTIABLE, leaves, named
@@ -160,32 +161,13 @@ def test_threads(op, device):
     assert not failures
 
 
-class Squares(torch.utils.data.Dataset):
-    """Each item through an op, in the worker."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        x = torch.full((3, 3), float(index), requires_grad=True)
-        y = my_ops.gemm(x, torch.eye(3))
-        (grad,) = torch.autograd.grad(y.sum(), x)
-        return y.detach() + grad
-
-
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_data_loader_workers(start):
     loader = torch.utils.data.DataLoader(
-        Squares(), batch_size=4, num_workers=2, multiprocessing_context=start
+        child_processes.Squares(), batch_size=4, num_workers=2, multiprocessing_context=start
     )
     got = torch.cat(list(loader))
     assert torch.equal(got, torch.arange(8.0).add(1)[:, None, None].expand(8, 3, 3))
-
-
-def imported_in_a_child(queue):
-    import my_ops
-
-    queue.put(my_ops.add_one(torch.zeros(2)).tolist())
 
 
 def test_import_after_fork():
@@ -203,7 +185,7 @@ def test_import_after_fork():
 def test_spawned_process():
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    child = context.Process(target=imported_in_a_child, args=(queue,))
+    child = context.Process(target=child_processes.imported_in_a_child, args=(queue,))
     child.start()
     assert queue.get(timeout=60) == [1, 1]
     child.join()
