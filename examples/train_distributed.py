@@ -117,7 +117,13 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(minutes=2))
+    # torchrun's store outlives a restart, and with it the addresses of the processes that died:
+    # each life of the group keeps its keys apart.
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    dist.init_process_group(
+        backend, timeout=timedelta(minutes=2), store=store, rank=rank, world_size=world_size
+    )
     if options.parallel != "tp" and options.batch % dist.get_world_size():
         parser.error(f"--batch must be a multiple of {dist.get_world_size()} processes")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -150,6 +156,7 @@ def main() -> None:
     if dist.get_rank() == 0 and timed > 0:
         rate = timed * options.batch * LENGTH / (time.perf_counter() - began)
         print(f"{options.parallel}, {dist.get_world_size()} processes: {rate:,.0f} characters/s")
+    dist.barrier()  # what the others still wait for, and gloo's threads let go of, before the exit
     dist.destroy_process_group()
 
 
