@@ -57,6 +57,12 @@ def test_wheels_of_the_workflow_are_those_of_the_table():
         assert release >= preflight.OLDEST_CUDA
 
 
+def test_example_of_the_readme_prints_what_it_says():
+    code = re.search(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+
+
 def test_version_matrix_is_that_of_the_readme():
     session = (REPOSITORY / "tools/noxfile.py").read_text()
     versions = re.search(r"^TORCH = (\[.*\])$", session, re.MULTILINE)
