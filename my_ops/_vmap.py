@@ -16,7 +16,7 @@ from torch import Tensor
 
 from my_ops import reference
 from my_ops._autograd import library
-from my_ops.ops._common import ops
+from my_ops.ops._common import UNARY, UNARY_BACKWARD, ops
 
 Dims = tuple[int | None, ...]
 
@@ -46,8 +46,18 @@ def _unary(op: Any) -> Callable[..., Any]:
     return lambda info, in_dims, x: (op(x), in_dims[0])
 
 
-for _name in ("add_one", "d_sigmoid", "round_ste"):
+def _unary_backward(op: Any) -> Callable[..., Any]:
+    def rule(info: Any, in_dims: Dims, grad: Tensor, x: Tensor) -> tuple[Tensor, int]:
+        size = info.batch_size
+        return op(_front(grad, in_dims[0], size), _front(x, in_dims[1], size)), 0
+
+    return rule
+
+
+for _name in UNARY:
     _register(_name)(_unary(getattr(ops, _name)))
+for _name in UNARY_BACKWARD:
+    _register(_name)(_unary_backward(getattr(ops, _name)))
 
 
 @_register("custom_add")
@@ -64,12 +74,6 @@ def _(info: Any, in_dims: Dims, a: Tensor, b: Tensor) -> tuple[Tensor, int]:
             t = t.reshape(t.shape[0], *[1] * (max(ranks) - rank), *t.shape[1:])
         aligned.append(t)
     return ops.custom_add(*aligned), 0
-
-
-@_register("d_sigmoid_backward")
-def _(info: Any, in_dims: Dims, grad: Tensor, z: Tensor) -> tuple[Tensor, int]:
-    size = info.batch_size
-    return ops.d_sigmoid_backward(_front(grad, in_dims[0], size), _front(z, in_dims[1], size)), 0
 
 
 # ------------------------------------------------------------------------------------ products
