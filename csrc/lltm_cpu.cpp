@@ -26,6 +26,19 @@ struct Cpu {
       cpu::lltm_cell_backward(step.args<T, T>(), begin, end);
     });
   }
+  template <typename F>
+  static void dispatch(ScalarType dtype, const F& f) {
+    if (dtype == ScalarType::Double) {
+      f.template operator()<double>();
+    } else {
+      f.template operator()<float>();
+    }
+  }
+  template <typename Ragged>
+  void ragged(const Ragged& args) const {
+    cpu::lltm_ragged(args);
+  }
+
   bool sequence(const SequenceTensors&) const { return false; }
   bool sequence_backward(const SequenceBackwardTensors&) const { return false; }
 
@@ -33,11 +46,7 @@ struct Cpu {
   template <typename F>
   static void rows(const Tensor& like, const F& f) {
     parallel(like.size(0), kGrain / (like.size(1) + 1) + 1, [&](int64_t begin, int64_t end) {
-      if (like.scalar_type() == ScalarType::Double) {
-        f.template operator()<double>(begin, end);
-      } else {
-        f.template operator()<float>(begin, end);
-      }
+      dispatch(like.scalar_type(), [&]<typename T>() { f.template operator()<T>(begin, end); });
     });
   }
 };

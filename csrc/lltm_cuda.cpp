@@ -39,6 +39,15 @@ class Cuda {
     });
   }
 
+  template <typename F>
+  static void dispatch(ScalarType dtype, const F& f) {
+    dispatch_floating<CudaTypes>(dtype, f);
+  }
+  template <typename Ragged>
+  void ragged(const Ragged& args) const {
+    check_launch(cuda::lltm_ragged(args, device_.stream()), "lltm");
+  }
+
   bool sequence(const SequenceTensors& s) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
     return persistent(s.output, batch, hidden, [&]<typename T>() {

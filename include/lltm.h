@@ -4,6 +4,11 @@
 //   i, o = sigmoid;  g = ELU;  cell' = cell + g * i;  h' = tanh(cell') * o
 // T is the type of activations, Acc the type of the arithmetic and of the cell state: float for
 // float and the 16-bit types, double for double.
+//
+// A ragged batch takes the same steps: beyond a row's end both gates are shut, i = o = 0, so that c
+// stays, h is 0 and no gradient arises. What stands around the steps is in the structs LltmRows to
+// LltmEndsBackward; row b ends after lengths[b] steps, of which values below 0 and above `steps`
+// count as these.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +43,44 @@ struct LltmCellBackward {
   int64_t batch, hidden;
 };
 
+// Rows of a state: of `some` where a row has a step, else of `none`, or zero.
+template <typename T>
+struct LltmRows {
+  const T* some;  // [batch, hidden]
+  const T* none;  // [batch, hidden], or null for zero; may be out
+  T* out;         // [batch, hidden]; may be some
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
+// The share of the input in the pre-activations beyond the ends: -inf, -inf, 0.
+template <typename Acc>
+struct LltmShut {
+  Acc* gates_x;  // [steps, batch, 3, hidden]
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
+// The output beyond the ends, 0, and the last h of every row.
+template <typename T>
+struct LltmEnds {
+  T* output;    // [steps, batch, hidden]
+  const T* h0;  // [batch, hidden], h_n of a row without a step
+  T* h_n;       // [batch, hidden]
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
+// The gradient of the steps' own output from those of LltmEnds' results.
+template <typename T>
+struct LltmEndsBackward {
+  const T* grad_output;  // [steps, batch, hidden], or null for zero
+  const T* grad_h_n;     // [batch, hidden], or null for zero
+  T* grad;               // [steps, batch, hidden]
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
 namespace cpu {
 
 // Rows [begin, end) of the batch; float and double.
@@ -45,6 +88,10 @@ template <typename T>
 void lltm_cell(const LltmCell<T, T>& args, int64_t begin, int64_t end);
 template <typename T>
 void lltm_cell_backward(const LltmCellBackward<T, T>& args, int64_t begin, int64_t end);
+
+// LltmRows, LltmShut, LltmEnds or LltmEndsBackward.
+template <typename Ragged>
+void lltm_ragged(const Ragged& args);
 
 }  // namespace cpu
 
@@ -55,6 +102,10 @@ template <typename T, typename Acc>
 cudaError_t lltm_cell(const LltmCell<T, Acc>& args, cudaStream_t stream);
 template <typename T, typename Acc>
 cudaError_t lltm_cell_backward(const LltmCellBackward<T, Acc>& args, cudaStream_t stream);
+
+// LltmRows, LltmShut, LltmEnds or LltmEndsBackward.
+template <typename Ragged>
+cudaError_t lltm_ragged(const Ragged& args, cudaStream_t stream);
 
 }  // namespace cuda
 #endif

@@ -102,7 +102,7 @@ def _linear(
 
 
 _CELL = [Shard(0), Replicate(), Replicate(), Shard(0), Shard(0)]
-_LAYER = [Shard(1), Shard(0), Shard(0), Replicate(), Replicate()]
+_LAYER = [Shard(1), Shard(0), Shard(0), Replicate(), Replicate(), Shard(0)]
 
 
 def _register_batch(op: Any, results: list[Any], arguments: list[Any]) -> None:
@@ -122,5 +122,5 @@ _register_batch(
 _register_batch(
     ops.lltm_backward.default,
     [Shard(1), Shard(0), Shard(0)],
-    [Shard(1), Shard(0), Shard(0), Shard(1), Shard(1), Shard(0), Replicate()],
+    [Shard(1), Shard(0), Shard(0), Shard(1), Shard(1), Shard(0), Replicate(), Shard(0)],
 )

@@ -175,6 +175,11 @@ def _layer(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
     return lltm_inputs(3, size, 3, 2, dtype, device)
 
 
+def _lengths(h0: Tensor) -> Tensor:
+    """Of _layer's 3 steps: none, some and all."""
+    return h0.new_ones(h0.shape[:-1], dtype=torch.int64).cumsum(-1) % 4
+
+
 def _linear_op(activation: str | None) -> Op:
     return Op(
         f"linear-{activation}",
@@ -227,6 +232,15 @@ DIFFERENTIABLE = [
     ),
     _op("lltm_cell", _cell, forward_ad=False),
     _op("lltm", _layer, forward_ad=False),
+    Op(
+        "lltm-lengths",
+        lambda *tensors: my_ops.lltm(*tensors, lengths=_lengths(tensors[1])),
+        lambda *tensors: reference.lltm(*tensors, _lengths(tensors[1])),
+        torch.ops.my_ops.lltm.default,
+        _layer,
+        lambda *tensors: (*tensors, _lengths(tensors[1])),
+        forward_ad=False,
+    ),
 ]
 
 
