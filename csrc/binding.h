@@ -102,10 +102,6 @@ inline Tensor as_contiguous(const Tensor& t) {
   return t.is_contiguous() ? t : torch::stable::contiguous(t);
 }
 
-inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& t) {
-  return t ? std::optional(as_contiguous(*t)) : std::nullopt;
-}
-
 // A contiguous tensor. torch::stable::new_empty, which finds aten::new_empty by name and boxes its
 // arguments, takes three times as long.
 inline Tensor empty(const Tensor& like, const Sizes& sizes, ScalarType dtype) {

@@ -50,14 +50,15 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
       "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor old_cell)"
       " -> (Tensor grad_gates, Tensor grad_old_cell)");
   m.def(
-      "lltm(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias)"
-      " -> (Tensor output, Tensor h_n, Tensor c_n)");
+      "lltm(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias,"
+      " Tensor? lengths=None) -> (Tensor output, Tensor h_n, Tensor c_n)");
   m.def(
-      "lltm_forward(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias)"
-      " -> (Tensor output, Tensor h_n, Tensor c_n, Tensor gates, Tensor cells)");
+      "lltm_forward(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias,"
+      " Tensor? lengths=None) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor gates, Tensor "
+      "cells)");
   m.def(
       "lltm_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor gates,"
-      " Tensor cells, Tensor c0, Tensor weights)"
+      " Tensor cells, Tensor c0, Tensor weights, Tensor? lengths=None)"
       " -> (Tensor grad_gates, Tensor grad_h0, Tensor grad_c0)");
 }
 

@@ -4,7 +4,9 @@
 //   storage(dtype)             the type in which it keeps activations of that dtype,
 //   matmul(a, b, out)          out in the type of the arithmetic,
 //   cell(...), cell_backward(...)   the pointwise part of a step,
-//   sequence(...), sequence_backward(...)   all steps in one launch, or false where it has none.
+//   sequence(...), sequence_backward(...)   all steps in one launch, or false where it has none,
+//   dispatch(dtype, f)         f.operator()<T>() with the storage type,
+//   ragged(args)               LltmRows, LltmShut, LltmEnds or LltmEndsBackward of include/lltm.h.
 #pragma once
 
 #include <tuple>
@@ -38,6 +40,15 @@ inline void check_lltm(const Tensor& input, int64_t input_dim, const Tensor& wei
     check_same_device(*t, name, input, "input", op);
     check_same_dtype(*t, name, input, "input", op);
   }
+}
+
+inline void check_lengths(const std::optional<Tensor>& lengths, const Tensor& like,
+                          const char* like_name, int64_t batch, const char* op) {
+  if (!lengths) return;
+  check(lengths->scalar_type() == ScalarType::Long, op, ": lengths must be of dtype int64, got ",
+        torch::headeronly::toString(lengths->scalar_type()));
+  check_shape(*lengths, "lengths", {batch}, "(batch,)", op);
+  check_same_device(*lengths, "lengths", like, like_name, op);
 }
 
 // The tensors of one pointwise step; see include/lltm.h for shapes.
@@ -79,13 +90,13 @@ struct CellBackwardTensors {
 
 // The tensors of all steps; see include/lltm_persistent.h for shapes.
 struct SequenceTensors {
-  Tensor input, bias, weights, h0, c0, output, c_n;
+  Tensor gates_x, bias, weights, h0, c0, output, c_n;
   std::optional<Tensor> gates, cells;
 };
 
 struct SequenceBackwardTensors {
   std::optional<Tensor> grad_output, grad_h_n, grad_c_n;
-  Tensor gates, cells, c0, weights, grad_gates, grad_h0, grad_c0;
+  Tensor gates, cells, weights, grad_gates, grad_h0, grad_c0;
 };
 
 // t[step] of a contiguous (steps, batch, columns).
@@ -106,10 +117,83 @@ inline std::pair<Tensor, Tensor> split_weights(const Tensor& weights, int64_t hi
           as_strided(weights, {weights.size(1) - hidden, gates}, {col, row}, hidden * col)};
 }
 
-// The columns of weights that multiply h: a view.
-inline Tensor recurrent_weights(const Tensor& weights, int64_t hidden) {
-  return as_strided(weights, {3 * hidden, hidden}, {weights.stride(0), weights.stride(1)});
+// ------------------------------------------------------------------------------- ragged batches
+
+// Rows of `some` where a row has a step, else of `none`, or zero.
+template <typename Backend>
+Tensor rows_with_steps(const Backend& backend, const Tensor& lengths, int64_t steps,
+                       const Tensor& some, const std::optional<Tensor>& none) {
+  const Tensor rows = empty(some, sizes_of(some));
+  const Tensor some_ = as_contiguous(some);
+  const auto none_ = none ? std::optional(as_contiguous(*none)) : std::nullopt;
+  backend.dispatch(some.scalar_type(), [&]<typename T>() {
+    backend.ragged(LltmRows<T>{.some = in<T>(some_),
+                               .none = in<T>(none_),
+                               .out = out<T>(rows),
+                               .lengths = in<int64_t>(lengths),
+                               .steps = steps,
+                               .batch = some.size(0),
+                               .hidden = some.size(1)});
+  });
+  return rows;
 }
+
+template <typename Backend>
+void shut_gates(const Backend& backend, const Tensor& lengths, const Tensor& gates_x) {
+  const auto launch = [&]<typename Acc>() {
+    backend.ragged(LltmShut<Acc>{.gates_x = out<Acc>(gates_x),
+                                 .lengths = in<int64_t>(lengths),
+                                 .steps = gates_x.size(0),
+                                 .batch = gates_x.size(1),
+                                 .hidden = gates_x.size(2) / 3});
+  };
+  if (gates_x.scalar_type() == ScalarType::Double) {
+    launch.template operator()<double>();
+  } else {
+    launch.template operator()<float>();
+  }
+}
+
+// Clears the output beyond the ends; h_n.
+template <typename Backend>
+Tensor output_ends(const Backend& backend, const Tensor& lengths, const Tensor& output,
+                   const Tensor& h0) {
+  const Tensor h_n = empty(h0, sizes_of(h0)), h0_ = as_contiguous(h0);
+  backend.dispatch(output.scalar_type(), [&]<typename T>() {
+    backend.ragged(LltmEnds<T>{.output = out<T>(output),
+                               .h0 = in<T>(h0_),
+                               .h_n = out<T>(h_n),
+                               .lengths = in<int64_t>(lengths),
+                               .steps = output.size(0),
+                               .batch = output.size(1),
+                               .hidden = output.size(2)});
+  });
+  return h_n;
+}
+
+// The gradient of the steps' own output.
+template <typename Backend>
+Tensor output_ends_backward(const Backend& backend, const Tensor& lengths, const Tensor& cells,
+                            const std::optional<Tensor>& grad_output,
+                            const std::optional<Tensor>& grad_h_n, ScalarType dtype) {
+  const auto dense = [](const std::optional<Tensor>& t) {
+    return t ? std::optional(as_contiguous(*t)) : std::nullopt;
+  };
+  const auto grad_output_ = dense(grad_output), grad_h_n_ = dense(grad_h_n);
+  const Tensor grad = empty(cells, sizes_of(cells), dtype);
+  backend.dispatch(dtype, [&]<typename T>() {
+    backend.ragged(LltmEndsBackward<T>{.grad_output = in<T>(grad_output_),
+                                       .grad_h_n = in<T>(grad_h_n_),
+                                       .grad = out<T>(grad),
+                                       .lengths = in<int64_t>(lengths),
+                                       .steps = cells.size(0),
+                                       .batch = cells.size(1),
+                                       .hidden = cells.size(2)});
+  });
+  return grad;
+}
+
+// ---------------------------------------------------------------------------------------- steps
 
 // new_h, new_cell, and with save the activated gates.
 template <typename Backend>
@@ -153,28 +237,19 @@ std::tuple<Tensor, Tensor> lltm_cell_step_backward(const Backend& backend,
   return {step.grad_gates, cast(step.grad_old_cell, gates.scalar_type())};
 }
 
-// The share of the input in the pre-activations of all steps, (steps, batch, 3 * hidden).
-template <typename Backend>
-Tensor gates_of_input(const Backend& backend, const Tensor& input, const Tensor& weights,
-                      int64_t hidden) {
-  const Tensor gates_x =
-      empty(input, {input.size(0), input.size(1), 3 * hidden}, compute_dtype(input.scalar_type()));
-  backend.matmul(all_steps(as_contiguous(input)), split_weights(weights, hidden).second,
-                 all_steps(gates_x));
-  return gates_x;
-}
-
 struct LltmForward {
   Tensor output, h_n, c_n;             // in the type of the input
   std::optional<Tensor> gates, cells;  // (steps, batch, 3 * hidden), and (steps, batch, hidden)
 };
 
+// With lengths: beyond the ends c stays and the output is 0, or NaN where c is.
 template <typename Backend>
 LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, const Tensor& h0,
                                const Tensor& c0, const Tensor& weights, const Tensor& bias,
-                               bool save) {
+                               const std::optional<Tensor>& lengths, bool save) {
   const ScalarType acc = compute_dtype(input.scalar_type());
   const int64_t steps = input.size(0), batch = input.size(1), hidden = h0.size(1);
+  const auto [weights_h, weights_x] = split_weights(weights, hidden);
   LltmForward result{.output = empty(input, {steps, batch, hidden}),
                      .h_n = {},
                      .c_n = {},
@@ -184,7 +259,10 @@ LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, cons
     result.gates = empty(input, {steps, batch, 3 * hidden});
     result.cells = empty(input, {steps, batch, hidden}, acc);
   }
-  SequenceTensors sequence{.input = input,
+  const Tensor gates_x = empty(input, {steps, batch, 3 * hidden}, acc);
+  backend.matmul(all_steps(as_contiguous(input)), weights_x, all_steps(gates_x));
+  if (lengths) shut_gates(backend, *lengths, gates_x);
+  SequenceTensors sequence{.gates_x = gates_x,
                            .bias = as_contiguous(bias),
                            .weights = weights,
                            .h0 = as_contiguous(h0),
@@ -198,8 +276,6 @@ LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, cons
     result.c_n = sequence.c_n;
     return result;
   }
-  const Tensor gates_x = gates_of_input(backend, input, weights, hidden);
-  const Tensor weights_h = split_weights(weights, hidden).first;
   CellTensors step{.gates_x = {},
                    .gates_h = empty(input, {batch, 3 * hidden}, acc),
                    .bias = as_contiguous(bias),
@@ -223,6 +299,22 @@ LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, cons
   return result;
 }
 
+template <typename Backend>
+LltmForward lltm_forward_ragged(const Backend& backend, const Tensor& input, const Tensor& h0,
+                                const Tensor& c0, const Tensor& weights, const Tensor& bias,
+                                const Tensor& lengths, bool save) {
+  const int64_t steps = input.size(0);
+  // Rows without a step start from zero: what their state holds stays out of the gradients' sums.
+  const auto start = [&](const Tensor& state) {
+    return rows_with_steps(backend, lengths, steps, state, std::nullopt);
+  };
+  LltmForward result = lltm_forward_steps(backend, input, start(h0), start(c0), weights, bias,
+                                          std::optional(lengths), save);
+  result.h_n = output_ends(backend, lengths, result.output, h0);
+  result.c_n = rows_with_steps(backend, lengths, steps, result.c_n, c0);
+  return result;
+}
+
 // grad_gates of every step, grad_h0, grad_c0.
 template <typename Backend>
 std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
@@ -233,14 +325,16 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
                                                        const Tensor& c0, const Tensor& weights) {
   const ScalarType dtype = gates.scalar_type(), acc = compute_dtype(dtype);
   const int64_t steps = cells.size(0), batch = cells.size(1), hidden = cells.size(2);
+  const Tensor weights_h =
+      as_strided(weights, {3 * hidden, hidden}, {weights.stride(0), weights.stride(1)});
   const Tensor grad_gates = empty(gates, {steps, batch, 3 * hidden});
-  const std::optional<Tensor> grad_output_ = as_contiguous(grad_output);
+  const std::optional<Tensor> grad_output_ =
+      grad_output ? std::optional(as_contiguous(*grad_output)) : std::nullopt;
   SequenceBackwardTensors sequence{.grad_output = grad_output_,
                                    .grad_h_n = grad_h_n,
                                    .grad_c_n = grad_c_n,
                                    .gates = gates,
                                    .cells = cells,
-                                   .c0 = c0,
                                    .weights = weights,
                                    .grad_gates = grad_gates,
                                    .grad_h0 = empty(gates, {batch, hidden}),
@@ -248,7 +342,6 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
   if (steps > 0 && backend.sequence_backward(sequence)) {
     return {grad_gates, sequence.grad_h0, sequence.grad_c0};
   }
-  const Tensor weights_h = recurrent_weights(weights, hidden);
   const auto start = [&](const std::optional<Tensor>& grad) {
     return grad ? copy(*grad, acc) : torch::stable::new_zeros(gates, {batch, hidden}, acc);
   };
@@ -269,6 +362,23 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
     backend.matmul(step.grad_gates, weights_h, grad_h);
   }
   return {grad_gates, cast(grad_h, dtype), cast(grad_cell, dtype)};
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor> lltm_backward_ragged(const Backend& backend,
+                                                        const std::optional<Tensor>& grad_output,
+                                                        const std::optional<Tensor>& grad_h_n,
+                                                        const std::optional<Tensor>& grad_c_n,
+                                                        const Tensor& gates, const Tensor& cells,
+                                                        const Tensor& c0, const Tensor& weights,
+                                                        const Tensor& lengths) {
+  const int64_t steps = cells.size(0);
+  const Tensor grad =
+      output_ends_backward(backend, lengths, cells, grad_output, grad_h_n, gates.scalar_type());
+  const Tensor start = rows_with_steps(backend, lengths, steps, c0, std::nullopt);
+  const auto [grad_gates, grad_h0, grad_c0] = lltm_backward_steps(
+      backend, std::optional(grad), std::nullopt, grad_c_n, gates, cells, start, weights);
+  return {grad_gates, rows_with_steps(backend, lengths, steps, grad_h0, grad_h_n), grad_c0};
 }
 
 // ------------------------------------------------------------------------------------------- ops
@@ -338,30 +448,35 @@ std::tuple<Tensor, Tensor> lltm_cell_backward(const std::optional<Tensor>& grad_
 
 template <typename Backend>
 LltmForward forward_op(const Tensor& input, const Tensor& h0, const Tensor& c0,
-                       const Tensor& weights, const Tensor& bias, bool save) {
+                       const Tensor& weights, const Tensor& bias,
+                       const std::optional<Tensor>& lengths, bool save) {
   check_lltm(input, 3, weights, bias, h0, "h0", c0, "c0", "lltm");
+  check_lengths(lengths, input, "input", input.size(1), "lltm");
   const Backend backend(input);
   const ScalarType dtype = input.scalar_type(), storage = Backend::storage(dtype);
-  LltmForward r =
-      lltm_forward_steps(backend, cast(input, storage), cast(h0, storage), cast(c0, storage),
-                         cast(weights, storage), cast(bias, storage), save);
+  const Tensor input_ = cast(input, storage), h0_ = cast(h0, storage), c0_ = cast(c0, storage),
+               weights_ = cast(weights, storage), bias_ = cast(bias, storage);
+  const LltmForward r =
+      lengths ? lltm_forward_ragged(backend, input_, h0_, c0_, weights_, bias_,
+                                    as_contiguous(*lengths), save)
+              : lltm_forward_steps(backend, input_, h0_, c0_, weights_, bias_, lengths, save);
   return {cast(r.output, dtype), cast(r.h_n, dtype), cast(r.c_n, dtype), cast(r.gates, dtype),
           r.cells};
 }
 
 template <typename Backend>
 std::tuple<Tensor, Tensor, Tensor> lltm(const Tensor& input, const Tensor& h0, const Tensor& c0,
-                                        const Tensor& weights, const Tensor& bias) {
-  const LltmForward r = forward_op<Backend>(input, h0, c0, weights, bias, false);
+                                        const Tensor& weights, const Tensor& bias,
+                                        const std::optional<Tensor>& lengths) {
+  const LltmForward r = forward_op<Backend>(input, h0, c0, weights, bias, lengths, false);
   return {r.output, r.h_n, r.c_n};
 }
 
 template <typename Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> lltm_forward(const Tensor& input,
-                                                                const Tensor& h0, const Tensor& c0,
-                                                                const Tensor& weights,
-                                                                const Tensor& bias) {
-  const LltmForward r = forward_op<Backend>(input, h0, c0, weights, bias, true);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> lltm_forward(
+    const Tensor& input, const Tensor& h0, const Tensor& c0, const Tensor& weights,
+    const Tensor& bias, const std::optional<Tensor>& lengths) {
+  const LltmForward r = forward_op<Backend>(input, h0, c0, weights, bias, lengths, true);
   return {r.output, r.h_n, r.c_n, *r.gates, *r.cells};
 }
 
@@ -370,7 +485,8 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward(const std::optional<Tensor>& gr
                                                  const std::optional<Tensor>& grad_h_n,
                                                  const std::optional<Tensor>& grad_c_n,
                                                  const Tensor& gates, const Tensor& cells,
-                                                 const Tensor& c0, const Tensor& weights) {
+                                                 const Tensor& c0, const Tensor& weights,
+                                                 const std::optional<Tensor>& lengths) {
   constexpr const char* op = "lltm_backward";
   check_floating(gates, op, "gates");
   check(cells.dim() == 3, op, ": cells must be (steps, batch, hidden_size), got ", show(cells));
@@ -392,12 +508,18 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward(const std::optional<Tensor>& gr
   check_like(grad_h_n, "grad_h_n", c0, "c0", true, op);
   check_like(grad_c_n, "grad_c_n", c0, "c0", true, op);
   if (grad_output) check_same_dtype(*grad_output, "grad_output", gates, "gates", op);
+  check_lengths(lengths, gates, "gates", batch, op);
   const Backend backend(gates);
   const ScalarType dtype = gates.scalar_type(), storage = Backend::storage(dtype);
+  const auto grad_output_ = cast(grad_output, storage), grad_h_n_ = cast(grad_h_n, storage),
+             grad_c_n_ = cast(grad_c_n, storage);
+  const Tensor gates_ = as_contiguous(cast(gates, storage)), cells_ = as_contiguous(cells),
+               c0_ = cast(c0, storage), weights_ = cast(weights, storage);
   const auto [grad_gates, grad_h0, grad_c0] =
-      lltm_backward_steps(backend, cast(grad_output, storage), cast(grad_h_n, storage),
-                          cast(grad_c_n, storage), as_contiguous(cast(gates, storage)),
-                          as_contiguous(cells), cast(c0, storage), cast(weights, storage));
+      lengths ? lltm_backward_ragged(backend, grad_output_, grad_h_n_, grad_c_n_, gates_, cells_,
+                                     c0_, weights_, as_contiguous(*lengths))
+              : lltm_backward_steps(backend, grad_output_, grad_h_n_, grad_c_n_, gates_, cells_,
+                                    c0_, weights_);
   return {cast(grad_gates, dtype), cast(grad_h0, dtype), cast(grad_c0, dtype)};
 }
 

@@ -1,9 +1,11 @@
 """The programs of this folder, run as their READMEs say: make examples."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,20 @@ from torch.utils import cpp_extension
 import my_ops
 
 EXAMPLES = Path(__file__).resolve().parent
+ROOT = EXAMPLES.parent
+sys.path.insert(0, str(ROOT / "tools/build"))
+
+import preflight  # noqa: E402
 
 
-def run(*command, **environment):
+def run(*command, cwd=None, **environment):
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -33,6 +44,19 @@ CMAKE_FINDS_TORCH = pytest.mark.skipif(
     torch.version.cuda is not None and cpp_extension.CUDA_HOME is None,
     reason="CMake's package of a CUDA build of torch asks for a CUDA toolkit",
 )
+
+
+def compile_for_cuda(folder, *sources, include):
+    """With the CUDA toolkit there is, GPU or not: in the environment of `make` there is one."""
+    try:
+        nvcc = preflight.find_toolkit().home / "bin/nvcc"
+    except preflight.Unfit:
+        return
+    flags = ["-std=c++20", "-arch=sm_90", "-DUSE_CUDA", "-DMY_OPS_WITH_CUDA"]
+    flags += ["-DTORCH_TARGET_VERSION=0x020a000000000000", '-DMY_OPS_ARCHITECTURES="9.0"']
+    flags += [f"-I{path}" for path in (*include, *cpp_extension.include_paths())]
+    for source in sources:
+        run(nvcc, "-c", *flags, source, "-o", folder / "object.o")
 
 
 def test_jit_load(tmp_path):
@@ -128,3 +152,62 @@ def test_calling_python_from_cpp(tmp_path):
         "from a thread: 0.25",
         "TypeError: d_sigmoid: z must be a torch.Tensor, got str",
     ]
+
+
+def test_new_op(tmp_path):
+    """What the tool writes into a copy of the repository passes lint, compiles and passes tests."""
+    folders = ["csrc", "docs", "include", "kernels", "my_ops", "tests", "tools"]
+    built = shutil.ignore_patterns("__pycache__", "*.so")
+    for folder in folders:
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=built)
+    for file in ROOT.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    here = {"cwd": tmp_path, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+
+    printed = run(sys.executable, "tools/new_op.py", "square", **here)
+    assert textwrap.indent(printed, "    ") in (EXAMPLES / "new_op/README.md").read_text()
+
+    run("ruff", "check", ".", **here)
+    run("ruff", "format", "--check", ".", **here)
+    cxx = [line.split()[1] for line in printed.splitlines() if re.search(r"\.(h|cpp|cu)$", line)]
+    run("clang-format", "--dry-run", "--Werror", *cxx, **here)
+
+    new = tmp_path / "kernels/square.cu", tmp_path / "csrc/square_cuda.cpp"
+    compile_for_cuda(tmp_path, *new, include=[tmp_path / "include"])
+
+    build = ("setup.py", "-q", "build_ext", "--inplace")
+    run(sys.executable, *build, MY_OPS_WITH_CUDA="0", **here)
+    layers = "no_torch_below or launches_only or launchers_only or have_no_defaults"
+    tests = ("-m", "pytest", "tests", "-q", "-p", "no:cacheprovider", "-k", f"square or {layers}")
+    run(sys.executable, *tests, **here)
+
+
+@pytest.mark.parametrize(
+    "name, rule",
+    [
+        ("d_sigmoid", "must be new, and csrc/elementwise_checks.h has"),
+        ("lltm_grid", "must be new, and there is a file kernels/lltm_grid.cu"),
+        ("delete", "must be no word of Python or C++"),
+        ("lambda", "must be no word of Python or C++"),
+        ("Square", "must be lower-case words joined by _"),
+        ("x" * 33, "of at most 32 letters"),
+    ],
+)
+def test_new_op_refuses(name, rule):
+    command = (sys.executable, ROOT / "tools/new_op.py", name)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("new_op: NAME must be ")
+    assert rule in done.stderr
+
+
+def test_porting(tmp_path):
+    folder = EXAMPLES / "porting"
+    lines = output_of("porting/port.py", TORCH_EXTENSIONS_DIR=str(tmp_path)).splitlines()
+    shown = re.findall("^    (cpu|cuda)(:.*)", (folder / "README.md").read_text(), re.MULTILINE)
+    devices = ["cpu", "cuda"] if BUILDS_CUDA else ["cpu"]
+    assert lines == [device + text for device, text in shown if device in devices]
+    include = [folder / "include", ROOT / "csrc", ROOT / "kernels"]
+    sources = [folder / name for name in ("before.cu", "kernels/prelu.cu", "csrc/prelu_cuda.cpp")]
+    compile_for_cuda(tmp_path, *sources, include=include)

@@ -4,6 +4,11 @@
 //   i, o = sigmoid;  g = ELU;  cell' = cell + g * i;  h' = tanh(cell') * o
 // T is the type of activations, Acc the type of the arithmetic and of the cell state: float for
 // float and the 16-bit types, double for double.
+//
+// A ragged batch takes the same steps: beyond a row's end both gates are shut, i = o = 0, so that c
+// stays, h is 0 and no gradient arises. What stands around the steps is in the structs LltmRows to
+// LltmEndsBackward; row b ends after lengths[b] steps, of which values below 0 and above `steps`
+// count as these.
 #pragma once
 
 #include <cstdint>
@@ -38,56 +43,55 @@ struct LltmCellBackward {
   int64_t batch, hidden;
 };
 
-namespace cpu {
-
-// All steps of a layer.
+// Rows of a state: of `some` where a row has a step, else of `none`, or zero.
 template <typename T>
-struct LltmSteps {
-  const T* input;      // [steps, batch, inputs]
-  const T* bias;       // [3, hidden]
-  const T* weights_x;  // the weights of the input transposed, [inputs, 3, hidden], by lltm_pack
-  const T* weights_h;  // the weights of h transposed, [hidden, 3, hidden], by lltm_pack
-  const T* h0;         // [batch, hidden]
-  const T* c0;         // [batch, hidden]
-  T* output;           // [steps, batch, hidden]
-  T* c_n;              // [batch, hidden]
-  T* gates;            // [steps, batch, 3, hidden] activated i, o, g for backward, or null
-  T* cells;            // [steps, batch, hidden] for backward, or null
-  int64_t steps, batch, inputs, hidden;
-};
-
-template <typename T>
-struct LltmStepsBackward {
-  const T* grad_output;  // [steps, batch, hidden], or null for zero
-  const T* grad_h_n;     // [batch, hidden], or null for zero
-  const T* grad_c_n;     // [batch, hidden], or null for zero
-  const T* gates;        // [steps, batch, 3, hidden]
-  const T* cells;        // [steps, batch, hidden]
-  const T* c0;           // [batch, hidden]
-  const T* weights_h;    // the weights of h, [3, hidden, hidden], by lltm_pack
-  T* grad_gates;         // [steps, batch, 3, hidden]
-  T* grad_h0;            // [batch, hidden]
-  T* grad_c0;            // [batch, hidden]
+struct LltmRows {
+  const T* some;  // [batch, hidden]
+  const T* none;  // [batch, hidden], or null for zero; may be out
+  T* out;         // [batch, hidden]; may be some
+  const int64_t* lengths;
   int64_t steps, batch, hidden;
 };
 
-// All of these for float and double.
+// The share of the input in the pre-activations beyond the ends: -inf, -inf, 0.
+template <typename Acc>
+struct LltmShut {
+  Acc* gates_x;  // [steps, batch, 3, hidden]
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
 
-// Elements of [k, n] packed, and the packing of b with its strides in elements.
+// The output beyond the ends, 0, and the last h of every row.
 template <typename T>
-int64_t lltm_packed_size(int64_t k, int64_t n);
-template <typename T>
-void lltm_pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed);
+struct LltmEnds {
+  T* output;    // [steps, batch, hidden]
+  const T* h0;  // [batch, hidden], h_n of a row without a step
+  T* h_n;       // [batch, hidden]
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
 
-// Rows [begin, end) of the batch.
+// The gradient of the steps' own output from those of LltmEnds' results.
+template <typename T>
+struct LltmEndsBackward {
+  const T* grad_output;  // [steps, batch, hidden], or null for zero
+  const T* grad_h_n;     // [batch, hidden], or null for zero
+  T* grad;               // [steps, batch, hidden]
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
+namespace cpu {
+
+// Rows [begin, end) of the batch; float and double.
 template <typename T>
 void lltm_cell(const LltmCell<T, T>& args, int64_t begin, int64_t end);
 template <typename T>
 void lltm_cell_backward(const LltmCellBackward<T, T>& args, int64_t begin, int64_t end);
-template <typename T>
-void lltm_steps(const LltmSteps<T>& args, int64_t begin, int64_t end);
-template <typename T>
-void lltm_steps_backward(const LltmStepsBackward<T>& args, int64_t begin, int64_t end);
+
+// LltmRows, LltmShut, LltmEnds or LltmEndsBackward.
+template <typename Ragged>
+void lltm_ragged(const Ragged& args);
 
 }  // namespace cpu
 
@@ -98,6 +102,10 @@ template <typename T, typename Acc>
 cudaError_t lltm_cell(const LltmCell<T, Acc>& args, cudaStream_t stream);
 template <typename T, typename Acc>
 cudaError_t lltm_cell_backward(const LltmCellBackward<T, Acc>& args, cudaStream_t stream);
+
+// LltmRows, LltmShut, LltmEnds or LltmEndsBackward.
+template <typename Ragged>
+cudaError_t lltm_ragged(const Ragged& args, cudaStream_t stream);
 
 }  // namespace cuda
 #endif

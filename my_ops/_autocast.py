@@ -11,16 +11,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 
 from my_ops._autograd import library
 from my_ops.ops._common import ops
 
-_KEYS = {"cpu": DispatchKey.AutocastCPU, "cuda": DispatchKey.AutocastCUDA}
+try:  # private names, present in torch 2.10 to 2.15: a sixth of torch.autocast's host time
+    from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+
+    def _without(device: str, key: str) -> Callable[[], Any]:
+        keys = DispatchKeySet(getattr(DispatchKey, key))
+        return lambda: _ExcludeDispatchKeyGuard(keys)
+except ImportError:
+
+    def _without(device: str, key: str) -> Callable[[], Any]:
+        return lambda: torch.autocast(device, enabled=False)
 
 
-def _kernel(op: Any, device: str, key: DispatchKey) -> Callable[..., Any]:
-    below = DispatchKeySet(key)
+def _kernel(op: Any, device: str, key: str) -> Callable[..., Any]:
+    below = _without(device, key)
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
         eligible = (
@@ -33,12 +41,13 @@ def _kernel(op: Any, device: str, key: DispatchKey) -> Callable[..., Any]:
 
     def kernel(*args: Any) -> Any:
         dtype = torch.get_autocast_dtype(device)
-        with _ExcludeDispatchKeyGuard(below):
+        with below():
             return op(*(cast(value, dtype) for value in args))
 
     return kernel
 
 
 for _op in (ops.gemm, ops.linear, ops.lltm_cell, ops.lltm):
-    for _device, _key in _KEYS.items():
-        library.impl(_op.__name__, _kernel(_op.default, _device, _key), _key.name)
+    for _device in ("cpu", "cuda"):
+        _key = f"Autocast{_device.upper()}"
+        library.impl(_op.__name__, _kernel(_op.default, _device, _key), _key)

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled, is_inference_mode_enabled
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 __all__ = ["library", "register_gradient", "register_out"]
 
-try:  # private names, present in torch 2.10 to 2.15; without one of them the public way is taken
+try:  # private names, present in torch 2.10 to 2.15
     from torch._C import (
         _any_requires_grad,
         _are_functorch_transforms_active,
@@ -30,13 +31,19 @@ try:  # private names, present in torch 2.10 to 2.15; without one of them the pu
         _is_any_autocast_enabled,
     )
     from torch._functorch.utils import enable_single_level_autograd_function
-    from torch.autograd import forward_ad
+    from torch.autograd.forward_ad import _current_level as _current_level  # read in its module
     from torch.autograd.forward_ad import _set_fwd_grad_enabled
     from torch.autograd.function import _SingleLevelFunction
 
-    _HAVE_PRIVATE_NAMES = hasattr(forward_ad, "_current_level")
-except ImportError:
+    _HAVE_PRIVATE_NAMES = True
+except ImportError as error:
     _HAVE_PRIVATE_NAMES = False
+    warnings.warn(
+        f"my_ops: torch {torch.__version__} lacks a private name that my_ops registers gradients "
+        f"with ({error}); gradients work, torch.func transforms and forward mode do not, and out= "
+        "is not noticed by autograd: update my_ops.",
+        stacklevel=2,
+    )
 
 library = torch.library.Library("my_ops", "IMPL")  # kept alive: it owns the registrations
 
@@ -129,7 +136,7 @@ def register_out(op: torch._ops.OpOverload) -> None:
         out = args[at]
         if torch.is_grad_enabled() and _any_requires_grad(*args):
             raise RuntimeError(
-                f"{op._schema.name.split('::')[1]}: out= does not support automatic "
+                f"{_name(op).split('.')[0]}: out= does not support automatic "
                 "differentiation, but one of the arguments requires grad"
             )
         with _AutoDispatchBelowAutograd():
@@ -140,8 +147,7 @@ def register_out(op: torch._ops.OpOverload) -> None:
 
 
 def _name(op: torch._ops.OpOverload) -> str:
-    name = op._schema.name.split("::")[1]
-    return f"{name}.{op._overloadname}" if op._overloadname != "default" else name
+    return op.name().split("::")[1]  # with the overload, but for the default one
 
 
 class _Primals:
@@ -153,7 +159,7 @@ class _Primals:
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
         return tuple(
-            torch._VF._unpack_dual(t, level=0)[0] if isinstance(t, torch.Tensor) else t  # type: ignore[attr-defined]
+            forward_ad.unpack_dual(t, level=0).primal if isinstance(t, torch.Tensor) else t
             for t in self._ctx.saved_tensors
         )
 
@@ -163,12 +169,6 @@ class _Primals:
 
 def _register_public(op: torch._ops.OpOverload, function: type[torch.autograd.Function]) -> None:
     """Registration by public names only: no torch.func and no forward mode."""
-    warnings.warn(
-        f"my_ops: torch {torch.__version__} lacks a private name that my_ops registers gradients "
-        "with; gradients work, torch.func transforms and forward mode do not: update my_ops.",
-        stacklevel=2,
-    )
-
     defaults = tuple(argument.default_value for argument in op._schema.arguments)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -180,9 +180,7 @@ def _register_public(op: torch._ops.OpOverload, function: type[torch.autograd.Fu
         result = function.backward(_AllInputs(ctx, len(defaults)), *grads)
         return result[: ctx.given] if isinstance(result, tuple) else result
 
-    torch.library.register_autograd(
-        op._schema.name, backward, setup_context=setup_context, lib=library
-    )
+    torch.library.register_autograd(op.name(), backward, setup_context=setup_context, lib=library)
 
 
 class _AllInputs:

@@ -13,7 +13,7 @@ def _load() -> None:
         raise ImportError(
             f"my_ops needs torch >= 2.10, found {torch.__version__}: pip install --upgrade torch"
         )
-    if torch._C._jit_get_schemas_for_operator("my_ops::gemm"):
+    if hasattr(torch.ops.my_ops, "gemm"):
         # A second registration of the same ops would end the process without a Python error.
         raise ImportError(
             "my_ops: the operators of namespace 'my_ops' are registered already, by another copy "

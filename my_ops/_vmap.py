@@ -16,7 +16,7 @@ from torch import Tensor
 
 from my_ops import reference
 from my_ops._autograd import library
-from my_ops.ops._common import ops
+from my_ops.ops._common import UNARY, UNARY_BACKWARD, ops
 
 Dims = tuple[int | None, ...]
 
@@ -46,8 +46,18 @@ def _unary(op: Any) -> Callable[..., Any]:
     return lambda info, in_dims, x: (op(x), in_dims[0])
 
 
-for _name in ("add_one", "d_sigmoid", "round_ste"):
+def _unary_backward(op: Any) -> Callable[..., Any]:
+    def rule(info: Any, in_dims: Dims, grad: Tensor, x: Tensor) -> tuple[Tensor, int]:
+        size = info.batch_size
+        return op(_front(grad, in_dims[0], size), _front(x, in_dims[1], size)), 0
+
+    return rule
+
+
+for _name in UNARY:
     _register(_name)(_unary(getattr(ops, _name)))
+for _name in UNARY_BACKWARD:
+    _register(_name)(_unary_backward(getattr(ops, _name)))
 
 
 @_register("custom_add")
@@ -64,12 +74,6 @@ def _(info: Any, in_dims: Dims, a: Tensor, b: Tensor) -> tuple[Tensor, int]:
             t = t.reshape(t.shape[0], *[1] * (max(ranks) - rank), *t.shape[1:])
         aligned.append(t)
     return ops.custom_add(*aligned), 0
-
-
-@_register("d_sigmoid_backward")
-def _(info: Any, in_dims: Dims, grad: Tensor, z: Tensor) -> tuple[Tensor, int]:
-    size = info.batch_size
-    return ops.d_sigmoid_backward(_front(grad, in_dims[0], size), _front(z, in_dims[1], size)), 0
 
 
 # ------------------------------------------------------------------------------------ products
@@ -129,7 +133,12 @@ def _(
 
 
 def _lltm_by_steps(
-    input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """``lltm_forward`` of tensors with one more dimension in front."""
     size, steps, batch, _ = input.shape
@@ -145,11 +154,19 @@ def _lltm_by_steps(
         z = gates_x[:, t] + ops.gemm(h, weights[..., :hidden].mT)
         z_i, z_o, z_g = z.chunk(3, dim=-1)
         i, o, g = torch.sigmoid(z_i), torch.sigmoid(z_o), torch.nn.functional.elu(z_g)
-        c = c + g * i
-        h = torch.tanh(c) * o
-        hs.append(h)
+        new_c = c + g * i
+        new_h = torch.tanh(new_c) * o
+        step = torch.cat([i, o, g], dim=-1)
+        if lengths is None:
+            h, c = new_h, new_c
+            hs.append(h)
+        else:
+            runs = (t < lengths).unsqueeze(-1)
+            h, c = torch.where(runs, new_h, h), torch.where(runs, new_c, c)
+            hs.append(torch.where(runs, h, 0.0))
+            step = torch.where(runs, step, 0.0)
         cs.append(c)
-        gates.append(torch.cat([i, o, g], dim=-1))
+        gates.append(step)
 
     def stacked(states: list[Tensor], columns: int) -> Tensor:
         return torch.stack(states, 1) if states else input.new_empty((size, 0, batch, columns))
@@ -171,6 +188,7 @@ def _lltm_backward_by_steps(
     gates: Tensor,
     cells: Tensor,
     c0: Tensor,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``lltm_backward`` of tensors with one more dimension in front."""
     dtype, compute, hidden = gates.dtype, cells.dtype, c0.shape[-1]
@@ -179,6 +197,8 @@ def _lltm_backward_by_steps(
     grad_c = torch.zeros_like(c0) if grad_c is None else grad_c.to(compute)
     steps = []
     for t in range(gates.shape[1] - 1, -1, -1):
+        beyond = None if lengths is None else (t >= lengths).unsqueeze(-1)
+        after = grad_h
         if grad_output is not None:
             grad_h = grad_h + grad_output[:, t]
         i, o, g = gates[:, t].chunk(3, dim=-1)
@@ -188,6 +208,8 @@ def _lltm_backward_by_steps(
         step = [grad_c * g * i * (1 - i), grad_h * squashed * o * (1 - o), grad_c * i * elu_slope]
         steps.append(torch.cat(step, dim=-1))
         grad_h = ops.gemm(steps[-1], weights[..., :hidden])
+        if beyond is not None:  # its gates are 0, and so is their gradient
+            grad_h = torch.where(beyond, after, grad_h)
     grad_gates = torch.stack(steps[::-1], 1) if steps else torch.empty_like(gates)
     return grad_gates.to(dtype), grad_h.to(dtype), grad_c.to(dtype)
 
@@ -197,16 +219,32 @@ def _layer(name: str, results: int) -> None:
 
     @_register(name)
     def _(
-        info: Any, in_dims: Dims, input: Tensor, h0: Tensor, c0: Tensor, *weights_bias: Tensor
+        info: Any,
+        in_dims: Dims,
+        input: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        weights: Tensor,
+        bias: Tensor,
+        lengths: Tensor | None = None,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         size = info.batch_size
-        tensors = [_front(t, d, size) for t, d in zip((input, h0, c0), in_dims[:3], strict=True)]
+        input, h0, c0 = (
+            _front(t, d, size) for t, d in zip((input, h0, c0), in_dims[:3], strict=True)
+        )
+        if lengths is not None:
+            lengths = _front(lengths, in_dims[5], size)
         if in_dims[3] is not None or in_dims[4] is not None:
-            more = [_front(t, d, size) for t, d in zip(weights_bias, in_dims[3:], strict=True)]
-            return _lltm_by_steps(*tensors, *more)[:results], (0,) * results
-        input, h0, c0 = tensors
+            weights, bias = _front(weights, in_dims[3], size), _front(bias, in_dims[4], size)
+            by_steps = _lltm_by_steps(input, h0, c0, weights, bias, lengths)
+            return by_steps[:results], (0,) * results
         folded = op(
-            input.transpose(0, 1).flatten(1, 2), h0.flatten(0, 1), c0.flatten(0, 1), *weights_bias
+            input.transpose(0, 1).flatten(1, 2),
+            h0.flatten(0, 1),
+            c0.flatten(0, 1),
+            weights,
+            bias,
+            None if lengths is None else lengths.flatten(),
         )
         return _unfold_layer(folded, size)
 
@@ -226,20 +264,21 @@ _layer("lltm_forward", 5)
 @_register("lltm_backward")
 def _(info: Any, in_dims: Dims, *tensors: Tensor | None) -> Any:
     size = info.batch_size
-    *steps_and_states, weights = tensors
+    tensors, in_dims = (*tensors, None)[:8], (*in_dims, None)[:8]  # lengths may be left out
+    weights, weights_dim = tensors[6], in_dims[6]
     fronted: list[Any] = [
-        None if t is None else _front(t, d, size)
-        for t, d in zip(steps_and_states, in_dims[:-1], strict=True)
+        None if t is None else _front(t, d, size) for t, d in zip(tensors, in_dims, strict=True)
     ]
-    if weights is not None and in_dims[-1] is not None:
-        return _lltm_backward_by_steps(weights.movedim(in_dims[-1], 0), *fronted), (0, 0, 0)
+    del fronted[6]
+    if weights is not None and weights_dim is not None:
+        return _lltm_backward_by_steps(weights.movedim(weights_dim, 0), *fronted), (0, 0, 0)
     folded = [
         None
         if t is None
         else (t.transpose(0, 1).flatten(1, 2) if t.dim() == 4 else t.flatten(0, 1))
         for t in fronted
     ]
-    return _unfold_layer(ops.lltm_backward(*folded, weights), size)
+    return _unfold_layer(ops.lltm_backward(*folded[:6], weights, folded[6]), size)
 
 
 def _cell(name: str, results: int) -> None:

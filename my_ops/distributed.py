@@ -22,7 +22,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from my_ops.ops._common import ops
+from my_ops.ops._common import UNARY, UNARY_BACKWARD, ops
 
 __all__: list[str] = []
 
@@ -38,7 +38,7 @@ def _for_given(layouts: list[Layout], args: tuple[Any, ...]) -> list[Layout]:
     ]
 
 
-@register_sharding([ops.add_one.default, ops.d_sigmoid.default, ops.round_ste.default])
+@register_sharding([getattr(ops, name).default for name in UNARY])
 def _unary(x: Any) -> list[Layout]:
     layouts: list[Layout] = [([Shard(d)], [Shard(d)]) for d in range(x.ndim)]
     return _for_given([*layouts, ([Replicate()], [Replicate()])], (x,))
@@ -57,11 +57,11 @@ def _custom_add(a: Any, b: Any) -> list[Layout]:
     return _for_given([*layouts, ([Replicate()], [Replicate()] * 2)], (a, b))
 
 
-@register_sharding(ops.d_sigmoid_backward.default)
-def _d_sigmoid_backward(grad: Any, z: Any) -> list[Layout]:
-    layouts: list[Layout] = [([Shard(d)], [Shard(d), Shard(d)]) for d in range(z.ndim)]
+@register_sharding([getattr(ops, name).default for name in UNARY_BACKWARD])
+def _unary_backward(grad: Any, x: Any) -> list[Layout]:
+    layouts: list[Layout] = [([Shard(d)], [Shard(d), Shard(d)]) for d in range(x.ndim)]
     layouts += [([Partial()], [Partial(), Replicate()]), ([Replicate()], [Replicate()] * 2)]
-    return _for_given(layouts, (grad, z))
+    return _for_given(layouts, (grad, x))
 
 
 @register_sharding(ops.gemm.default)
@@ -102,7 +102,7 @@ def _linear(
 
 
 _CELL = [Shard(0), Replicate(), Replicate(), Shard(0), Shard(0)]
-_LAYER = [Shard(1), Shard(0), Shard(0), Replicate(), Replicate()]
+_LAYER = [Shard(1), Shard(0), Shard(0), Replicate(), Replicate(), Shard(0)]
 
 
 def _register_batch(op: Any, results: list[Any], arguments: list[Any]) -> None:
@@ -122,5 +122,5 @@ _register_batch(
 _register_batch(
     ops.lltm_backward.default,
     [Shard(1), Shard(0), Shard(0)],
-    [Shard(1), Shard(0), Shard(0), Shard(1), Shard(1), Shard(0), Replicate()],
+    [Shard(1), Shard(0), Shard(0), Shard(1), Shard(1), Shard(0), Replicate(), Shard(0)],
 )

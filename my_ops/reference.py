@@ -81,11 +81,22 @@ def lltm_cell(
 
 
 def lltm(
-    input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     h, c, outputs = h0, c0, []
-    for step in input:
-        h, c = lltm_cell(step, weights, bias, h, c)
-        outputs.append(h)
+    for t, step in enumerate(input):
+        next_h, next_c = lltm_cell(step, weights, bias, h, c)
+        if lengths is None:
+            h, c = next_h, next_c
+            outputs.append(h)
+        else:
+            runs = (t < lengths).unsqueeze(1)
+            h, c = torch.where(runs, next_h, h), torch.where(runs, next_c, c)
+            outputs.append(torch.where(runs, h, 0.0))
     output = torch.stack(outputs) if outputs else h0.new_empty((0, *h0.shape))
     return output, h, c

@@ -1,4 +1,4 @@
-"""What the test files share: dtypes, error measures with their limits, and one call of every op."""
+"""What the test files share: dtypes, error measures and limits, data, one call of every op."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,6 +60,43 @@ def gemm_excess(got: Tensor, a: Tensor, b: Tensor) -> float:
     error = (got.double() - want).abs() / allowed
     assert not error.isnan().any()
     return error.max().item() if error.numel() else 0.0
+
+
+def values(dtype: torch.dtype, size: int, device: str = "cpu") -> Tensor:
+    """Normally distributed over a few magnitudes; integers over their whole range."""
+    if dtype.is_floating_point:
+        wide = torch.randn(size, dtype=torch.float64) * 4.0 ** torch.randint(-4, 3, (size,))
+        return wide.to(dtype).to(device)
+    return torch.randint(-(1 << 62), 1 << 62, (size,)).to(dtype).to(device)
+
+
+def special(dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros, subnormals, the largest numbers, infinities, NaN, and where exp has its ends."""
+    info = torch.finfo(dtype)
+    subnormal = info.tiny * info.eps
+    magnitudes = [0.0, subnormal, 3 * subnormal, info.tiny, info.eps, 0.25, 0.5, 1.0, 17.0, 88.0]
+    magnitudes += [104.0, 200.0, 745.0, 1e4, info.max / 2, info.max, float("inf"), float("nan")]
+    both = torch.tensor(magnitudes + [-m for m in magnitudes], dtype=torch.float64)
+    return both.to(dtype).to(device)
+
+
+def layouts(device: str) -> dict[str, Tensor]:
+    """Views that are not contiguous, or not from the start of their memory."""
+    base = torch.randn(6, 5, 4, 3, device=device)
+    return {
+        "transposed": base.transpose(0, 2),
+        "permuted": base.permute(3, 0, 2, 1),
+        "channels_last": base.to(memory_format=torch.channels_last),
+        "stepped": base[::2, :, ::3],
+        "offset": base.flatten()[1:],
+        "offset-and-stepped": base[1:, 1:, 1:, 1:],
+        "expanded": base[:1].expand(6, 5, 4, 3),
+        "expanded-new-dimension": base[0].expand(2, 5, 4, 3),
+        "one-element-expanded": base[0, 0, 0, :1].expand(50),
+        "column": base.view(30, 12)[:, 5],
+        "empty-transposed": base[:0].transpose(0, 1),
+        "moved-and-sliced": base.movedim(1, -1)[..., 2:],
+    }
 
 
 def lltm_inputs(
@@ -138,6 +175,11 @@ def _layer(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
     return lltm_inputs(3, size, 3, 2, dtype, device)
 
 
+def _lengths(h0: Tensor) -> Tensor:
+    """Of _layer's 3 steps: none, some and all."""
+    return h0.new_ones(h0.shape[:-1], dtype=torch.int64).cumsum(-1) % 4
+
+
 def _linear_op(activation: str | None) -> Op:
     return Op(
         f"linear-{activation}",
@@ -190,6 +232,15 @@ DIFFERENTIABLE = [
     ),
     _op("lltm_cell", _cell, forward_ad=False),
     _op("lltm", _layer, forward_ad=False),
+    Op(
+        "lltm-lengths",
+        lambda *tensors: my_ops.lltm(*tensors, lengths=_lengths(tensors[1])),
+        lambda *tensors: reference.lltm(*tensors, _lengths(tensors[1])),
+        torch.ops.my_ops.lltm.default,
+        _layer,
+        lambda *tensors: (*tensors, _lengths(tensors[1])),
+        forward_ad=False,
+    ),
 ]
 
 

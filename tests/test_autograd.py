@@ -1,9 +1,6 @@
 """Gradients of every op: numerically, under torch.func, TorchScript, torch.compile, and of out=."""
 
 import io
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -290,45 +287,3 @@ def test_compile_a_layer_with_dynamic_batch(kind, device):
             found.append((output.detach(), *(p.grad.clone() for p in layer.parameters())))
         assert_close(*found, FLOAT32_LIMIT)
     assert counter.frame_count == 1
-
-
-# ------------------------------------------------------------------------------------- fallback
-
-
-def test_gradients_without_private_names():
-    """A torch that lacks a private name: a warning, and the same gradients by the public way."""
-    script = textwrap.dedent("""
-        import warnings
-        import torch
-        import torch._functorch.utils as utils
-        del utils.enable_single_level_autograd_function
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            import my_ops
-        assert any("my_ops" in str(w.message) for w in caught), "no warning"
-        assert all("private name" in str(w.message) for w in caught), caught
-        from torch.autograd import gradcheck
-
-        def draw(*shape):
-            return torch.randn(shape, dtype=torch.float64, requires_grad=True)
-
-        assert gradcheck(my_ops.add_one, (draw(2, 3),))
-        assert gradcheck(my_ops.custom_add, (draw(2, 1), draw(3)))
-        assert gradcheck(my_ops.d_sigmoid, (draw(2, 3),))
-        assert gradcheck(my_ops.gemm, (draw(2, 3), draw(3, 4)))
-        for activation in (None, "gelu"):
-            call = lambda x, w, b: my_ops.linear(x, w, b, activation=activation)
-            assert gradcheck(call, (draw(2, 3), draw(4, 3), draw(4)))
-        assert gradcheck(my_ops.linear, (draw(2, 3), draw(4, 3)))
-        state = draw(2, 2), draw(2, 2)
-        assert gradcheck(my_ops.lltm_cell, (draw(2, 3), draw(6, 5), draw(6), *state))
-        assert gradcheck(my_ops.lltm, (draw(3, 2, 3), *state, draw(6, 5), draw(6)))
-        x = draw(5)
-        my_ops.round_ste(x).sum().backward()
-        assert torch.equal(x.grad, torch.ones_like(x))
-        out = torch.zeros(2, 4, dtype=torch.float64)
-        my_ops.gemm(draw(2, 3).detach(), draw(3, 4).detach(), out=out)
-        assert out.ne(0).all()
-    """)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from samples import ALL, FLOATING, INTEGERS, NOT_REAL, SIXTEEN_BIT, UNSIGNED, ulps
+from samples import (
+    ALL,
+    FLOATING,
+    INTEGERS,
+    NOT_REAL,
+    SIXTEEN_BIT,
+    UNSIGNED,
+    layouts,
+    special,
+    ulps,
+    values,
+)
 
 import my_ops
 from my_ops import reference
@@ -15,23 +26,6 @@ D_SIGMOID_ULP = 4.0
 D_SIGMOID_GRAD_ULP = 8.0  # exp, expm1, five products and quotients
 
 UNARY = {"add_one": SUM_ULP, "d_sigmoid": D_SIGMOID_ULP, "round_ste": 0.0}
-
-
-def values(dtype, size, device="cpu"):
-    """Normally distributed over a few magnitudes; integers over their whole range."""
-    if dtype.is_floating_point:
-        wide = torch.randn(size, dtype=torch.float64) * 4.0 ** torch.randint(-4, 3, (size,))
-        return wide.to(dtype).to(device)
-    return torch.randint(-(1 << 62), 1 << 62, (size,)).to(dtype).to(device)
-
-
-def special(dtype, device):
-    info = torch.finfo(dtype)
-    subnormal = info.tiny * info.eps
-    magnitudes = [0.0, subnormal, 3 * subnormal, info.tiny, info.eps, 0.25, 0.5, 1.0, 17.0, 88.0]
-    magnitudes += [104.0, 200.0, 745.0, 1e4, info.max / 2, info.max, float("inf"), float("nan")]
-    both = torch.tensor(magnitudes + [-m for m in magnitudes], dtype=torch.float64)
-    return both.to(dtype).to(device)
 
 
 def check_unary(name, x):
@@ -164,24 +158,6 @@ def test_custom_add_broadcasts(shapes, dtype, device):
     for left, right in ((a, b), (b, a)):
         want = reference.custom_add(left.to(wide), right.to(wide)).to(dtype)
         torch.testing.assert_close(my_ops.custom_add(left, right), want, rtol=0, atol=0)
-
-
-def layouts(device):
-    base = torch.randn(6, 5, 4, 3, device=device)
-    return {
-        "transposed": base.transpose(0, 2),
-        "permuted": base.permute(3, 0, 2, 1),
-        "channels_last": base.to(memory_format=torch.channels_last),
-        "stepped": base[::2, :, ::3],
-        "offset": base.flatten()[1:],
-        "offset-and-stepped": base[1:, 1:, 1:, 1:],
-        "expanded": base[:1].expand(6, 5, 4, 3),
-        "expanded-new-dimension": base[0].expand(2, 5, 4, 3),
-        "one-element-expanded": base[0, 0, 0, :1].expand(50),
-        "column": base.view(30, 12)[:, 5],
-        "empty-transposed": base[:0].transpose(0, 1),
-        "moved-and-sliced": base.movedim(1, -1)[..., 2:],
-    }
 
 
 @pytest.mark.parametrize("layout", layouts("cpu"))

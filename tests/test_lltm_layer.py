@@ -375,20 +375,29 @@ def test_wrong_call(device, rejects):
         ((x[:, :, :4],), r"LLTM: input must have input_size = 5 .*got \[7, 3, 4\]"),
         ((x, (h[:1], c)), r"LLTM: h_0 and c_0 must be .*= \[2, 3, 4\], got \[1, 3, 4\]"),
         ((x, (h, c[:, :2])), r"LLTM: h_0 and c_0 must be .*and \[2, 2, 4\]"),
-        ((x, (h, c), three[:2]), r"lltm: lengths must be \(batch,\) = \(3,\), got \[2\]"),
-        ((x, (h, c), three.int()), "lltm: lengths must be of dtype int64, got torch.int32"),
+        ((x, (h, c), three[:2]), r"LLTM: lengths must be \(batch,\) = \(3,\), got \[2\]"),
+        ((x, (h, c), three.int()), "LLTM: lengths must be of dtype int64, got torch.int32"),
     ):
         with rejects(ValueError, match, x, h, c):
             layer(*arguments)
+    own = h[0], c[0], layer.cells[0].weights, layer.cells[0].bias
     with rejects(TypeError, "lltm: lengths must be a torch.Tensor, got list", x):
-        my_ops.lltm(x, h[0], c[0], layer.cells[0].weights, layer.cells[0].bias, lengths=[1, 2, 3])
+        my_ops.lltm(x, *own, lengths=[1, 2, 3])
+    with rejects(RuntimeError, r"lltm: lengths must be \(batch,\) = \(3,\), got \(2,\)", x):
+        my_ops.lltm(x, *own, lengths=three[:2])
+    with rejects(RuntimeError, "lltm: lengths must be of dtype int64, got Int", x):
+        my_ops.lltm(x, *own, lengths=three.int())
 
 
 def test_lengths_on_another_device(cuda, rejects):
     layer = made("one", cuda)
     x, state = drawn(layer, cuda)
-    with rejects(ValueError, "lltm: lengths must be on the device of input, got cpu and cuda", x):
-        layer(x, state, torch.tensor([1, 2, 3]))
+    lengths = torch.tensor([1, 2, 3])
+    with rejects(ValueError, "LLTM: lengths must be on the device of input, got cpu and cuda", x):
+        layer(x, state, lengths)
+    own = layer.cells[0].weights, layer.cells[0].bias
+    with rejects(RuntimeError, "lltm: lengths must be on the device of input, got cpu and", x):
+        my_ops.lltm(x, state[0][0], state[1][0], *own, lengths=lengths)
 
 
 def test_shows_what_differs_from_the_defaults():

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from my_ops.ops.lltm import lltm_ragged, valid_steps
+from my_ops.ops.lltm import running_steps
 
 State = Tuple[Tensor, Tensor]  # noqa: UP006
 
@@ -184,6 +184,9 @@ class LLTM(nn.Module):
                 f"{expected}, got {list(h_0.shape)} and {list(c_0.shape)}"
             )
 
+        if lengths is not None:
+            _check_lengths(x, lengths)
+
         h_n: List[Tensor] = []  # noqa: UP006
         c_n: List[Tensor] = []  # noqa: UP006
         outputs: List[Tensor] = []  # noqa: UP006
@@ -199,10 +202,8 @@ class LLTM(nn.Module):
             along = reverse(x, lengths) if backward else x
             if self._has_zoneout:
                 output, h, c = self._steps(along, h_0[k], c_0[k], weights, bias, lengths)
-            elif lengths is None:
-                output, h, c = torch.ops.my_ops.lltm(along, h_0[k], c_0[k], weights, bias)
             else:
-                output, h, c = lltm_ragged(along, h_0[k], c_0[k], weights, bias, lengths)
+                output, h, c = torch.ops.my_ops.lltm(along, h_0[k], c_0[k], weights, bias, lengths)
             outputs.append(reverse(output, lengths) if backward else output)
             h_n.append(h)
             c_n.append(c)
@@ -252,7 +253,7 @@ class LLTM(nn.Module):
         if lengths is None:
             runs = torch.ones([x.size(0), x.size(1)], dtype=torch.bool, device=x.device)
         else:
-            runs = valid_steps(x, lengths)
+            runs = running_steps(x, lengths)
         outputs: List[Tensor] = []  # noqa: UP006
         for t in range(x.size(0)):
             new_h, new_c = torch.ops.my_ops.lltm_cell(x[t], weights, bias, h, c)
@@ -278,6 +279,19 @@ class LLTM(nn.Module):
             if value != default:
                 text += f", {name}={value}"
         return text
+
+
+def _check_lengths(x: Tensor, lengths: Tensor) -> None:
+    if lengths.dim() != 1 or lengths.size(0) != x.size(1):
+        raise ValueError(
+            f"LLTM: lengths must be (batch,) = ({x.size(1)},), got {list(lengths.shape)}"
+        )
+    if lengths.dtype != torch.int64:
+        raise ValueError(f"LLTM: lengths must be of dtype int64, got {lengths.dtype}")
+    if lengths.device != x.device:
+        raise ValueError(
+            f"LLTM: lengths must be on the device of input, got {lengths.device} and {x.device}"
+        )
 
 
 def reverse(x: Tensor, lengths: Optional[Tensor]) -> Tensor:  # noqa: UP045

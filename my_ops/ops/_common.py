@@ -1,4 +1,4 @@
-"""What every op needs: the namespace of the loaded library, and checks of argument types."""
+"""What every op needs: the namespace of the library, its plain ops, checks of argument types."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from my_ops import _library as _library  # loads the compiled module before ops 
 
 ops: Any = torch.ops.my_ops
 fake = torch.library.register_fake
+
+# Ops of one tensor, each element by itself, and their gradients, ops of (grad, tensor): the rules
+# of vmap and of sharding are the same for all.
+UNARY = [
+    "add_one",
+    "d_sigmoid",
+    "round_ste",
+]
+UNARY_BACKWARD = [
+    "d_sigmoid_backward",
+]
 
 
 def check_tensor(op: str, **arguments: object) -> None:

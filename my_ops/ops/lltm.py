@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple  # noqa: UP035  TorchScript reads Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -143,14 +143,26 @@ def _cells_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @fake("my_ops::lltm")
 def _(
-    input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     output = h0.new_empty((input.shape[0], *h0.shape))
     return output, h0.new_empty(h0.shape), c0.new_empty(c0.shape)
 
 
 @fake("my_ops::lltm_forward")
-def _(input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+def _(
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     steps, (batch, hidden) = input.shape[0], h0.shape
     return (
         h0.new_empty((steps, batch, hidden)),
@@ -170,6 +182,7 @@ def _(
     cells: Tensor,
     c0: Tensor,
     weights: Tensor,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return gates.new_empty(gates.shape), c0.new_empty(c0.shape), c0.new_empty(c0.shape)
 
@@ -183,28 +196,38 @@ def _lltm_gates_backward(
     c0: Tensor,
     weights: Tensor,
     bias: Tensor,
+    runs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What ``lltm_backward`` computes, and the output, from the inputs and differentiable again."""
+    """What ``lltm_backward`` computes, and the output, from the inputs and differentiable again.
+
+    ``runs``: whether a row still runs, ``(steps, batch, 1)``; None: all do.
+    """
     hidden = h0.shape[1]
+
+    def where(t: int, running: Tensor, over: Tensor | float) -> Tensor:
+        return running if runs is None else torch.where(runs[t], running, over)
+
     states = [(h0, c0)]
-    for step in input:
-        states.append(ops.lltm_cell(step, weights, bias, *states[-1]))
-    grad_h, grad_c, grad_gates = grad_h_n, grad_c_n, []
+    for t, step in enumerate(input):
+        h, c = ops.lltm_cell(step, weights, bias, *states[-1])
+        states.append((where(t, h, states[-1][0]), where(t, c, states[-1][1])))
+    grad_h = torch.zeros_like(h0) if grad_h_n is None else grad_h_n
+    grad_c = torch.zeros_like(c0) if grad_c_n is None else grad_c_n
+    grad_gates = []
     for t in range(input.shape[0] - 1, -1, -1):
         if grad_output is not None:
-            grad_h = grad_output[t] if grad_h is None else grad_h + grad_output[t]
-        grad_step, grad_c = _cell_gates_backward(
-            grad_h, grad_c, input[t], weights, bias, *states[t]
+            grad_h = where(t, grad_h + grad_output[t], grad_h)
+        grad_step, grad_c_before = _cell_gates_backward(
+            where(t, grad_h, 0.0), where(t, grad_c, 0.0), input[t], weights, bias, *states[t]
         )
-        grad_h = ops.gemm(grad_step, weights[:, :hidden])
+        grad_h = where(t, ops.gemm(grad_step, weights[:, :hidden]), grad_h)
+        grad_c = where(t, grad_c_before, grad_c)
         grad_gates.append(grad_step)
     output = torch.stack([h for h, _ in states])[1:]
     if grad_gates:
         all_gates = torch.stack(grad_gates[::-1])
     else:
         all_gates = input.new_empty((0, h0.shape[0], 3 * hidden))
-    grad_h = torch.zeros_like(h0) if grad_h is None else grad_h
-    grad_c = torch.zeros_like(c0) if grad_c is None else grad_c
     return all_gates, grad_h, grad_c, output
 
 
@@ -224,15 +247,25 @@ class _LLTM(torch.autograd.Function):
         ctx: Any, grad_output: Tensor | None, grad_h_n: Tensor | None, grad_c_n: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         *inputs, output, gates, cells = ctx.saved_tensors
-        input, h0, c0, weights, bias = inputs
+        input, h0, c0, weights, bias, lengths = inputs
+        hidden, needs = h0.shape[1], ctx.needs_input_grad
+        runs = None
+        if lengths is not None:
+            # What takes no part must not reach the sums, where 0 times NaN would be NaN.
+            runs = running_steps(input, lengths).unsqueeze(2)
+            input = input.masked_fill(~runs, 0.0)
+            none = (lengths <= 0).unsqueeze(1)
+            h0, c0 = h0.masked_fill(none, 0.0), c0.masked_fill(none, 0.0)
         grads = (grad_output, grad_h_n, grad_c_n)
         if gates is None or torch.is_grad_enabled():
-            grad_gates, grad_h0, grad_c0, output = _lltm_gates_backward(*grads, *inputs)
+            grad_gates, grad_h0, grad_c0, output = _lltm_gates_backward(
+                *grads, input, h0, c0, weights, bias, runs
+            )
         else:
-            grad_gates, grad_h0, grad_c0 = ops.lltm_backward(*grads, gates, cells, c0, weights)
-        hidden = h0.shape[1]
+            grad_gates, grad_h0, grad_c0 = ops.lltm_backward(
+                *grads, gates, cells, c0, weights, lengths
+            )
         rows = grad_gates.flatten(0, 1)
-        needs = ctx.needs_input_grad
         grad_input = grad_weights = grad_bias = None
         if needs[0]:
             grad_input = ops.linear(grad_gates, weights[:, hidden:].mT)
@@ -253,6 +286,7 @@ class _LLTM(torch.autograd.Function):
             grad_c0 if needs[2] else None,
             grad_weights,
             grad_bias,
+            None,
         )
 
 
@@ -286,58 +320,14 @@ def lltm(
 
     Raises:
         TypeError: an argument is no tensor.
-        ValueError: shape, dtype or device of ``lengths`` is another.
-        RuntimeError: dtypes, devices or shapes of the others do not fit.
+        RuntimeError: dtypes, devices or shapes do not fit.
     """
     check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
-    if lengths is None:
-        return _lltm(input, h0, c0, weights, bias)
-    check_tensor("lltm", lengths=lengths)
-    return lltm_ragged(input, h0, c0, weights, bias, lengths)
+    if lengths is not None:
+        check_tensor("lltm", lengths=lengths)
+    return _lltm(input, h0, c0, weights, bias, lengths)
 
 
-def lltm_ragged(
-    input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor, lengths: Tensor
-) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006  TorchScript reads these
-    """:func:`lltm` with lengths, out of the op without: the same steps on every backend.
-
-    Beyond a row's end the input gate is shut, by one more input feature with a weight that the
-    other terms cannot outweigh: ``i = 0`` there, so ``c`` stays, bit for bit, and no gradient
-    arises.
-    """
-    valid = valid_steps(input, lengths).unsqueeze(2)
-    hidden = h0.size(1)
-    none = (lengths <= 0).unsqueeze(1)
-    # Rows without a step start from 0, so that |h| <= 1 at every step beyond an end and this bounds
-    # the gate, 1% above what rounding to a 16-bit type takes away.
-    gate = weights.detach()[:hidden, :hidden].float().abs().sum(1)
-    gate = (gate + bias.detach().flatten()[:hidden].float().abs()) * 1.01
-    # The sigmoid of -1024 is 0. Times 1024, since float16 ends at 65504.
-    limit = 65000.0 if weights.dtype == torch.float16 else 1e30
-    # Eight features, of which one is used: rows of weights and input stay whole 16-byte vectors.
-    shut = torch.zeros([3 * hidden, 8], dtype=weights.dtype, device=weights.device)
-    shut[:hidden, 0] = -(gate / 1024.0 + 1.0).clamp(max=limit)
-    beyond = torch.nn.functional.pad((~valid).to(input.dtype) * 1024.0, [0, 7])
-    features = torch.cat([input.masked_fill(~valid, 0.0), beyond], 2)
-    output, _, c_n = torch.ops.my_ops.lltm(
-        features, h0.masked_fill(none, 0.0), c0, torch.cat([weights, shut], 1), bias
-    )
-    last = (lengths.clamp(1, max(input.size(0), 1)) - 1).view(1, -1, 1).expand(1, -1, hidden)
-    h_n = h0 if input.size(0) == 0 else output.gather(0, last).squeeze(0)
-    h_n, c_n = torch.where(none, h0, h_n), torch.where(none, c0, c_n)
-    return output.masked_fill(~valid, 0.0), h_n, c_n
-
-
-def valid_steps(input: Tensor, lengths: Tensor) -> Tensor:
-    """``(steps, batch)``: whether a row still runs."""
-    if lengths.dim() != 1 or lengths.size(0) != input.size(1):
-        raise ValueError(
-            f"lltm: lengths must be (batch,) = ({input.size(1)},), got {list(lengths.shape)}"
-        )
-    if lengths.dtype != torch.int64:
-        raise ValueError(f"lltm: lengths must be of dtype int64, got {lengths.dtype}")
-    if lengths.device != input.device:
-        raise ValueError(
-            f"lltm: lengths must be on the device of input, got {lengths.device} and {input.device}"
-        )
-    return torch.arange(input.size(0), device=input.device).unsqueeze(1) < lengths
+def running_steps(input: Tensor, lengths: Tensor) -> Tensor:
+    """``(steps, batch)``: whether a row still runs. Without arange, for the sake of DTensor."""
+    return input.new_ones([input.size(0), input.size(1)], dtype=torch.int64).cumsum(0) <= lengths

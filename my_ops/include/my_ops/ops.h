@@ -78,12 +78,10 @@ inline std::tuple<at::Tensor, at::Tensor> lltm_cell(const at::Tensor& input,
 }
 
 // Returns output, h_n, c_n.
-inline std::tuple<at::Tensor, at::Tensor, at::Tensor> lltm(const at::Tensor& input,
-                                                           const at::Tensor& h0,
-                                                           const at::Tensor& c0,
-                                                           const at::Tensor& weights,
-                                                           const at::Tensor& bias) {
-  const auto out = detail::call("my_ops::lltm", input, h0, c0, weights, bias);
+inline std::tuple<at::Tensor, at::Tensor, at::Tensor> lltm(
+    const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0, const at::Tensor& weights,
+    const at::Tensor& bias, const std::optional<at::Tensor>& lengths = std::nullopt) {
+  const auto out = detail::call("my_ops::lltm", input, h0, c0, weights, bias, lengths);
   return {out[0].toTensor(), out[1].toTensor(), out[2].toTensor()};
 }
 
