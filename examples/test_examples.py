@@ -128,6 +128,7 @@ def test_first_operator(tmp_path):
     script = FIRST_OPERATOR.format(cuda=BUILDS_CUDA)
     lines = run(sys.executable, "-c", script, PYTHONPATH=str(site)).splitlines()
     assert lines == ["[9.0, 9.0] [6.0, 6.0]"] * (1 + BUILDS_CUDA)
+    compile_for_cuda(tmp_path, source / "square.cu", include=[])
 
 
 def test_pybind11(tmp_path):
@@ -186,7 +187,10 @@ def test_new_op(tmp_path):
 @pytest.mark.parametrize(
     "name, rule",
     [
-        ("d_sigmoid", "must be new, and csrc/elementwise_checks.h has"),
+        ("d_sigmoid", "must be new, and my_ops/__init__.py has a 'd_sigmoid'"),
+        ("lltm_cell_forward", "must be new, and csrc/bindings.cpp has"),
+        ("store", "must be new, and kernels/common.cuh has"),
+        ("stream", "must be new, and csrc/binding_cuda.h has"),
         ("lltm_grid", "must be new, and there is a file kernels/lltm_grid.cu"),
         ("delete", "must be no word of Python or C++"),
         ("lambda", "must be no word of Python or C++"),

@@ -73,12 +73,20 @@ def check_name(name: str) -> None:
     ((kind, _), *_) = CppLexer().get_tokens(name)
     if keyword.iskeyword(name) or kind not in Token.Name:
         raise SystemExit(f"new_op: NAME must be no word of Python or C++, got {name!r}")
-    places = ["csrc/*.h", "csrc/bindings.cpp", "kernels/common*", "my_ops/__init__.py"]
-    places += ["my_ops/reference.py", "tests/samples.py", "tools/new_op/template/**/*.jinja"]
-    for file in (file for place in places for file in sorted(ROOT.glob(place))):
-        if re.search(rf"\b_?{name}(_backward)?\b", file.read_text()):
-            where = file.relative_to(ROOT)
-            raise SystemExit(f"new_op: NAME must be new, and {where} has a {name!r} already")
+    word, schema = rf"\b_?{name}(_backward)?\b", rf'"{name}(_backward)?[.(]'
+    taken = {
+        "my_ops/__init__.py": word,
+        "my_ops/reference.py": rf"def {name}\(",
+        "csrc/bindings.cpp": schema,
+        "csrc/binding*.h": word,
+        "kernels/common*": word,
+        "tools/new_op/template/**/*.jinja": word,
+    }
+    for place, pattern in taken.items():
+        for file in sorted(ROOT.glob(place)):
+            if re.search(pattern, file.read_text()):
+                where = file.relative_to(ROOT)
+                raise SystemExit(f"new_op: NAME must be new, and {where} has a {name!r} already")
 
 
 def edited(name: str) -> dict[str, str]:

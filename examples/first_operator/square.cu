@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -22,8 +23,7 @@ Tensor square(const Tensor& x) {
   // The GPU of x, which need not be the current one, and the stream that torch works on there.
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
 
   const Tensor dense = torch::stable::contiguous(x);
   const Tensor out = torch::stable::empty_like(dense);
