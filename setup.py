@@ -81,7 +81,7 @@ def extension(cuda):
             **kwargs,
         )
         # stdc++ first: else a few of its symbols bind, unversioned, to the copies in libc10.so.
-        ext.libraries = ["stdc++"]
+        ext.libraries = ["stdc++", "dl"]
         return ext
 
     toolkit, archs = cuda

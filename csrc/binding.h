@@ -5,6 +5,7 @@
 // RuntimeError.
 #pragma once
 
+#include <dlfcn.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -12,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -51,6 +53,10 @@ inline Sizes sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().en
 
 inline Sizes strides_of(const Tensor& t) { return {t.strides().begin(), t.strides().end()}; }
 
+inline std::string device_of(const Tensor& t) {
+  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "cpu";
+}
+
 inline bool is_floating(ScalarType dtype) {
   return dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
          dtype == ScalarType::BFloat16;
@@ -65,9 +71,8 @@ inline void check_floating(const Tensor& t, const char* op, const char* name) {
 inline void check_same_device(const Tensor& t, const char* name, const Tensor& other,
                               const char* other_name, const char* op) {
   check(t.is_cuda() == other.is_cuda() && t.get_device_index() == other.get_device_index(), op,
-        ": ", name, " must be on the device of ", other_name, ", got ",
-        t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "cpu", " and ",
-        other.is_cuda() ? "cuda:" + std::to_string(other.get_device_index()) : "cpu");
+        ": ", name, " must be on the device of ", other_name, ", got ", device_of(t), " and ",
+        device_of(other));
 }
 
 inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& other,
@@ -81,80 +86,6 @@ inline void check_shape(const Tensor& t, const char* name, const Sizes& want, co
                         const char* op) {
   check(sizes_of(t) == want, op, ": ", name, " must be ", rule, " = ",
         show(IntHeaderOnlyArrayRef(want.data(), want.size())), ", got ", show(t));
-}
-
-// --------------------------------------------------------------------------------------- tensors
-
-template <typename T>
-const T* in(const Tensor& t) {
-  return static_cast<const T*>(t.const_data_ptr());
-}
-template <typename T>
-T* out(const Tensor& t) {
-  return static_cast<T*>(t.mutable_data_ptr());
-}
-template <typename T>
-const T* in(const std::optional<Tensor>& t) {
-  return t ? in<T>(*t) : nullptr;
-}
-
-inline Tensor as_contiguous(const Tensor& t) {
-  return t.is_contiguous() ? t : torch::stable::contiguous(t);
-}
-
-// A contiguous tensor. torch::stable::new_empty, which finds aten::new_empty by name and boxes its
-// arguments, takes three times as long.
-inline Tensor empty(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
-  Sizes strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    strides[d] = stride;
-    if (sizes[d] > 1) stride *= sizes[d];
-  }
-  AtenTensorHandle result = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
-      like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu(),
-      like.get_device_index(), &result));
-  return Tensor(result);
-}
-inline Tensor empty(const Tensor& like, const Sizes& sizes) {
-  return empty(like, sizes, like.scalar_type());
-}
-
-inline Tensor cast(const Tensor& t, ScalarType dtype) {
-  return t.scalar_type() == dtype ? t : torch::stable::to(t, dtype);
-}
-
-// A new contiguous tensor of t's values. (clone and to keep the strides of empty tensors.)
-inline Tensor copy(const Tensor& t, ScalarType dtype) {
-  Tensor result = empty(t, sizes_of(t), dtype);
-  torch::stable::copy_(result, t);
-  return result;
-}
-
-// The type of the arithmetic, and of LLTM's cell state.
-inline ScalarType compute_dtype(ScalarType dtype) {
-  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
-}
-
-// A view of t's storage; offset in elements from t's own first element.
-inline Tensor as_strided(const Tensor& t, const Sizes& sizes, const Sizes& strides,
-                         int64_t offset = 0) {
-  AtenTensorHandle view = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
-      t.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), offset, &view));
-  return Tensor(view);
-}
-
-// The ATen op "aten::name" with all of its arguments; the first of its results.
-template <typename... Args>
-Tensor aten(const char* name, const char* overload, const Args&... args) {
-  std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 // -------------------------------------------------------------------------------- dtype dispatch
@@ -195,6 +126,134 @@ void dispatch_real(ScalarType dtype, const F& f) {
     default:
       return dispatch_floating<Types>(dtype, f);
   }
+}
+
+// ------------------------------------------------------------------------------ calls of libtorch
+
+// An error of libtorch comes through its C interface as a status. The text can be had since 2.13,
+// under a name that older ones lack; the class of the exception is lost.
+inline void check_torch(int32_t status, const char* call) {
+  if (status == TORCH_SUCCESS) return;
+  using Text = const char* (*)();
+  const auto text =
+      reinterpret_cast<Text>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
+  check(false, "my_ops: ", call, " failed", text ? ": " : "", text ? text() : "");
+}
+
+// The ATen op "aten::name" with all of its arguments; the first of its results.
+template <typename... Args>
+Tensor aten(const char* name, const char* overload, const Args&... args) {
+  std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
+  check_torch(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION), name);
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+struct SizeTypes {  // of dispatch_real, where only sizes matter
+  using Half = uint16_t;
+  using BFloat16 = uint16_t;
+};
+
+// Throws what libtorch said of a tensor that it did not make. Python finds the class of the error
+// again by the words added here: my_ops/_errors.py.
+[[noreturn]] inline void fail_allocation(const std::exception& error, IntHeaderOnlyArrayRef sizes,
+                                         ScalarType dtype, const std::string& device) {
+  int64_t bytes = 0;
+  dispatch_real<SizeTypes>(dtype, [&]<typename T>() { bytes = sizeof(T); });
+  for (const int64_t size : sizes) {
+    if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = std::numeric_limits<int64_t>::max();
+  }
+  std::ostringstream message;
+  message << error.what() << " (" << bytes << " bytes on " << device << ")";
+  throw std::runtime_error(message.str());
+}
+
+// make(), which makes a tensor of the given sizes on the device of like.
+template <typename F>
+Tensor allocated(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarType dtype, const F& make) {
+  try {
+    return make();
+  } catch (const std::exception& error) {
+    fail_allocation(error, sizes, dtype, device_of(like));
+  }
+}
+
+// --------------------------------------------------------------------------------------- tensors
+
+template <typename T>
+const T* in(const Tensor& t) {
+  return static_cast<const T*>(t.const_data_ptr());
+}
+template <typename T>
+T* out(const Tensor& t) {
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+template <typename T>
+const T* in(const std::optional<Tensor>& t) {
+  return t ? in<T>(*t) : nullptr;
+}
+
+// A contiguous tensor. torch::stable::new_empty, which finds aten::new_empty by name and boxes its
+// arguments, takes three times as long.
+inline Tensor empty(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
+  Sizes strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    if (sizes[d] > 1) stride *= sizes[d];
+  }
+  return allocated(like, sizes, dtype, [&] {
+    AtenTensorHandle result = nullptr;
+    check_torch(aoti_torch_empty_strided(
+                    static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                    torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
+                    like.is_cuda() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu(),
+                    like.get_device_index(), &result),
+                "empty");
+    return Tensor(result);
+  });
+}
+inline Tensor empty(const Tensor& like, const Sizes& sizes) {
+  return empty(like, sizes, like.scalar_type());
+}
+
+// A new tensor of t's layout, contiguous where that is not dense.
+inline Tensor empty_as(const Tensor& t) {
+  return allocated(t, t.sizes(), t.scalar_type(), [&] {
+    return aten("aten::empty_like", "", t, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
+                std::nullopt);
+  });
+}
+
+inline Tensor cast(const Tensor& t, ScalarType dtype) {
+  if (t.scalar_type() == dtype) return t;
+  return allocated(t, t.sizes(), dtype,
+                   [&] { return aten("aten::to", "dtype", t, dtype, false, false, std::nullopt); });
+}
+
+// A new contiguous tensor of t's values. (clone and to keep the strides of empty tensors.)
+inline Tensor copy(const Tensor& t, ScalarType dtype) {
+  Tensor result = empty(t, sizes_of(t), dtype);
+  torch::stable::copy_(result, t);
+  return result;
+}
+
+inline Tensor as_contiguous(const Tensor& t) {
+  return t.is_contiguous() ? t : copy(t, t.scalar_type());
+}
+
+// The type of the arithmetic, and of LLTM's cell state.
+inline ScalarType compute_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
+
+// A view of t's storage; offset in elements from t's own first element.
+inline Tensor as_strided(const Tensor& t, const Sizes& sizes, const Sizes& strides,
+                         int64_t offset = 0) {
+  AtenTensorHandle view = nullptr;
+  check_torch(aoti_torch__reinterpret_tensor(t.get(), static_cast<int64_t>(sizes.size()),
+                                             sizes.data(), strides.data(), offset, &view),
+              "as_strided");
+  return Tensor(view);
 }
 
 }  // namespace my_ops

@@ -24,8 +24,8 @@ class Device {
  public:
   explicit Device(const Tensor& t) : guard_(t.get_device_index()) {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(
-        aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
+    check_torch(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream),
+                "current stream");
     stream_ = static_cast<cudaStream_t>(stream);
   }
   cudaStream_t stream() const { return stream_; }

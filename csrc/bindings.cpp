@@ -8,15 +8,25 @@ namespace {
 
 int64_t add_one_int(int64_t x) { return static_cast<int64_t>(static_cast<uint64_t>(x) + 1); }
 
-Tensor fill_index(int64_t height, int64_t width, std::optional<ScalarType> dtype,
+Tensor fill_index(int64_t height, int64_t width, std::optional<ScalarType> dtype_,
                   std::optional<torch::stable::Device> device) {
-  check_fill_index(height, width, dtype.value_or(ScalarType::Float));
+  const ScalarType dtype = dtype_.value_or(ScalarType::Float);
+  check_fill_index(height, width, dtype);
   const Sizes sizes{height, width};
-  const Tensor out =
-      torch::stable::empty(sizes, dtype.value_or(ScalarType::Float), std::nullopt, device);
+  Tensor out;
+  try {
+    out = aten("aten::empty", "memory_format", sizes, std::optional(dtype), std::nullopt, device,
+               std::nullopt, std::nullopt);
+  } catch (const std::exception& error) {
+    std::string name = "cpu";
+    if (device && device->is_cuda()) {
+      name = device->has_index() ? "cuda:" + std::to_string(device->index()) : "cuda";
+    }
+    fail_allocation(error, sizes, dtype, name);
+  }
   std::array<StableIValue, 1> stack{torch::stable::detail::from(out)};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("my_ops::fill_index", "out", stack.data(), TORCH_ABI_VERSION));
+  check_torch(torch_call_dispatcher("my_ops::fill_index", "out", stack.data(), TORCH_ABI_VERSION),
+              "fill_index");
   return out;
 }
 

@@ -10,7 +10,7 @@ namespace my_ops {
 
 // A result of the layout that torch gives an elementwise op: x's own where x is dense.
 inline Tensor result_like(const Tensor& x, ScalarType dtype) {
-  return x.is_contiguous() ? empty(x, sizes_of(x), dtype) : torch::stable::empty_like(x);
+  return x.is_contiguous() ? empty(x, sizes_of(x), dtype) : empty_as(x);
 }
 
 struct Unary {
@@ -60,8 +60,8 @@ struct Binary {
 inline ScalarType result_type(const Tensor& a, const Tensor& b) {
   if (a.scalar_type() == b.scalar_type()) return a.scalar_type();
   std::array<StableIValue, 2> stack{torch::stable::detail::from(a), torch::stable::detail::from(b)};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::result_type", "Tensor", stack.data(), TORCH_ABI_VERSION));
+  check_torch(torch_call_dispatcher("aten::result_type", "Tensor", stack.data(), TORCH_ABI_VERSION),
+              "aten::result_type");
   return torch::stable::detail::to<ScalarType>(stack[0]);
 }
 
@@ -151,7 +151,7 @@ inline Gradient d_sigmoid_backward_operands(const Tensor& grad, const Tensor& z)
         " and ", show(z));
   const Unary io = unary(z);
   if (strides_of(grad) == strides_of(io.out)) return {grad, io.x, io.out};
-  Tensor dense = torch::stable::empty_like(io.out);
+  Tensor dense = empty_as(io.out);
   torch::stable::copy_(dense, grad);
   return {dense, io.x, io.out};
 }

@@ -178,15 +178,19 @@ inline Tensor rows_of(const Tensor& x) {
 // The whole of linear by ATen, the activation in place.
 inline Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                           const std::string& activation, const std::optional<Tensor>& residual) {
-  // As one matrix: else ATen may add the bias after rounding the product.
-  Tensor y = aten("aten::linear", "", rows_of(x), weight, bias);
-  if (x.dim() != 2) y = aten("aten::view", "", y, linear_sizes(x, weight));
-  if (activation == "relu") aten("aten::relu_", "", y);
-  if (activation == "gelu") aten("aten::gelu_", "", y, std::string("none"));
-  if (activation == "gelu_tanh") aten("aten::gelu_", "", y, std::string("tanh"));
-  if (activation == "silu") aten("aten::silu_", "", y);
-  if (activation == "sigmoid") aten("aten::sigmoid_", "", y);
-  return residual ? torch::stable::subtract(y, *residual, -1.0) : y;
+  try {
+    // As one matrix: else ATen may add the bias after rounding the product.
+    Tensor y = aten("aten::linear", "", rows_of(x), weight, bias);
+    if (x.dim() != 2) y = aten("aten::view", "", y, linear_sizes(x, weight));
+    if (activation == "relu") aten("aten::relu_", "", y);
+    if (activation == "gelu") aten("aten::gelu_", "", y, std::string("none"));
+    if (activation == "gelu_tanh") aten("aten::gelu_", "", y, std::string("tanh"));
+    if (activation == "silu") aten("aten::silu_", "", y);
+    if (activation == "sigmoid") aten("aten::sigmoid_", "", y);
+    return residual ? torch::stable::subtract(y, *residual, -1.0) : y;
+  } catch (const std::exception& error) {
+    fail_allocation(error, linear_sizes(x, weight), x.scalar_type(), device_of(x));
+  }
 }
 
 }  // namespace my_ops

@@ -343,7 +343,9 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
     return {grad_gates, sequence.grad_h0, sequence.grad_c0};
   }
   const auto start = [&](const std::optional<Tensor>& grad) {
-    return grad ? copy(*grad, acc) : torch::stable::new_zeros(gates, {batch, hidden}, acc);
+    if (grad) return copy(*grad, acc);
+    Tensor zeros = empty(gates, {batch, hidden}, acc);
+    return torch::stable::zero_(zeros);
   };
   const Tensor grad_h = start(grad_h_n), grad_cell = start(grad_c_n);
   CellBackwardTensors step{.grad_h = std::nullopt,

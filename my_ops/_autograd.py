@@ -19,6 +19,8 @@ from torch import is_grad_enabled, is_inference_mode_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from my_ops._errors import raise_out_of_memory
+
 __all__ = ["library", "register_gradient", "register_out"]
 
 try:  # private names, present in torch 2.10 to 2.15
@@ -96,26 +98,38 @@ def register_gradient(
     def kernel(*args: Any) -> Any:
         if len(args) < len(defaults):  # the dispatcher strips trailing defaults
             args = (*args, *defaults[len(args) :])
-        if _are_functorch_transforms_active():
-            with enable_single_level_autograd_function():
-                return apply(*args)
-        if forward_ad._current_level < 0 and not (is_grad_enabled() and _any_requires_grad(*args)):
-            with _AutoDispatchBelowAutograd():
-                return op(*args)
-        return apply(*args)
+        try:
+            if _are_functorch_transforms_active():
+                with enable_single_level_autograd_function():
+                    return apply(*args)
+            if forward_ad._current_level < 0 and not (
+                is_grad_enabled() and _any_requires_grad(*args)
+            ):
+                with _AutoDispatchBelowAutograd():
+                    return op(*args)
+            return apply(*args)
+        except RuntimeError as error:
+            raise_out_of_memory(error)
+            raise
 
     def call(*args: Any) -> Any:
-        if is_compiling() or is_inference_mode_enabled():
+        if is_compiling():
             return op(*args)
-        if _are_functorch_transforms_active() or forward_ad._current_level >= 0:
-            return op(*args)
-        if not (is_grad_enabled() and _any_requires_grad(*args)):
-            with _AutoDispatchBelowAutograd():
+        try:
+            if is_inference_mode_enabled():
                 return op(*args)
-        # What acts before the Autograd key must see the op: overrides, autocast, jit.trace.
-        if _has_torch_function(args) or _is_any_autocast_enabled() or _get_tracing_state():
-            return op(*args)
-        return apply(*args)
+            if _are_functorch_transforms_active() or forward_ad._current_level >= 0:
+                return op(*args)
+            if not (is_grad_enabled() and _any_requires_grad(*args)):
+                with _AutoDispatchBelowAutograd():
+                    return op(*args)
+            # What acts before the Autograd key must see the op: overrides, autocast, jit.trace.
+            if _has_torch_function(args) or _is_any_autocast_enabled() or _get_tracing_state():
+                return op(*args)
+            return apply(*args)
+        except RuntimeError as error:
+            raise_out_of_memory(error)
+            raise
 
     library.impl(_name(op), kernel, "Autograd")
     return call
@@ -139,8 +153,12 @@ def register_out(op: torch._ops.OpOverload) -> None:
                 f"{_name(op).split('.')[0]}: out= does not support automatic "
                 "differentiation, but one of the arguments requires grad"
             )
-        with _AutoDispatchBelowAutograd():
-            op(*args)
+        try:
+            with _AutoDispatchBelowAutograd():
+                op(*args)
+        except RuntimeError as error:
+            raise_out_of_memory(error)
+            raise
         torch.autograd.graph.increment_version(out)
 
     library.impl(_name(op), kernel, "Autograd")

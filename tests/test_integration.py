@@ -131,6 +131,53 @@ def test_memory_stays_flat(gradient, device):
         assert torch.cuda.memory_allocated() == allocated
 
 
+HUGE = 1 << 23  # a row of a matrix that fits, a side of one that does not
+
+
+def long(device, *shape, size=HUGE):
+    """Ones of ``shape``, where None stands for ``size``: one element in memory."""
+    return torch.ones(1, device=device).expand([size if s is None else s for s in shape])
+
+
+def lltm_of(steps, device):
+    state = torch.ones(1, 1, device=device).expand(steps, 64)
+    weights, bias = torch.ones(192, 65, device=device), torch.ones(192, device=device)
+    return my_ops.lltm(long(device, None, None, 1, size=steps), state, state, weights, bias)
+
+
+IMPOSSIBLE = {
+    "add_one": lambda d: my_ops.add_one(long(d, None, None)),
+    "custom_add": lambda d: my_ops.custom_add(long(d, 1, None), long(d, None, 1)),
+    "custom_add-mixed": lambda d: my_ops.custom_add(long(d, None, None).mT, long(d, None).double()),
+    "fill_index": lambda d: my_ops.fill_index(HUGE, HUGE, device=d),
+    "gemm": lambda d: my_ops.gemm(long(d, None, 1), long(d, 1, None)),
+    "gemm-gradient": lambda d: my_ops.gemm(long(d, None, 1).requires_grad_(), long(d, 1, None)),
+    "gemm-dispatcher": lambda d: torch.ops.my_ops.gemm(long(d, None, 1), long(d, 1, None)),
+    "linear": lambda d: my_ops.linear(long(d, None, 1), long(d, None, 1), activation="gelu"),
+    "lltm": lambda d: lltm_of(1 << 20, d),
+}
+
+
+@pytest.mark.parametrize(
+    "name, inference",
+    # Without Python on the way, the class of the error is lost.
+    [(n, i) for n in IMPOSSIBLE for i in (False, True) if not (i and n == "gemm-dispatcher")],
+)
+def test_out_of_memory(name, inference, device):
+    """The error is torch's own, of its class and with its figures."""
+    with pytest.raises(RuntimeError) as native:
+        torch.empty(HUGE, HUGE, device=device)
+    figures = "CUDA out of memory. Tried to allocate" if device == "cuda" else "can't allocate mem"
+    assert figures in str(native.value)
+    with (
+        torch.inference_mode(inference),
+        pytest.raises(type(native.value), match=figures) as caught,
+    ):
+        IMPOSSIBLE[name](device)
+    assert type(caught.value) is type(native.value)
+    assert torch.equal(my_ops.fill_index(2, 2, device=device).cpu(), my_ops.fill_index(2, 2))
+
+
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_threads(op, device):
     """Eight at once, on a GPU each with a stream of its own."""

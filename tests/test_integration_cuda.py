@@ -7,6 +7,34 @@ import torch
 
 import my_ops
 
+SIZE = 2048  # of rows of state
+
+
+@pytest.mark.parametrize("name", ["lltm", "lltm_cell", "linear"])
+def test_out_of_memory_in_backward(name, cuda):
+    """The memory that forward took is all there is; afterwards there is enough again."""
+    steps = (64, SIZE, 8) if name == "lltm" else (64 * SIZE, 8)
+    layers = {
+        "lltm": lambda: my_ops.nn.LLTM(8, 64),
+        "lltm_cell": lambda: my_ops.nn.LLTMCell(8, 64),
+        "linear": lambda: my_ops.nn.Linear(8, 64, activation="gelu"),
+    }
+    layer = layers[name]().to(cuda)
+    input = torch.randn(steps, device=cuda, requires_grad=True)
+    loss = first(layer(input)).sum()
+    total = torch.cuda.get_device_properties(cuda).total_memory
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    try:
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+            loss.backward()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    first(layer(input)).sum().backward()
+    assert input.grad.isfinite().all()
+
+
 GRAPHS = {
     "Linear": (lambda: my_ops.nn.Linear(16, 16, activation="gelu"), (8, 16)),
     "LLTM": (lambda: my_ops.nn.LLTM(16, 16), (5, 8, 16)),

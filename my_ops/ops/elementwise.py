@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from my_ops._autograd import register_gradient, register_out
+from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import check_tensor, fake, ops
 
 
@@ -314,4 +315,8 @@ def fill_index(
         raise TypeError(f"fill_index: dtype must be a torch.dtype, got {type(dtype).__name__}")
     # torch.get_default_device would break the graph of torch.compile.
     device = torch.empty(0).device if device is None else torch.device(device)
-    return ops.fill_index.default(height, width, dtype=dtype, device=device)
+    try:
+        return ops.fill_index.default(height, width, dtype=dtype, device=device)
+    except RuntimeError as error:
+        raise_out_of_memory(error)
+        raise

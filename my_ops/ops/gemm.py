@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from my_ops import reference
 from my_ops._autograd import register_gradient, register_out
+from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import check_tensor, fake, ops
 
 PRECISIONS = ("highest", "high")
@@ -257,7 +258,11 @@ class PackedWeight:
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.detach()
-        self.packed = ops.prepack.default(self.weight)
+        try:
+            self.packed = ops.prepack.default(self.weight)
+        except RuntimeError as error:
+            raise_out_of_memory(error)
+            raise
         self._version = _version(self.weight)
 
     def current(self) -> Tensor:

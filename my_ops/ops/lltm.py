@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from my_ops._autograd import register_gradient
+from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import check_tensor, fake, ops
 
 # ----------------------------------------------------------------------------------- lltm_cell
@@ -87,7 +88,13 @@ class _LLTMCell(torch.autograd.Function):
         if gates is None or torch.is_grad_enabled():
             grad_gates, grad_old_cell = _cell_gates_backward(grad_h, grad_cell, *inputs)
         else:
-            grad_gates, grad_old_cell = ops.lltm_cell_backward(grad_h, grad_cell, gates, old_cell)
+            try:
+                grad_gates, grad_old_cell = ops.lltm_cell_backward(
+                    grad_h, grad_cell, gates, old_cell
+                )
+            except RuntimeError as error:
+                raise_out_of_memory(error)
+                raise
         hidden = old_h.shape[1]
         needs = ctx.needs_input_grad
         grad_input = grad_weights = grad_bias = grad_h0 = None
@@ -262,9 +269,13 @@ class _LLTM(torch.autograd.Function):
                 *grads, input, h0, c0, weights, bias, runs
             )
         else:
-            grad_gates, grad_h0, grad_c0 = ops.lltm_backward(
-                *grads, gates, cells, c0, weights, lengths
-            )
+            try:
+                grad_gates, grad_h0, grad_c0 = ops.lltm_backward(
+                    *grads, gates, cells, c0, weights, lengths
+                )
+            except RuntimeError as error:
+                raise_out_of_memory(error)
+                raise
         rows = grad_gates.flatten(0, 1)
         grad_input = grad_weights = grad_bias = None
         if needs[0]:
