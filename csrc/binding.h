@@ -240,6 +240,9 @@ inline Tensor copy(const Tensor& t, ScalarType dtype) {
 inline Tensor as_contiguous(const Tensor& t) {
   return t.is_contiguous() ? t : copy(t, t.scalar_type());
 }
+inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& t) {
+  return t ? std::optional(as_contiguous(*t)) : std::nullopt;
+}
 
 // The type of the arithmetic, and of LLTM's cell state.
 inline ScalarType compute_dtype(ScalarType dtype) {

@@ -51,11 +51,12 @@ class Cuda {
   bool sequence(const SequenceTensors& s) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
     return persistent(s.output, batch, hidden, [&]<typename T>() {
+      const Tensor gates_x = gates_of_input(*this, s.input, s.weights, s.lengths, hidden);
       const Tensor h0 = aligned(s.h0), c0 = aligned(s.c0), weights = unit_columns(s.weights);
       const Tensor workspace =
           scratch(s.output, cuda::lltm_persistent_workspace<T>(steps, batch, hidden));
       check_launch(cuda::lltm_persistent(
-                       cuda::LltmSequence<T>{.gx = in<float>(s.gates_x),
+                       cuda::LltmSequence<T>{.gx = in<float>(gates_x),
                                              .bias = in<T>(s.bias),
                                              .w_h = in<T>(weights),
                                              .w_row = weights.stride(0),

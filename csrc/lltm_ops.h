@@ -90,13 +90,13 @@ struct CellBackwardTensors {
 
 // The tensors of all steps; see include/lltm_persistent.h for shapes.
 struct SequenceTensors {
-  Tensor gates_x, bias, weights, h0, c0, output, c_n;
-  std::optional<Tensor> gates, cells;
+  Tensor input, bias, weights, h0, c0, output, c_n;
+  std::optional<Tensor> lengths, gates, cells;
 };
 
 struct SequenceBackwardTensors {
   std::optional<Tensor> grad_output, grad_h_n, grad_c_n;
-  Tensor gates, cells, weights, grad_gates, grad_h0, grad_c0;
+  Tensor gates, cells, c0, weights, grad_gates, grad_h0, grad_c0;
 };
 
 // t[step] of a contiguous (steps, batch, columns).
@@ -117,6 +117,11 @@ inline std::pair<Tensor, Tensor> split_weights(const Tensor& weights, int64_t hi
           as_strided(weights, {weights.size(1) - hidden, gates}, {col, row}, hidden * col)};
 }
 
+// The columns of weights that multiply h: a view.
+inline Tensor recurrent_weights(const Tensor& weights, int64_t hidden) {
+  return as_strided(weights, {3 * hidden, hidden}, {weights.stride(0), weights.stride(1)});
+}
+
 // ------------------------------------------------------------------------------- ragged batches
 
 // Rows of `some` where a row has a step, else of `none`, or zero.
@@ -125,7 +130,7 @@ Tensor rows_with_steps(const Backend& backend, const Tensor& lengths, int64_t st
                        const Tensor& some, const std::optional<Tensor>& none) {
   const Tensor rows = empty(some, sizes_of(some));
   const Tensor some_ = as_contiguous(some);
-  const auto none_ = none ? std::optional(as_contiguous(*none)) : std::nullopt;
+  const auto none_ = as_contiguous(none);
   backend.dispatch(some.scalar_type(), [&]<typename T>() {
     backend.ragged(LltmRows<T>{.some = in<T>(some_),
                                .none = in<T>(none_),
@@ -176,10 +181,7 @@ template <typename Backend>
 Tensor output_ends_backward(const Backend& backend, const Tensor& lengths, const Tensor& cells,
                             const std::optional<Tensor>& grad_output,
                             const std::optional<Tensor>& grad_h_n, ScalarType dtype) {
-  const auto dense = [](const std::optional<Tensor>& t) {
-    return t ? std::optional(as_contiguous(*t)) : std::nullopt;
-  };
-  const auto grad_output_ = dense(grad_output), grad_h_n_ = dense(grad_h_n);
+  const auto grad_output_ = as_contiguous(grad_output), grad_h_n_ = as_contiguous(grad_h_n);
   const Tensor grad = empty(cells, sizes_of(cells), dtype);
   backend.dispatch(dtype, [&]<typename T>() {
     backend.ragged(LltmEndsBackward<T>{.grad_output = in<T>(grad_output_),
@@ -237,6 +239,19 @@ std::tuple<Tensor, Tensor> lltm_cell_step_backward(const Backend& backend,
   return {step.grad_gates, cast(step.grad_old_cell, gates.scalar_type())};
 }
 
+// The share of the input in the pre-activations of all steps, (steps, batch, 3 * hidden), shut
+// beyond the ends.
+template <typename Backend>
+Tensor gates_of_input(const Backend& backend, const Tensor& input, const Tensor& weights,
+                      const std::optional<Tensor>& lengths, int64_t hidden) {
+  const Tensor gates_x =
+      empty(input, {input.size(0), input.size(1), 3 * hidden}, compute_dtype(input.scalar_type()));
+  backend.matmul(all_steps(as_contiguous(input)), split_weights(weights, hidden).second,
+                 all_steps(gates_x));
+  if (lengths) shut_gates(backend, *lengths, gates_x);
+  return gates_x;
+}
+
 struct LltmForward {
   Tensor output, h_n, c_n;             // in the type of the input
   std::optional<Tensor> gates, cells;  // (steps, batch, 3 * hidden), and (steps, batch, hidden)
@@ -249,7 +264,6 @@ LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, cons
                                const std::optional<Tensor>& lengths, bool save) {
   const ScalarType acc = compute_dtype(input.scalar_type());
   const int64_t steps = input.size(0), batch = input.size(1), hidden = h0.size(1);
-  const auto [weights_h, weights_x] = split_weights(weights, hidden);
   LltmForward result{.output = empty(input, {steps, batch, hidden}),
                      .h_n = {},
                      .c_n = {},
@@ -259,16 +273,14 @@ LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, cons
     result.gates = empty(input, {steps, batch, 3 * hidden});
     result.cells = empty(input, {steps, batch, hidden}, acc);
   }
-  const Tensor gates_x = empty(input, {steps, batch, 3 * hidden}, acc);
-  backend.matmul(all_steps(as_contiguous(input)), weights_x, all_steps(gates_x));
-  if (lengths) shut_gates(backend, *lengths, gates_x);
-  SequenceTensors sequence{.gates_x = gates_x,
+  SequenceTensors sequence{.input = input,
                            .bias = as_contiguous(bias),
                            .weights = weights,
                            .h0 = as_contiguous(h0),
                            .c0 = as_contiguous(c0),
                            .output = result.output,
                            .c_n = empty(input, {batch, hidden}),
+                           .lengths = lengths,
                            .gates = result.gates,
                            .cells = result.cells};
   if (steps > 0 && backend.sequence(sequence)) {
@@ -276,6 +288,8 @@ LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, cons
     result.c_n = sequence.c_n;
     return result;
   }
+  const Tensor gates_x = gates_of_input(backend, input, weights, lengths, hidden);
+  const Tensor weights_h = split_weights(weights, hidden).first;
   CellTensors step{.gates_x = {},
                    .gates_h = empty(input, {batch, 3 * hidden}, acc),
                    .bias = as_contiguous(bias),
@@ -325,16 +339,14 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
                                                        const Tensor& c0, const Tensor& weights) {
   const ScalarType dtype = gates.scalar_type(), acc = compute_dtype(dtype);
   const int64_t steps = cells.size(0), batch = cells.size(1), hidden = cells.size(2);
-  const Tensor weights_h =
-      as_strided(weights, {3 * hidden, hidden}, {weights.stride(0), weights.stride(1)});
   const Tensor grad_gates = empty(gates, {steps, batch, 3 * hidden});
-  const std::optional<Tensor> grad_output_ =
-      grad_output ? std::optional(as_contiguous(*grad_output)) : std::nullopt;
+  const std::optional<Tensor> grad_output_ = as_contiguous(grad_output);
   SequenceBackwardTensors sequence{.grad_output = grad_output_,
                                    .grad_h_n = grad_h_n,
                                    .grad_c_n = grad_c_n,
                                    .gates = gates,
                                    .cells = cells,
+                                   .c0 = c0,
                                    .weights = weights,
                                    .grad_gates = grad_gates,
                                    .grad_h0 = empty(gates, {batch, hidden}),
@@ -342,6 +354,7 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
   if (steps > 0 && backend.sequence_backward(sequence)) {
     return {grad_gates, sequence.grad_h0, sequence.grad_c0};
   }
+  const Tensor weights_h = recurrent_weights(weights, hidden);
   const auto start = [&](const std::optional<Tensor>& grad) {
     if (grad) return copy(*grad, acc);
     Tensor zeros = empty(gates, {batch, hidden}, acc);

@@ -83,11 +83,55 @@ struct LltmEndsBackward {
 
 namespace cpu {
 
-// Rows [begin, end) of the batch; float and double.
+// All steps of a layer.
+template <typename T>
+struct LltmSteps {
+  const T* input;          // [steps, batch, inputs]
+  const T* bias;           // [3, hidden]
+  const T* weights_x;      // the weights of the input transposed, [inputs, 3, hidden], by lltm_pack
+  const T* weights_h;      // the weights of h transposed, [hidden, 3, hidden], by lltm_pack
+  const T* h0;             // [batch, hidden]
+  const T* c0;             // [batch, hidden]
+  const int64_t* lengths;  // [batch] of a ragged batch, or null
+  T* output;               // [steps, batch, hidden]
+  T* c_n;                  // [batch, hidden]
+  T* gates;                // [steps, batch, 3, hidden] activated i, o, g for backward, or null
+  T* cells;                // [steps, batch, hidden] for backward, or null
+  int64_t steps, batch, inputs, hidden;
+};
+
+template <typename T>
+struct LltmStepsBackward {
+  const T* grad_output;  // [steps, batch, hidden], or null for zero
+  const T* grad_h_n;     // [batch, hidden], or null for zero
+  const T* grad_c_n;     // [batch, hidden], or null for zero
+  const T* gates;        // [steps, batch, 3, hidden]
+  const T* cells;        // [steps, batch, hidden]
+  const T* c0;           // [batch, hidden]
+  const T* weights_h;    // the weights of h, [3, hidden, hidden], by lltm_pack
+  T* grad_gates;         // [steps, batch, 3, hidden]
+  T* grad_h0;            // [batch, hidden]
+  T* grad_c0;            // [batch, hidden]
+  int64_t steps, batch, hidden;
+};
+
+// All of these for float and double.
+
+// Elements of [k, n] packed, and the packing of b with its strides in elements.
+template <typename T>
+int64_t lltm_packed_size(int64_t k, int64_t n);
+template <typename T>
+void lltm_pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed);
+
+// Rows [begin, end) of the batch.
 template <typename T>
 void lltm_cell(const LltmCell<T, T>& args, int64_t begin, int64_t end);
 template <typename T>
 void lltm_cell_backward(const LltmCellBackward<T, T>& args, int64_t begin, int64_t end);
+template <typename T>
+void lltm_steps(const LltmSteps<T>& args, int64_t begin, int64_t end);
+template <typename T>
+void lltm_steps_backward(const LltmStepsBackward<T>& args, int64_t begin, int64_t end);
 
 // LltmRows, LltmShut, LltmEnds or LltmEndsBackward.
 template <typename Ragged>

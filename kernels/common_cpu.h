@@ -8,6 +8,7 @@
 // One binary for every x86-64: the loader picks the widest version that the processor runs. Levels
 // and not processor names, which GCC compares with the exact model.
 #if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
+#define MY_OPS_LEVELS
 #define MY_OPS_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define MY_OPS_CLONES
@@ -82,12 +83,13 @@ MY_OPS_INLINE T store(C x) {
   }
 }
 
-// 2^n for |n| below the exponent range.
-MY_OPS_INLINE float pow2(float n) { return bit_cast<float>((static_cast<int32_t>(n) + 127) << 23); }
-MY_OPS_INLINE double pow2(double n) {
-  // Adding 1.5 * 2^52 leaves the integer in the low bits: no int64 conversion, which SSE and AVX2
-  // lack.
-  return bit_cast<double>((bit_cast<int64_t>(n + 0x1.8p52) + 1023) << 52);
+// 2^(n + bias) from n + kRound (see ExpConstants), whose low bits hold the integer n: no
+// conversion, which for 64 bits SSE and AVX2 lack, and which NaN must not reach.
+MY_OPS_INLINE float pow2(float rounded, int bias) {
+  return bit_cast<float>((bit_cast<uint32_t>(rounded) + (127 + bias)) << 23);
+}
+MY_OPS_INLINE double pow2(double rounded, int bias) {
+  return bit_cast<double>((bit_cast<uint64_t>(rounded) + (1023 + bias)) << 52);
 }
 
 // exp(r) - 1 for |r| <= ln(2) / 2: Taylor terms until they vanish below half an ulp.
@@ -122,7 +124,7 @@ template <>
 struct ExpConstants<float> {
   static constexpr float kLow = -80.0f;    // exp(x) - 1 is -1 from -17 on
   static constexpr float kZero = -104.0f;  // exp(x) is 0 from here on
-  static constexpr float kBias = 64.0f;
+  static constexpr int kBias = 64;
   static constexpr float kUnbias = 0x1p-64f;
   static constexpr float kLog2E = 0x1.715476p+0f;
   static constexpr float kLn2High = 0x1.62e400p-1f;  // trailing zeros: n * high is exact
@@ -133,7 +135,7 @@ template <>
 struct ExpConstants<double> {
   static constexpr double kLow = -700.0;
   static constexpr double kZero = -746.0;
-  static constexpr double kBias = 512.0;
+  static constexpr int kBias = 512;
   static constexpr double kUnbias = 0x1p-512;
   static constexpr double kLog2E = 0x1.71547652b82fep+0;
   static constexpr double kLn2High = 0x1.62e42fee00000p-1;
@@ -147,9 +149,10 @@ template <typename T>
 MY_OPS_INLINE T expm1_negative(T x) {
   using E = ExpConstants<T>;
   const T clamped = x < E::kLow ? E::kLow : x;
-  const T n = (clamped * E::kLog2E + E::kRound) - E::kRound;
+  const T rounded = clamped * E::kLog2E + E::kRound;
+  const T n = rounded - E::kRound;
   const T r = (clamped - n * E::kLn2High) - n * E::kLn2Low;
-  const T scale = pow2(n == n ? n : T(0));
+  const T scale = pow2(rounded, 0);
   return scale * expm1_poly(r) + (scale - T(1));
 }
 
@@ -158,9 +161,10 @@ template <typename T>
 MY_OPS_INLINE T exp_negative(T x) {
   using E = ExpConstants<T>;
   const T clamped = x < E::kZero ? E::kZero : x;
-  const T n = (clamped * E::kLog2E + E::kRound) - E::kRound;
+  const T rounded = clamped * E::kLog2E + E::kRound;
+  const T n = rounded - E::kRound;
   const T r = (clamped - n * E::kLn2High) - n * E::kLn2Low;
-  const T scale = pow2(n == n ? n + E::kBias : T(0));  // 2^n itself may not be a normal number
+  const T scale = pow2(rounded, E::kBias);  // 2^n itself may not be a normal number
   return (scale * expm1_poly(r) + scale) * E::kUnbias;
 }
 

@@ -1,11 +1,37 @@
-// The pointwise part of one LLTM step on the CPU, forward and backward, in the formulas of
-// lltm_cell.cu. Bound by exp and tanh, which the compiler vectorizes once per instruction set.
+// LLTM on the CPU, forward and backward, in the formulas of lltm_cell.cu: the pointwise part of one
+// step, bound by exp and tanh, which the compiler vectorizes once per instruction set, and all
+// steps of some rows, which wait for no other row.
 #include "lltm.h"
 
-#include "common_cpu.h"
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "lltm_product_cpu.h"
 
 namespace my_ops::cpu {
 namespace {
+
+// c[m, n] = a[m, k] @ packed, in tiles that fill the registers of the instruction set.
+#ifdef MY_OPS_LEVELS
+#define MY_OPS_MULTIPLY(LEVEL, T, BYTES, ROWS)                                                   \
+  __attribute__((target(LEVEL))) void multiply(const T* a, int64_t a_row, const T* packed, T* c, \
+                                               int64_t c_row, int64_t m, int64_t n, int64_t k) { \
+    product_of<T, BYTES, ROWS>(a, a_row, packed, c, c_row, m, n, k);                             \
+  }
+MY_OPS_MULTIPLY("arch=x86-64-v4", float, 64, 8)
+MY_OPS_MULTIPLY("arch=x86-64-v4", double, 64, 8)
+MY_OPS_MULTIPLY("arch=x86-64-v3", float, 32, 4)
+MY_OPS_MULTIPLY("arch=x86-64-v3", double, 32, 4)
+MY_OPS_MULTIPLY("default", float, 16, 4)
+MY_OPS_MULTIPLY("default", double, 16, 4)
+#else
+template <typename T>
+void multiply(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m, int64_t n,
+              int64_t k) {
+  product_of<T, 16, 4>(a, a_row, packed, c, c_row, m, n, k);
+}
+#endif
 
 template <typename T>
 MY_OPS_INLINE T elu(T x) {
@@ -64,6 +90,91 @@ MY_OPS_INLINE void cell_backward_row(const LltmCellBackward<T, T>& args, int64_t
   }
 }
 
+// Panels of b, see lltm_product_cpu.h.
+template <typename T>
+void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed) {
+  for (int64_t column = 0; column < n; column += kPanel<T>) {
+    const int64_t columns = std::min<int64_t>(n - column, kPanel<T>);
+    for (int64_t i = 0; i < k; ++i, packed += kPanel<T>) {
+      for (int64_t j = 0; j < columns; ++j) packed[j] = b[i * row + (column + j) * col];
+      for (int64_t j = columns; j < kPanel<T>; ++j) packed[j] = T(0);
+    }
+  }
+}
+
+// As LltmShut.
+template <typename T>
+void shut(T* gates_x, int64_t hidden) {
+  std::fill_n(gates_x, 2 * hidden, -std::numeric_limits<T>::infinity());
+  std::fill_n(gates_x + 2 * hidden, hidden, T(0));
+}
+
+constexpr int64_t kRows = 16;  // rows that walk the steps together: what a step needs stays in L1
+
+template <typename T>
+void sequence(const LltmSteps<T>& args, int64_t begin, int64_t end) {
+  const int64_t inputs = args.inputs, hidden = args.hidden, all = args.batch * hidden;
+  std::vector<T> gates_x(kRows * 3 * hidden), gates_h(kRows * 3 * hidden);
+  for (; begin < end; begin += kRows) {
+    const int64_t first = begin * hidden, rows = std::min(end - begin, kRows);
+    const T* h = args.h0 + first;
+    const T* cell = args.c0 + first;
+    for (int64_t t = 0; t < args.steps; ++t) {
+      multiply(args.input + (t * args.batch + begin) * inputs, inputs, args.weights_x,
+               gates_x.data(), 3 * hidden, rows, 3 * hidden, inputs);
+      for (int64_t row = 0; args.lengths && row < rows; ++row) {
+        if (t >= args.lengths[begin + row]) shut(gates_x.data() + row * 3 * hidden, hidden);
+      }
+      multiply(h, hidden, args.weights_h, gates_h.data(), 3 * hidden, rows, 3 * hidden, hidden);
+      T* output = args.output + t * all + first;
+      T* new_cell = (args.cells ? args.cells + t * all : args.c_n) + first;
+      lltm_cell<T>({.gates_x = gates_x.data(),
+                    .gates_h = gates_h.data(),
+                    .bias = args.bias,
+                    .old_cell = cell,
+                    .new_h = output,
+                    .new_cell = new_cell,
+                    .gates = args.gates ? args.gates + 3 * (t * all + first) : nullptr,
+                    .batch = rows,
+                    .hidden = hidden},
+                   0, rows);
+      h = output;
+      cell = new_cell;
+    }
+    if (cell != args.c_n + first) std::copy_n(cell, rows * hidden, args.c_n + first);
+  }
+}
+
+template <typename T>
+void sequence_backward(const LltmStepsBackward<T>& args, int64_t begin, int64_t end) {
+  const int64_t hidden = args.hidden, all = args.batch * hidden;
+  const auto start = [](const T* grad, int64_t at, int64_t n, T* into) {
+    grad ? std::copy_n(grad + at, n, into) : std::fill_n(into, n, T(0));
+  };
+  for (; begin < end; begin += kRows) {
+    const int64_t first = begin * hidden, rows = std::min(end - begin, kRows);
+    T* grad_h = args.grad_h0 + first;  // of the step at hand, as is grad_cell
+    T* grad_cell = args.grad_c0 + first;
+    start(args.grad_h_n, first, rows * hidden, grad_h);
+    start(args.grad_c_n, first, rows * hidden, grad_cell);
+    for (int64_t t = args.steps - 1; t >= 0; --t) {
+      const int64_t at = t * all + first;
+      lltm_cell_backward<T>({.grad_h = args.grad_output ? args.grad_output + at : nullptr,
+                             .grad_h_next = grad_h,
+                             .grad_cell = grad_cell,
+                             .gates = args.gates + 3 * at,
+                             .old_cell = t > 0 ? args.cells + at - all : args.c0 + first,
+                             .grad_gates = args.grad_gates + 3 * at,
+                             .grad_old_cell = grad_cell,
+                             .batch = rows,
+                             .hidden = hidden},
+                            0, rows);
+      multiply(args.grad_gates + 3 * at, 3 * hidden, args.weights_h, grad_h, hidden, rows, hidden,
+               3 * hidden);
+    }
+  }
+}
+
 }  // namespace
 
 #define MY_OPS_LLTM(T)                                                                     \
@@ -75,6 +186,22 @@ MY_OPS_INLINE void cell_backward_row(const LltmCellBackward<T, T>& args, int64_t
   MY_OPS_CLONES void lltm_cell_backward(const LltmCellBackward<T, T>& args, int64_t begin, \
                                         int64_t end) {                                     \
     for (int64_t row = begin; row < end; ++row) cell_backward_row(args, row);              \
+  }                                                                                        \
+  template <>                                                                              \
+  int64_t lltm_packed_size<T>(int64_t k, int64_t n) {                                      \
+    return packed_size<T>(k, n);                                                           \
+  }                                                                                        \
+  template <>                                                                              \
+  void lltm_pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed) {  \
+    pack(b, row, col, k, n, packed);                                                       \
+  }                                                                                        \
+  template <>                                                                              \
+  void lltm_steps(const LltmSteps<T>& args, int64_t begin, int64_t end) {                  \
+    sequence(args, begin, end);                                                            \
+  }                                                                                        \
+  template <>                                                                              \
+  void lltm_steps_backward(const LltmStepsBackward<T>& args, int64_t begin, int64_t end) { \
+    sequence_backward(args, begin, end);                                                   \
   }
 
 MY_OPS_LLTM(float)
