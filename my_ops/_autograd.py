@@ -21,7 +21,7 @@ from torch.compiler import is_compiling
 
 from my_ops._errors import raise_out_of_memory
 
-__all__ = ["library", "register_gradient", "register_out"]
+__all__ = ["differentiated", "library", "register_gradient", "register_out"]
 
 try:  # private names, present in torch 2.10 to 2.15
     from torch._C import (
@@ -48,6 +48,11 @@ except ImportError as error:
     )
 
 library = torch.library.Library("my_ops", "IMPL")  # kept alive: it owns the registrations
+
+
+def differentiated() -> bool:
+    """Whether what a backward computes is differentiated again, in reverse or forward mode."""
+    return is_grad_enabled() or (_HAVE_PRIVATE_NAMES and forward_ad._current_level >= 0)
 
 
 def register_gradient(

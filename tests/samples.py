@@ -132,7 +132,6 @@ class Op:
     tensors: Callable[[int, torch.dtype, str], tuple[Tensor, ...]]
     arguments: Callable[..., tuple[Any, ...]] = lambda *tensors: tensors  # of the overload
     dtypes: tuple[torch.dtype, ...] = tuple(FLOATING)
-    forward_ad: bool = True
     smooth: bool = True  # the gradient is the derivative
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -230,8 +229,8 @@ DIFFERENTIABLE = [
         ),
         lambda x, weight, r: (x, weight, None, "silu", r),
     ),
-    _op("lltm_cell", _cell, forward_ad=False),
-    _op("lltm", _layer, forward_ad=False),
+    _op("lltm_cell", _cell),
+    _op("lltm", _layer),
     Op(
         "lltm-lengths",
         lambda *tensors: my_ops.lltm(*tensors, lengths=_lengths(tensors[1])),
@@ -239,7 +238,6 @@ DIFFERENTIABLE = [
         torch.ops.my_ops.lltm.default,
         _layer,
         lambda *tensors: (*tensors, _lengths(tensors[1])),
-        forward_ad=False,
     ),
 ]
 

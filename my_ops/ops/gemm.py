@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from my_ops import reference
-from my_ops._autograd import register_gradient, register_out
+from my_ops._autograd import differentiated, register_gradient, register_out
 from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import check_tensor, fake, ops
 
@@ -179,7 +179,7 @@ class _Linear(torch.autograd.Function):
         precision: str | None, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None
     ) -> Tensor:
         """The value before the activation, as a function of the inputs where that is asked for."""
-        if before is None or torch.is_grad_enabled():
+        if before is None or differentiated():
             return ops.linear(x, weight, bias, "none", None, precision)
         return before
 
@@ -237,7 +237,7 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     if activation == "gelu_tanh":
         return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
     if activation == "silu":
-        if not torch.is_grad_enabled():
+        if not differentiated():
             return torch.ops.aten.silu_backward(grad, x)  # one kernel, which has no derivative
         return grad * (torch.sigmoid(x) + x * ops.d_sigmoid(x))
     return grad * ops.d_sigmoid(x)

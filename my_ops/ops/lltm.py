@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from my_ops._autograd import register_gradient
+from my_ops._autograd import differentiated, register_gradient
 from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import check_tensor, fake, ops
 
@@ -68,6 +68,28 @@ def _cell_gates_backward(
     return grad_gates, grad_cell
 
 
+def _with_zeros(tangents: tuple[Tensor | None, ...], primals: list[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(p) if t is None else t for t, p in zip(tangents, primals, strict=True)]
+
+
+def _cell_jvp(primals: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor, ...]:
+    """``new_h, new_cell`` and their tangents."""
+    input, weights, bias, old_h, old_cell = primals
+    input_t, weights_t, bias_t, old_h_t, old_cell_t = tangents
+    both = torch.cat([old_h, input], dim=1)
+    z = ops.linear(both, weights, bias.reshape(-1))
+    z_t = ops.linear(torch.cat([old_h_t, input_t], dim=1), weights)
+    z_t = z_t + ops.linear(both, weights_t, bias_t.reshape(-1))
+    (z_i, z_o, z_g), (z_i_t, z_o_t, z_g_t) = z.chunk(3, dim=1), z_t.chunk(3, dim=1)
+    i, o, g = torch.sigmoid(z_i), torch.sigmoid(z_o), torch.nn.functional.elu(z_g)
+    elu_slope = torch.where(z_g > 0, 1.0, torch.exp(torch.clamp(z_g, max=0.0)))
+    cell = old_cell + g * i
+    cell_t = old_cell_t + elu_slope * z_g_t * i + g * ops.d_sigmoid(z_i) * z_i_t
+    squashed = torch.tanh(cell)
+    h_t = (1 - squashed * squashed) * cell_t * o + squashed * ops.d_sigmoid(z_o) * z_o_t
+    return squashed * o, cell, h_t, cell_t
+
+
 class _LLTMCell(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,7 +107,7 @@ class _LLTMCell(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         *inputs, gates = ctx.saved_tensors
         input, weights, bias, old_h, old_cell = inputs
-        if gates is None or torch.is_grad_enabled():
+        if gates is None or differentiated():
             grad_gates, grad_old_cell = _cell_gates_backward(grad_h, grad_cell, *inputs)
         else:
             try:
@@ -108,8 +130,31 @@ class _LLTMCell(torch.autograd.Function):
             grad_h0 = ops.gemm(grad_gates, weights[:, :hidden])
         return grad_input, grad_weights, grad_bias, grad_h0, grad_old_cell if needs[4] else None
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        primals = list(ctx.saved_tensors[:5])
+        return _cell_jvp(primals, _with_zeros(tangents, primals))[2:]
+
+
+class _LLTMCellForward(_LLTMCell):
+    """Of the op that saves the gates, for transforms around one that runs it."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _LLTMCell.setup_context(ctx, inputs, output)
+        ctx.mark_non_differentiable(output[2])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _LLTMCell.backward(ctx, *grads[:2])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *_LLTMCell.jvp(ctx, *tangents), None
+
 
 _lltm_cell = register_gradient(ops.lltm_cell.default, _LLTMCell)
+register_gradient(ops.lltm_cell_forward.default, _LLTMCellForward)
 
 
 def lltm_cell(
@@ -238,6 +283,34 @@ def _lltm_gates_backward(
     return all_gates, grad_h, grad_c, output
 
 
+def _lltm_jvp(
+    primals: list[Tensor], tangents: list[Tensor], runs: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The tangents of ``output, h_n, c_n``; ``runs`` as above."""
+    input, h, c, *parameters = primals
+    input_t, h_t, c_t, *parameters_t = tangents
+    outputs_t = []
+    for t, (step, step_t) in enumerate(zip(input, input_t, strict=True)):
+        before = h, c, h_t, c_t
+        after = _cell_jvp([step, *parameters, h, c], [step_t, *parameters_t, h_t, c_t])
+        if runs is not None:
+            after = tuple(torch.where(runs[t], a, b) for a, b in zip(after, before, strict=True))
+        h, c, h_t, c_t = after
+        outputs_t.append(h_t if runs is None else torch.where(runs[t], h_t, 0.0))
+    if not outputs_t:
+        return h_t.new_empty((0, *h_t.shape)), h_t.clone(), c_t.clone()
+    return torch.stack(outputs_t), h_t, c_t
+
+
+def _without_what_takes_no_part(
+    lengths: Tensor, input: Tensor, h0: Tensor, c0: Tensor
+) -> tuple[Tensor, ...]:
+    """``runs``, and the others with 0 there: it must not reach sums, as 0 times NaN is NaN."""
+    runs = running_steps(input, lengths).unsqueeze(2)
+    none = (lengths <= 0).unsqueeze(1)
+    return runs, input.masked_fill(~runs, 0.0), h0.masked_fill(none, 0.0), c0.masked_fill(none, 0.0)
+
+
 class _LLTM(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -258,13 +331,9 @@ class _LLTM(torch.autograd.Function):
         hidden, needs = h0.shape[1], ctx.needs_input_grad
         runs = None
         if lengths is not None:
-            # What takes no part must not reach the sums, where 0 times NaN would be NaN.
-            runs = running_steps(input, lengths).unsqueeze(2)
-            input = input.masked_fill(~runs, 0.0)
-            none = (lengths <= 0).unsqueeze(1)
-            h0, c0 = h0.masked_fill(none, 0.0), c0.masked_fill(none, 0.0)
+            runs, input, h0, c0 = _without_what_takes_no_part(lengths, input, h0, c0)
         grads = (grad_output, grad_h_n, grad_c_n)
-        if gates is None or torch.is_grad_enabled():
+        if gates is None or differentiated():
             grad_gates, grad_h0, grad_c0, output = _lltm_gates_backward(
                 *grads, input, h0, c0, weights, bias, runs
             )
@@ -300,8 +369,36 @@ class _LLTM(torch.autograd.Function):
             None,
         )
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        *primals, lengths = ctx.saved_tensors[:6]
+        filled = _with_zeros(tangents[:5], primals)
+        runs = None
+        if lengths is not None:
+            runs, *primals[:3] = _without_what_takes_no_part(lengths, *primals[:3])
+            filled[0] = filled[0].masked_fill(~runs, 0.0)
+        return _lltm_jvp(primals, filled, runs)
+
+
+class _LLTMForward(_LLTM):
+    """Of the op that saves gates and cells, for transforms around one that runs it."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _LLTM.setup_context(ctx, inputs, output)
+        ctx.mark_non_differentiable(*output[3:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _LLTM.backward(ctx, *grads[:3])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *_LLTM.jvp(ctx, *tangents), None, None
+
 
 _lltm = register_gradient(ops.lltm.default, _LLTM)
+register_gradient(ops.lltm_forward.default, _LLTMForward)
 
 
 def lltm(
