@@ -1,0 +1,38 @@
+"""The table of docs/reference.md: everything that it is to say holds, on every device there is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TABLE = Path(__file__).resolve().parents[1] / "tools" / "op_table.py"
+
+
+@pytest.fixture(scope="module")
+def tables():
+    done = subprocess.run(
+        [sys.executable, str(TABLE)], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "|" in line]
+    second = rows.index(next(row for row in rows if "vmap" in row))
+    return rows[:second], rows[second:], done.stderr
+
+
+def test_every_feature_of_every_op(tables, device):
+    _, (header, _, *rows), exceptions = tables
+    assert len(rows) == 9
+    for op, *cells in rows:
+        for feature, cell in zip(header[1:], cells, strict=True):
+            if op != "`fill_index`" or cell != "no argument":
+                assert device.upper() in cell.split(", "), f"{feature} of {op}: {exceptions}"
+
+
+def test_every_op_has_dtypes_and_a_kernel(tables):
+    (header, _, *rows), _, _ = tables
+    assert header == ["op", "dtypes", "CPU kernel", "CUDA kernel", "gradient"]
+    for op, dtypes, cpu, _, gradient in rows:
+        assert dtypes.startswith("floating")
+        assert cpu == "yes"
+        assert gradient == ("no" if op == "`fill_index`" else "twice")
