@@ -298,16 +298,37 @@ def cpu() -> Iterator[Case]:
             lambda x=x, w=weights, b=bias: my_ops.linear(x, w, b),
             {"eager": lambda x=x, w=weights, b=bias: F.linear(x, w, b)},
         )
-        yield Case(
-            f"lltm_cell float32 {size}",
-            lambda x=step, w=weights, b=bias, h=h: my_ops.lltm_cell(x, w, b, h, h),
-            {"eager": lambda x=step, w=weights, b=bias, h=h: reference.lltm_cell(x, w, b, h, h)},
-        )
-        yield Case(
-            f"lltm float32 T64 {size}",
-            lambda x=steps, w=weights, b=bias, h=h: my_ops.lltm(x, h, h, w, b),
-            {"eager": lambda x=steps, w=weights, b=bias, h=h: reference.lltm(x, h, h, w, b)},
-        )
+        yield from cpu_lltm(size, step, h, weights, bias)
+        yield from cpu_lltm(f"T64 {size}", steps, h, weights, bias)
+
+
+def cpu_lltm(size: str, x: Any, h: Any, weights: Any, bias: Any) -> Iterator[Case]:
+    """Cell or layer beside the eager loop and torch's LSTM, which has 4 gates and not 3."""
+    one = x.dim() == 2
+    module = (torch.nn.LSTMCell if one else torch.nn.LSTM)(x.shape[-1], h.shape[1])
+    state = h if one else h.unsqueeze(0)
+    arguments = (x, weights, bias, h, h) if one else (x, h, h, weights, bias)
+    name = "lltm_cell" if one else "lltm"
+    runs: dict[str, tuple[Any, tuple[Any, ...], list[Any]]] = {
+        "my_ops": (getattr(my_ops, name), arguments, []),
+        "eager": (getattr(reference, name), arguments, []),
+        type(module).__name__: (
+            lambda x, h, c: module(x, (h, c)),
+            (x, state, state),
+            list(module.parameters()),
+        ),
+    }
+
+    def train(function: Any, tensors: Any, parameters: Any) -> Run:
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        grad = torch.ones_like(function(*leaves)[0])
+        used = [*leaves, *parameters]
+        return lambda: torch.autograd.grad(function(*leaves)[0], used, grad)
+
+    forward = {k: no_grad(lambda f=f, t=t: f(*t)) for k, (f, t, _) in runs.items()}
+    yield Case(f"{name} float32 {size} forward", forward.pop("my_ops"), forward)
+    both = {k: train(*run) for k, run in runs.items()}
+    yield Case(f"{name} float32 {size} forward + backward", both.pop("my_ops"), both)
 
 
 def overhead(device: str) -> dict[str, dict[str, float]]:
