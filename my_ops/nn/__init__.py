@@ -1,4 +1,4 @@
-"""Layers over the operators. Each ``forward`` calls one op, so all of them work in TorchScript."""
+"""Layers over the operators, by the functions of my_ops; in TorchScript by torch.ops.my_ops."""
 
 from my_ops.nn.linear import Linear
 from my_ops.nn.lltm import LLTM, LLTMCell

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from my_ops.ops.lltm import running_steps
+from my_ops.ops.lltm import lltm, lltm_cell, running_steps
 
 State = Tuple[Tensor, Tensor]  # noqa: UP006
 
@@ -68,7 +68,10 @@ class LLTMCell(nn.Module):
                 [input.size(0), self.hidden_size], dtype=input.dtype, device=input.device
             )
             state = (zero, zero)
-        return torch.ops.my_ops.lltm_cell(input, self.weights, self.bias, state[0], state[1])
+        if torch.jit.is_scripting():
+            return torch.ops.my_ops.lltm_cell(input, self.weights, self.bias, state[0], state[1])
+        else:
+            return lltm_cell(input, self.weights, self.bias, state[0], state[1])
 
     def extra_repr(self) -> str:
         bias = isinstance(self.bias, nn.Parameter)
@@ -202,8 +205,10 @@ class LLTM(nn.Module):
             along = reverse(x, lengths) if backward else x
             if self._has_zoneout:
                 output, h, c = self._steps(along, h_0[k], c_0[k], weights, bias, lengths)
-            else:
+            elif torch.jit.is_scripting():
                 output, h, c = torch.ops.my_ops.lltm(along, h_0[k], c_0[k], weights, bias, lengths)
+            else:
+                output, h, c = lltm(along, h_0[k], c_0[k], weights, bias, lengths=lengths)
             outputs.append(reverse(output, lengths) if backward else output)
             h_n.append(h)
             c_n.append(c)
@@ -256,7 +261,10 @@ class LLTM(nn.Module):
             runs = running_steps(x, lengths)
         outputs: List[Tensor] = []  # noqa: UP006
         for t in range(x.size(0)):
-            new_h, new_c = torch.ops.my_ops.lltm_cell(x[t], weights, bias, h, c)
+            if torch.jit.is_scripting():
+                new_h, new_c = torch.ops.my_ops.lltm_cell(x[t], weights, bias, h, c)
+            else:
+                new_h, new_c = lltm_cell(x[t], weights, bias, h, c)
             if self.training:
                 kept = torch.rand_like(new_h) < self.zoneout
                 new_h = torch.where(kept, h, new_h)
