@@ -68,11 +68,6 @@ def _cell_gates_backward(
     return grad_gates, grad_cell
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """``gemm``, without the way to it on the CPU, where it is torch's product."""
-    return torch.mm(a, b) if a.is_cpu else ops.gemm(a, b)
-
-
 def _with_zeros(tangents: tuple[Tensor | None, ...], primals: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(p) if t is None else t for t, p in zip(tangents, primals, strict=True)]
 
@@ -125,15 +120,14 @@ class _LLTMCell(torch.autograd.Function):
         hidden = old_h.shape[1]
         needs = ctx.needs_input_grad
         grad_input = grad_weights = grad_bias = grad_h0 = None
-        if needs[0] and needs[3] and weights.is_cpu:
-            grad_h0, grad_input = torch.mm(grad_gates, weights).tensor_split([hidden], dim=1)
-        else:
-            if needs[0]:
-                grad_input = _product(grad_gates, weights[:, hidden:])
-            if needs[3]:
-                grad_h0 = _product(grad_gates, weights[:, :hidden])
+        if needs[0] and needs[3]:
+            grad_h0, grad_input = ops.gemm(grad_gates, weights).tensor_split([hidden], dim=1)
+        elif needs[0]:
+            grad_input = ops.gemm(grad_gates, weights[:, hidden:])
+        elif needs[3]:
+            grad_h0 = ops.gemm(grad_gates, weights[:, :hidden])
         if needs[1]:
-            grad_weights = _product(grad_gates.mT, torch.cat([old_h, input], dim=1))
+            grad_weights = ops.gemm(grad_gates.mT, torch.cat([old_h, input], dim=1))
         if needs[2]:
             grad_bias = grad_gates.sum(0).reshape(bias.shape)
         return grad_input, grad_weights, grad_bias, grad_h0, grad_old_cell if needs[4] else None
