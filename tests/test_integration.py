@@ -1,5 +1,6 @@
 """The ops inside torch's other tools: counters, checkpointing, subclasses, workers, export."""
 
+import contextlib
 import copy
 import io
 import multiprocessing
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import my_ops
+from my_ops._errors import raise_out_of_memory
 
 LAYERS = {
     "Linear": (lambda: my_ops.nn.Linear(3, 4, activation="gelu"), (2, 3)),
@@ -176,6 +178,21 @@ def test_out_of_memory(name, inference, device):
         IMPOSSIBLE[name](device)
     assert type(caught.value) is type(native.value)
     assert torch.equal(my_ops.fill_index(2, 2, device=device).cpu(), my_ops.fill_index(2, 2))
+
+
+@pytest.mark.parametrize(
+    "error, found",
+    [
+        (RuntimeError("my_ops: aten::mm failed: CUDA out of memory. Tried to allocate"), True),
+        (RuntimeError("gemm: CUDA launch failed: out of memory (cudaErrorMemoryAllocation)"), True),
+        (RuntimeError("my_ops: empty failed (8 bytes on cpu)"), False),  # there is memory again
+        (RuntimeError("gemm: b must have k = 4 rows"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),  # has its class already
+    ],
+)
+def test_errors_that_are_out_of_memory(error, found):
+    with pytest.raises(torch.OutOfMemoryError) if found else contextlib.nullcontext():
+        raise_out_of_memory(error)
 
 
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
