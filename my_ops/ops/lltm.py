@@ -357,8 +357,8 @@ class _LLTM(torch.autograd.Function):
             before = torch.cat([h0.unsqueeze(0), output])[:-1].flatten(0, 1)
             grad_weights = torch.cat(
                 [
-                    _product(rows.mT, before),
-                    _product(rows.mT, input.flatten(0, 1)),
+                    ops.gemm(rows.mT, before),
+                    ops.gemm(rows.mT, input.flatten(0, 1)),
                 ],
                 dim=1,
             )
