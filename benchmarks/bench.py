@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measure import Case, Run, ceilings, gpu_times, row, save, show, wall_times
+from measure import Case, Run, calls_in, ceilings, gpu_times, row, save, show, wall_times
 
 import my_ops
 from my_ops import reference
@@ -386,7 +386,8 @@ def main() -> None:
         torch.set_num_threads(threads)
         sections[f"cpu, {threads} thread(s)"] = table = []
         for case in cpu():
-            times = wall_times({"my_ops": case.ours, **case.others}, calls=10)
+            calls = calls_in(case.ours, seconds=0.02)
+            times = wall_times({"my_ops": case.ours, **case.others}, calls)
             table.append(row(case, times, {}))
             show(table[-1])
     if "overhead" in chosen:

@@ -83,6 +83,14 @@ def wall_times(runs: dict[str, Run], calls: int = 2000, rounds: int = 7) -> dict
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def calls_in(run: Run, seconds: float) -> int:
+    """How many calls take that long, and at least 10."""
+    run()
+    begin = time.perf_counter()
+    run()
+    return max(10, int(seconds / (time.perf_counter() - begin)))
+
+
 def ceilings(elements: int = 1 << 28) -> dict[str, float]:
     """What this GPU reaches: copy_ and fill_ of 1 GiB in GB/s, cuBLAS at 8192 cubed in TFLOP/s."""
     source = torch.randn(elements, device="cuda")
