@@ -115,7 +115,9 @@ inline Product product(const Tensor& a, const Tensor& b, const Tensor& out) {
 
 // The product by ATen, which is oneDNN, MKL or cuBLAS underneath.
 inline void aten_gemm(const Product& p) {
-  if (p.batch == 1) {
+  if (p.a.dim() == 2 && p.b.dim() == 2) {
+    aten("aten::mm", "out", p.a, p.b, p.out);
+  } else if (p.batch == 1) {
     aten("aten::mm", "out", as_strided(p.a, {p.m, p.k}, {p.a_row, p.a_col}),
          as_strided(p.b, {p.k, p.n}, {p.b_row, p.b_col}),
          as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col}));

@@ -10,6 +10,7 @@ from torch import Tensor
 from my_ops._autograd import differentiated, register_gradient
 from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import check_tensor, fake, ops
+from my_ops.ops.gemm import _gemm
 
 # ----------------------------------------------------------------------------------- lltm_cell
 
@@ -121,13 +122,13 @@ class _LLTMCell(torch.autograd.Function):
         needs = ctx.needs_input_grad
         grad_input = grad_weights = grad_bias = grad_h0 = None
         if needs[0] and needs[3]:
-            grad_h0, grad_input = ops.gemm(grad_gates, weights).tensor_split([hidden], dim=1)
+            grad_h0, grad_input = _gemm(grad_gates, weights, None).tensor_split([hidden], dim=1)
         elif needs[0]:
-            grad_input = ops.gemm(grad_gates, weights[:, hidden:])
+            grad_input = _gemm(grad_gates, weights[:, hidden:], None)
         elif needs[3]:
-            grad_h0 = ops.gemm(grad_gates, weights[:, :hidden])
+            grad_h0 = _gemm(grad_gates, weights[:, :hidden], None)
         if needs[1]:
-            grad_weights = ops.gemm(grad_gates.mT, torch.cat([old_h, input], dim=1))
+            grad_weights = _gemm(grad_gates.mT, torch.cat([old_h, input], dim=1), None)
         if needs[2]:
             grad_bias = grad_gates.sum(0).reshape(bias.shape)
         return grad_input, grad_weights, grad_bias, grad_h0, grad_old_cell if needs[4] else None
@@ -350,15 +351,15 @@ class _LLTM(torch.autograd.Function):
         rows = grad_gates.flatten(0, 1)
         grad_input = grad_weights = grad_bias = None
         if needs[0] and weights.is_cpu:  # there linear would copy the weights
-            grad_input = torch.mm(rows, weights[:, hidden:]).reshape(input.shape)
+            grad_input = _gemm(rows, weights[:, hidden:], None).reshape(input.shape)
         elif needs[0]:
             grad_input = ops.linear(grad_gates, weights[:, hidden:].mT)
         if needs[3]:
             before = torch.cat([h0.unsqueeze(0), output])[:-1].flatten(0, 1)
             grad_weights = torch.cat(
                 [
-                    ops.gemm(rows.mT, before),
-                    ops.gemm(rows.mT, input.flatten(0, 1)),
+                    _gemm(rows.mT, before, None),
+                    _gemm(rows.mT, input.flatten(0, 1), None),
                 ],
                 dim=1,
             )
