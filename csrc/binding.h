@@ -26,6 +26,29 @@ static_assert(TORCH_FEATURE_VERSION == TORCH_VERSION_2_10_0,
 
 namespace my_ops {
 
+// A string argument of an op. The conversion to std::string in torch's headers before 2.14 leaks.
+struct Name : std::string {
+  Name(const char* data, size_t size) : std::string(data, size) {}
+};
+
+}  // namespace my_ops
+
+template <>
+struct torch::stable::detail::ToImpl<my_ops::Name> {
+  static my_ops::Name call(StableIValue value, uint64_t, bool) {
+    const auto handle = torch::stable::detail::to<StringHandle>(value);
+    size_t length = 0;
+    const char* data = nullptr;
+    const bool read = torch_string_length(handle, &length) == TORCH_SUCCESS &&
+                      torch_string_c_str(handle, &data) == TORCH_SUCCESS;
+    my_ops::Name name(read ? data : "", read ? length : 0);
+    torch_delete_string(handle);
+    return name;
+  }
+};
+
+namespace my_ops {
+
 using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;

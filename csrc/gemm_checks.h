@@ -21,9 +21,10 @@ struct Product {
 };
 
 // Absent is "highest".
-inline void check_precision(const std::optional<std::string>& precision, const char* op) {
-  check(!precision || *precision == "highest" || *precision == "high", op,
-        ": precision must be highest or high, got '", precision.value_or(""), "'");
+inline void check_precision(const std::optional<Name>& precision, const char* op) {
+  if (!precision) return;
+  check(*precision == "highest" || *precision == "high", op,
+        ": precision must be highest or high, got '", *precision, "'");
 }
 
 inline void check_gemm(const Tensor& a, const Tensor& b, const char* op) {

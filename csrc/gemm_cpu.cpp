@@ -6,17 +6,15 @@
 namespace my_ops {
 namespace {
 
-using Name = std::optional<std::string>;
-
 // precision is about tensor cores; here it is checked, and without effect.
-void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const Name& precision) {
+void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
   check_precision(precision, "gemm");
   check_out(out, a, b, "gemm");
   aten_gemm(product(a, b, out));
 }
 
-Tensor gemm(const Tensor& a, const Tensor& b, const Name& precision) {
+Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
   check_precision(precision, "gemm");
   const Tensor out = empty(a, gemm_sizes(a, b));
@@ -25,8 +23,8 @@ Tensor gemm(const Tensor& a, const Tensor& b, const Name& precision) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-              const std::string& activation, const std::optional<Tensor>& residual,
-              const Name& precision, const std::optional<Tensor>& packed) {
+              const Name& activation, const std::optional<Tensor>& residual,
+              const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
   check_linear(x, weight, bias, activation, residual);
   check_precision(precision, "linear");
   return aten_linear(x, weight, bias, activation, residual);

@@ -6,9 +6,7 @@
 namespace my_ops {
 namespace {
 
-using Name = std::optional<std::string>;
-
-Precision precision_of(const Name& name) {
+Precision precision_of(const std::optional<Name>& name) {
   return name == "high" ? Precision::kHigh : Precision::kHighest;
 }
 
@@ -19,7 +17,7 @@ void launch(const Product& p, Precision precision, const Device& device) {
   });
 }
 
-void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const Name& precision) {
+void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
   check_out(out, a, b, "gemm");
   check_precision(precision, "gemm");
@@ -27,7 +25,7 @@ void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const Name& precisio
   launch(product(a, b, out), precision_of(precision), device);
 }
 
-Tensor gemm(const Tensor& a, const Tensor& b, const Name& precision) {
+Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
   check_precision(precision, "gemm");
   const Device device(a);
@@ -82,8 +80,8 @@ Tensor prepack(const Tensor& weight) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-              const std::string& activation, const std::optional<Tensor>& residual,
-              const Name& precision, const std::optional<Tensor>& packed) {
+              const Name& activation, const std::optional<Tensor>& residual,
+              const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
   check_linear(x, weight, bias, activation, residual);
   check_precision(precision, "linear");
   const Device device(x);

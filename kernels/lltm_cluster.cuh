@@ -180,17 +180,20 @@ struct ClusterLaunch {
   }
   ClusterLaunch(const ClusterLaunch&) = delete;
 
-  // How many clusters the device holds, each block with this much dynamic shared memory.
+  // How many clusters the device holds, each block with this much dynamic shared memory. The
+  // attributes are the kernel's, for all threads: each is only ever set to one value.
   cudaError_t resident(const void* kernel, int shared_bytes, int& count) {
     config.dynamicSmemBytes = shared_bytes;
     if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
         err != cudaSuccess) {
       return err;
     }
-    if (auto err =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-        err != cudaSuccess) {
-      return err;
+    if (shared_bytes > 0) {
+      if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          kSpreadBytes);
+          err != cudaSuccess) {
+        return err;
+      }
     }
     return cudaOccupancyMaxActiveClusters(&count, kernel, &config);
   }

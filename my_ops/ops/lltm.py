@@ -350,9 +350,7 @@ class _LLTM(torch.autograd.Function):
                 raise
         rows = grad_gates.flatten(0, 1)
         grad_input = grad_weights = grad_bias = None
-        if needs[0] and weights.is_cpu:  # there linear would copy the weights
-            grad_input = _gemm(rows, weights[:, hidden:], None).reshape(input.shape)
-        elif needs[0]:
+        if needs[0]:
             grad_input = ops.linear(grad_gates, weights[:, hidden:].mT)
         if needs[3]:
             before = torch.cat([h0.unsqueeze(0), output])[:-1].flatten(0, 1)
