@@ -116,11 +116,14 @@ inline Product product(const Tensor& a, const Tensor& b, const Tensor& out) {
 
 // The product by ATen, which is oneDNN, MKL or cuBLAS underneath.
 inline void aten_gemm(const Product& p) {
-  if (p.a.dim() == 2 && p.b.dim() == 2) {
-    aten("aten::mm", "out", p.a, p.b, p.out);
-  } else if (p.batch == 1) {
-    aten("aten::mm", "out", as_strided(p.a, {p.m, p.k}, {p.a_row, p.a_col}),
-         as_strided(p.b, {p.k, p.n}, {p.b_row, p.b_col}),
+  if (p.batch == 1) {
+    const auto matrix = [](const Tensor& t, int64_t rows, int64_t columns, int64_t row,
+                           int64_t column) {
+      return t.dim() == 2 ? t : as_strided(t, {rows, columns}, {row, column});
+    };
+    // out as a view, whose version counter is its own: register_out moves that of the tensor.
+    aten("aten::mm", "out", matrix(p.a, p.m, p.k, p.a_row, p.a_col),
+         matrix(p.b, p.k, p.n, p.b_row, p.b_col),
          as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col}));
   } else {
     aten("aten::bmm", "out", as_strided(p.a, {p.batch, p.m, p.k}, {p.a_batch, p.a_row, p.a_col}),
