@@ -1,6 +1,6 @@
 """Every op beside its peers, in the same run on the same data.
 
-    python benchmarks/bench.py [elementwise] [gemm] [lltm] [cpu] [overhead] [--output results.json]
+    python benchmarks/bench.py [FAMILY ...] [--output results.json]
 
 Times are medians of alternating runs; shares are of a ceiling measured in this run (a copy_ or
 fill_ of 1 GiB, a cuBLAS product at 8192 cubed). Only ``cpu`` and ``overhead`` run without a GPU.
@@ -108,6 +108,7 @@ def gemm() -> Iterator[Case]:
         for m, n, k in (
             *((s, s, s) for s in (64, 128, 256, 640, 1024, 2048, 4096, 8192)),
             (1000, 1001, 1003),
+            (4097, 4097, 4097),
             *((m, 4096, 4096) for m in (1, 16, 64)),
             (64, 64, 65536),
         ):
@@ -130,6 +131,17 @@ def gemm() -> Iterator[Case]:
         flops=2 * 4096**3,
         ceiling="float32 TFLOP/s",
     )
+    for size in (4096, 8192):
+        a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
+        a = torch.ldexp(a, torch.randint(-30, 31, (size, size), device="cuda"))
+        out = torch.empty_like(a)
+        yield Case(
+            f"gemm float32 full range {size}x{size}x{size}",
+            lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
+            {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
+            flops=2 * size**3,
+            ceiling="float32 TFLOP/s",
+        )
     for size in (2048, 4096, 8192):
         a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
         out = torch.empty_like(a)
@@ -171,6 +183,23 @@ def gemm() -> Iterator[Case]:
             flops=6 * 8192 * 4096 * 4096,
             ceiling=f"{name_of(dtype)} TFLOP/s",
         )
+
+
+def sweep() -> Iterator[Case]:
+    """Products of sizes 1 to 8192, spread evenly over their logarithms: any aspect ratio."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.rand(200, 3, generator=generator).mul(13).exp2().round().int().tolist()
+    for dtype in (torch.float32, torch.bfloat16):
+        for m, n, k in sizes:
+            a = torch.randn(m, k, device="cuda", dtype=dtype)
+            b = torch.randn(k, n, device="cuda", dtype=dtype)
+            out = torch.empty(m, n, device="cuda", dtype=dtype)
+            yield Case(
+                f"{name_of(dtype)} {m}x{n}x{k}",
+                lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
+                {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
+                flops=2 * m * n * k,
+            )
 
 
 def with_tf32(run: Run) -> Run:
@@ -362,7 +391,7 @@ def overhead(device: str) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    families = {"elementwise": elementwise, "gemm": gemm, "lltm": lltm}
+    families = {"elementwise": elementwise, "gemm": gemm, "sweep": sweep, "lltm": lltm}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("family", nargs="*", choices=[*families, "cpu", "overhead"])
     parser.add_argument("--output", type=Path, help="write the results as JSON")

@@ -2,6 +2,7 @@
 //   float on Hopper, few rows, small outputs    gemm_fp32_skinny: plain FMAs at memory's speed
 //   float on Hopper, from about 400 cubed on    gemm_fp32_sm90: tensor cores at float's accuracy
 //   float on compute capability 8.0, large      gemm_fp32_sm80: three TF32 products
+//   16 bits on Hopper, where it is faster       gemm_half_sm90: tensor cores, epilogue on the sums
 //   small problems of every type                gemm_simt
 //   the rest                                    the caller's vendor library
 #include "gemm.h"
@@ -10,6 +11,7 @@
 
 #include "gemm_fp32_skinny.h"
 #include "gemm_fp32_sm80.h"
+#include "gemm_half_sm90.h"
 #include "gemm_simt.cuh"
 #include "gemm_sm90.h"
 
@@ -24,6 +26,9 @@ constexpr int64_t kSimtLimit = int64_t{1} << 15;
 
 template <typename T, typename Out>
 constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
+
+template <typename T, typename Out>
+constexpr bool kIsHalf = std::is_same_v<T, Out> && sizeof(T) == 2;
 
 constexpr int kEpilogueThreads = 256;
 
@@ -51,6 +56,11 @@ int64_t my_ops::cuda::gemm_workspace(const GemmArgs<T, Out>& args) {
       return static_cast<int64_t>(gemm_fp32_sm90_workspace(args));
     }
   }
+  if constexpr (kIsHalf<T, Out>) {
+    if (gemm_half_sm90_supported(args)) {
+      return static_cast<int64_t>(gemm_half_sm90_workspace(args));
+    }
+  }
   return 0;
 }
 
@@ -61,6 +71,9 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cu
     if (gemm_fp32_skinny_supported(args)) return gemm_fp32_skinny(args, workspace, stream);
     if (gemm_fp32_sm90_supported(args)) return gemm_fp32_sm90(args, workspace, stream);
     if (gemm_fp32_sm80_supported(args)) return gemm_fp32_sm80(args, stream);
+  }
+  if constexpr (kIsHalf<T, Out>) {
+    if (gemm_half_sm90_supported(args)) return gemm_half_sm90(args, workspace, stream);
   }
   const int64_t limit = args.m <= kFewRows ? kSimtLimitFewRows : kSimtLimit;
   if (args.batch * args.m * args.n > limit / (args.k + 1)) return cudaErrorNotSupported;

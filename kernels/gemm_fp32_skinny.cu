@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "device.h"
 #include "gemm_epilogue.cuh"
 #include "sm90.cuh"
 
@@ -205,12 +206,8 @@ SkinnyTile skinny_tile(const Args& args) {
 }
 
 cudaError_t make_skinny(const Args& args, void* workspace, Skinny* p) {
-  int device = 0, sm_count = 0;
-  if (auto err = cudaGetDevice(&device); err != cudaSuccess) return err;
-  if (auto err = cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device);
-      err != cudaSuccess) {
-    return err;
-  }
+  DeviceFacts device;
+  if (auto err = current_device(&device); err != cudaSuccess) return err;
   const SkinnyTile tile = skinny_tile(args);
   const auto wide = [](const float* x, int64_t batch, int64_t row, int64_t k) {
     const int64_t slow = k == 1 ? row : k;
@@ -226,7 +223,7 @@ cudaError_t make_skinny(const Args& args, void* workspace, Skinny* p) {
   const int blocks_per_sm = kThreadsPerSm / (tile.m * tile.n / (kPerThread * kPerThread));
   constexpr int kMinBlocks = 4;  // of k, per piece
   const int64_t splits =
-      std::min<int64_t>(blocks_per_sm * sm_count / tiles, p->k_blocks / kMinBlocks);
+      std::min<int64_t>(blocks_per_sm * device.sm_count / tiles, p->k_blocks / kMinBlocks);
   p->k_blocks_per_split = static_cast<int>(ceil_div(p->k_blocks, std::max<int64_t>(splits, 1)));
   p->splits = static_cast<int>(ceil_div(p->k_blocks, p->k_blocks_per_split));
   p->a_wide = wide(args.a, args.a_batch, args.a_row, args.a_col);
@@ -286,16 +283,12 @@ cudaError_t run(const Skinny& p, cudaStream_t stream) {
 }  // namespace my_ops::cuda
 
 bool my_ops::cuda::gemm_fp32_skinny_supported(const GemmArgs<float, float>& args) {
-  int device = 0, major = 0, minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
-      major != 9 || minor != 0) {
-    return false;
-  }
+  if (args.precision != Precision::kHighest || !pays(args)) return false;
+  DeviceFacts device;
+  if (current_device(&device) != cudaSuccess || !device.is(9, 0)) return false;
   constexpr auto kKernel = fp32_skinny_kernel<16, 128, true, true>;
   static const bool built = sm90::has_body(reinterpret_cast<const void*>(kKernel));
-  return built && args.precision == Precision::kHighest && pays(args);
+  return built;
 }
 
 size_t my_ops::cuda::gemm_fp32_skinny_workspace(const GemmArgs<float, float>& args) {

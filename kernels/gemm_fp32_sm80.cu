@@ -11,6 +11,7 @@
 
 #include <climits>
 
+#include "device.h"
 #include "gemm_epilogue.cuh"
 
 namespace my_ops::cuda {
@@ -327,17 +328,12 @@ cudaError_t run(const Launch& launch, cudaStream_t stream) {
 }  // namespace my_ops::cuda
 
 bool my_ops::cuda::gemm_fp32_sm80_supported(const GemmArgs<float, float>& args) {
-  int device = 0, major = 0, minor = 0, sm_count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    return false;
-  }
+  DeviceFacts device;
+  if (current_device(&device) != cudaSuccess || !device.is(8, 0)) return false;
   // One tile for every multiprocessor at least: k is not split.
   const double blocks =
       static_cast<double>(args.batch) * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
-  return major == 8 && minor == 0 && args.k >= kMinK && blocks >= sm_count && blocks < INT_MAX;
+  return args.k >= kMinK && blocks >= device.sm_count && blocks < INT_MAX;
 }
 
 cudaError_t my_ops::cuda::gemm_fp32_sm80(const GemmArgs<float, float>& args, cudaStream_t stream) {

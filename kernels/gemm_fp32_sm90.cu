@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "common.cuh"
+#include "device.h"
 #include "gemm_fp32_sm90_kernel.cuh"
 
 namespace my_ops::cuda {
@@ -52,26 +53,6 @@ __global__ void __launch_bounds__(kReduceThreads)
     });
   }
 #endif
-}
-
-// Device facts that shape a call.
-struct Device {
-  int major = 0, minor = 0, sm_count = 0;
-};
-
-cudaError_t current_device(Device* device) {
-  int id = 0;
-  if (auto err = cudaGetDevice(&id); err != cudaSuccess) return err;
-  const auto get = [&](int* value, cudaDeviceAttr attribute) {
-    return cudaDeviceGetAttribute(value, attribute, id);
-  };
-  if (auto err = get(&device->major, cudaDevAttrComputeCapabilityMajor); err != cudaSuccess) {
-    return err;
-  }
-  if (auto err = get(&device->minor, cudaDevAttrComputeCapabilityMinor); err != cudaSuccess) {
-    return err;
-  }
-  return get(&device->sm_count, cudaDevAttrMultiProcessorCount);
 }
 
 enum class TileChoice { kLarge, kMedium, kSmall, kSingle };
@@ -244,7 +225,7 @@ void place(Plan* plan, void* workspace) {
   plan->workspace = arena.used();
 }
 
-Plan make_plan(const Args& given, const Device& device, void* workspace) {
+Plan make_plan(const Args& given, const DeviceFacts& device, void* workspace) {
   Plan plan{};
   plan.args = merge_batch(given);
   plan.sm_count = device.sm_count;
@@ -301,24 +282,6 @@ Plan make_plan(const Args& given, const Device& device, void* workspace) {
   return plan;
 }
 
-template <typename Kernel>
-cudaError_t launch(Kernel kernel, int blocks, int threads, size_t smem, int cluster,
-                   const Fp32Product& product, cudaStream_t stream) {
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = smem;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, product);
-}
-
 template <typename Tile>
 cudaError_t encode_maps(const Plan& plan, int parts, uint16_t* a_parts, uint16_t* b_parts,
                         ProductSource* source) {
@@ -362,8 +325,8 @@ cudaError_t run(Plan* plan, cudaStream_t stream) {
   }
   const int units = std::max(product.fast.grid.units, product.full.grid.units);
   const int blocks = std::min(units, cluster_slots<Tile>(plan->sm_count)) * Tile::kCluster;
-  if (auto err = launch(kKernel, blocks, Tile::kThreads, sizeof(ProductSmem), Tile::kCluster,
-                        product, stream);
+  if (auto err = sm90::launch_overlapped(kKernel, blocks, Tile::kThreads, sizeof(ProductSmem),
+                                         Tile::kCluster, stream, product);
       err != cudaSuccess) {
     return err;
   }
@@ -371,8 +334,8 @@ cudaError_t run(Plan* plan, cudaStream_t stream) {
   const int64_t elements = plan->args.batch * plan->args.m * plan->args.n;
   const int64_t reducers =
       std::min<int64_t>(ceil_div(elements, kReduceThreads), 8 * plan->sm_count);
-  return launch(fp32_reduce_kernel, static_cast<int>(reducers), kReduceThreads, 0, 1, product,
-                stream);
+  return sm90::launch_overlapped(fp32_reduce_kernel, reducers, kReduceThreads, 0, 1, stream,
+                                 product);
 }
 
 // The split of b alone, with its scratch behind what is kept.
@@ -408,7 +371,7 @@ PackPlan make_pack_plan(const PackArgs& args, int sm_count, void* memory) {
 }  // namespace my_ops::cuda
 
 int64_t my_ops::cuda::gemm_packed_bytes(const PackArgs& args) {
-  Device device;
+  DeviceFacts device;
   // A product of many rows, the case that gains most; small ones ignore packed_b.
   const int64_t m = std::max(args.n, args.k);
   Args product{};
@@ -419,7 +382,7 @@ int64_t my_ops::cuda::gemm_packed_bytes(const PackArgs& args) {
 }
 
 cudaError_t my_ops::cuda::gemm_pack(const PackArgs& args, void* packed, cudaStream_t stream) {
-  Device device;
+  DeviceFacts device;
   if (auto err = current_device(&device); err != cudaSuccess) return err;
   const PackPlan plan = make_pack_plan(args, device.sm_count, packed);
   if (auto err = split_fp16(plan.split, stream); err != cudaSuccess) return err;
@@ -427,25 +390,25 @@ cudaError_t my_ops::cuda::gemm_pack(const PackArgs& args, void* packed, cudaStre
 }
 
 bool my_ops::cuda::gemm_fp32_sm90_supported(const GemmArgs<float, float>& args) {
-  Device device;
-  if (current_device(&device) != cudaSuccess) return false;
-  if (device.major != 9 || device.minor != 0) return false;
+  if (!fits(args) || !pays(merge_batch(args))) return false;
+  DeviceFacts device;
+  if (current_device(&device) != cudaSuccess || !device.is(9, 0)) return false;
   constexpr auto kKernel = fp32_product_kernel<Fp16Scheme, LargeTile, LargeTile>;
   static const bool built = sm90::has_body(reinterpret_cast<const void*>(kKernel));
-  return built && fits(args) && pays(merge_batch(args));
+  return built;
 }
 
 size_t my_ops::cuda::gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args) {
-  Device device;
+  DeviceFacts device;
   if (current_device(&device) != cudaSuccess || !fits(args)) return 0;
   return make_plan(args, device, nullptr).workspace;
 }
 
 cudaError_t my_ops::cuda::gemm_fp32_sm90(const GemmArgs<float, float>& args, void* workspace,
                                          cudaStream_t stream) {
-  Device device;
+  DeviceFacts device;
   if (auto err = current_device(&device); err != cudaSuccess) return err;
-  if (device.major != 9 || device.minor != 0 || !fits(args)) return cudaErrorNotSupported;
+  if (!device.is(9, 0) || !fits(args)) return cudaErrorNotSupported;
   Plan plan = make_plan(args, device, workspace);
   switch (plan.tile) {
     case TileChoice::kLarge:

@@ -284,21 +284,6 @@ RowShape row_shape(int k) {
   return {256, 8, split_first_kernel<256, 8>};
 }
 
-cudaError_t launch(SplitKernel kernel, int blocks, size_t smem, const Split& split, bool overlap,
-                   cudaStream_t stream) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = smem;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, split);
-}
-
 }  // namespace
 }  // namespace my_ops::cuda
 
@@ -364,15 +349,13 @@ cudaError_t my_ops::cuda::split_fp16(const Split& split, cudaStream_t stream) {
       return err;
     }
   }
-  if (auto err = launch(first, split.blocks[0] + split.blocks[1], smem, split, false, stream);
-      err != cudaSuccess) {
-    return err;
-  }
+  first<<<split.blocks[0] + split.blocks[1], kThreads, smem, stream>>>(split);
+  if (auto err = cudaGetLastError(); err != cudaSuccess) return err;
   const int tile_blocks = split.tile_blocks[0] + split.tile_blocks[1];
   if (tile_blocks == 0) return cudaSuccess;
-  return launch(split_second_kernel, tile_blocks, 0, split, true, stream);
+  return sm90::launch_overlapped(split_second_kernel, tile_blocks, kThreads, 0, 1, stream, split);
 }
 
 cudaError_t my_ops::cuda::split_bf16(const Split& split, int sm_count, cudaStream_t stream) {
-  return launch(split_bf16_kernel, 4 * sm_count, 0, split, true, stream);
+  return sm90::launch_overlapped(split_bf16_kernel, 4 * sm_count, kThreads, 0, 1, stream, split);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "device.h"
 #include "lltm_persistent.cuh"
 
 namespace my_ops::cuda {
@@ -14,19 +15,6 @@ struct Plan {
   ClusterPlan cluster{};
   GridPlan grid{};
 };
-
-struct DeviceFacts {
-  int sms = 0;
-  int major = 0;
-};
-
-cudaError_t query(int device, DeviceFacts& facts) {
-  if (auto err = cudaDeviceGetAttribute(&facts.sms, cudaDevAttrMultiProcessorCount, device);
-      err != cudaSuccess) {
-    return err;
-  }
-  return cudaDeviceGetAttribute(&facts.major, cudaDevAttrComputeCapabilityMajor, device);
-}
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -42,7 +30,7 @@ bool plan_cluster(int64_t batch, int64_t hidden, const DeviceFacts& facts, Clust
     if (blocks > max_blocks) continue;
     // A cluster lives in one GPC, so some SMs are left over: 31 clusters of 4, 15 of 8 and 7 of 16
     // fit on 132 SMs.
-    const int64_t usable = facts.sms - facts.sms / (blocks > 8 ? 8 : 16);
+    const int64_t usable = facts.sm_count - facts.sm_count / (blocks > 8 ? 8 : 16);
     const int64_t resident = usable / blocks;
     for (int rows : {1, 2, 4}) {
       if (ceil_div(batch, rows) > resident) continue;
@@ -67,13 +55,13 @@ bool plan_grid(int64_t batch, int64_t hidden, const DeviceFacts& facts, GridPlan
   plan.chunks = slots <= 2 ? 2 : slots <= 4 ? 4 : 8;
   // Blocks of 32 units halve what a group reads per step; with few rows, latency counts more.
   plan.unit_tiles = 1;
-  if (sizeof(T) == 2 && plan.chunks == 4 && batch > 8 * (facts.sms / ceil_div(hidden, 16))) {
+  if (sizeof(T) == 2 && plan.chunks == 4 && batch > 8 * (facts.sm_count / ceil_div(hidden, 16))) {
     plan.unit_tiles = 2;
   }
   // Units up to a whole number of chunks: the padding is published as zeros.
   plan.members =
       static_cast<int>(ceil_div(ceil_div(hidden, kChunk) * kChunk, 16 * plan.unit_tiles));
-  const int64_t groups = facts.sms / plan.members;
+  const int64_t groups = facts.sm_count / plan.members;
   if (groups == 0) return false;
   const int64_t rows = ceil_div(batch, groups);
   if (rows > 256) return false;  // c of every row stays in shared memory
@@ -97,10 +85,8 @@ Plan make_plan(int64_t batch, int64_t hidden, const DeviceFacts& facts) {
 template <typename T>
 cudaError_t plan_for_current_device(int64_t steps, int64_t batch, int64_t hidden, Plan& plan) {
   if (steps <= 0 || batch < 0 || hidden < 0) return cudaErrorInvalidValue;
-  int device = 0;
-  if (auto err = cudaGetDevice(&device); err != cudaSuccess) return err;
   DeviceFacts facts;
-  if (auto err = query(device, facts); err != cudaSuccess) return err;
+  if (auto err = current_device(&facts); err != cudaSuccess) return err;
   plan = make_plan<T>(batch, hidden, facts);
   return plan.kind == Plan::Kind::kNone ? cudaErrorNotSupported : cudaSuccess;
 }
@@ -112,7 +98,7 @@ template <typename T>
 bool my_ops::cuda::lltm_persistent_supported(int64_t batch, int64_t hidden, int device) {
   if (batch <= 0 || hidden <= 0) return batch >= 0 && hidden >= 0;
   DeviceFacts facts;
-  if (query(device, facts) != cudaSuccess) {
+  if (query_device(device, &facts) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return false;
   }
@@ -123,8 +109,8 @@ bool my_ops::cuda::lltm_persistent_supported(int64_t batch, int64_t hidden, int 
              lltm_cluster_backward_resident<T>(plan.cluster) > 0;
     case Plan::Kind::kGrid: {
       const int64_t blocks = int64_t{plan.grid.members} * plan.grid.groups;
-      return blocks <= int64_t{facts.sms} * lltm_grid_resident<T>(plan.grid) &&
-             blocks <= int64_t{facts.sms} * lltm_grid_backward_resident<T>(plan.grid);
+      return blocks <= int64_t{facts.sm_count} * lltm_grid_resident<T>(plan.grid) &&
+             blocks <= int64_t{facts.sm_count} * lltm_grid_backward_resident<T>(plan.grid);
     }
     default:
       return false;

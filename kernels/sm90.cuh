@@ -5,7 +5,7 @@
 
 #include <cuda.h>
 #include <cudaTypedefs.h>
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
@@ -92,6 +92,61 @@ __device__ __forceinline__ void tma_load_2d_multicast(void* smem, const CUtensor
       : "memory");
 }
 
+// Box at (x, y, z) of a map of three dimensions to shared memory.
+__device__ __forceinline__ void tma_load_3d(void* smem, const CUtensorMap* map, uint64_t* barrier,
+                                            int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_load_3d_multicast(void* smem, const CUtensorMap* map,
+                                                      uint64_t* barrier, int x, int y, int z,
+                                                      uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
+      : "memory");
+}
+
+// Box at (x, y, z) of a map from shared memory. The writer of the shared memory fences first.
+__device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, const void* smem, int x, int y,
+                                             int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(smem_address(smem)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until all but the newest kPending of the thread's groups have read their shared memory.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Orders a thread's plain writes to shared memory before later ones of the copy engine.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Stores four 8 x 8 matrices of 16-bit elements, spread over a warp as mma results are. Lane l
+// names row l % 8 of matrix l / 8.
+__device__ __forceinline__ void stmatrix(void* row, uint32_t x0, uint32_t x1, uint32_t x2,
+                                         uint32_t x3) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(row)),
+      "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+
 // ---- warpgroup products ----
 
 // Orders register and shared memory accesses before the products that follow.
@@ -126,6 +181,14 @@ __device__ __forceinline__ uint32_t wgmma_address(const void* smem) {
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
   constexpr uint64_t kSwizzle128 = 1, kRepeatBytes = 1024;
   return address | uint64_t{1} << 16 | (kRepeatBytes >> 4) << 32 | kSwizzle128 << 62;
+}
+
+// The same of a tile stored along its rows' index: boxes of 64 rows x kBox of k, one behind the
+// other, a line of 64 rows for each k. Adding 128 moves the tile by 16 elements of k.
+template <int kBox>
+__device__ __forceinline__ uint64_t wgmma_descriptor_rows(uint32_t address) {
+  constexpr uint64_t kSwizzle128 = 1, kRepeatBytes = 1024, kBoxBytes = kBox * 128;
+  return address | (kBoxBytes >> 4) << 16 | (kRepeatBytes >> 4) << 32 | kSwizzle128 << 62;
 }
 
 // ---- blocks, warps, grids ----
@@ -199,24 +262,46 @@ inline cudaError_t tensor_map_encoder(TensorMapEncoder* encoder) {
   return status;
 }
 
-// Map of a [rows, columns] matrix of 16-bit elements, `ld` elements from row to row (a multiple of
-// 8), read in boxes of box_rows x 64 elements with the 128-byte swizzle; outside it reads as 0.
+// Map of matrices of 16-bit elements, [batch, rows, columns]: `ld` elements from row to row,
+// `stride` from matrix to matrix (multiples of 8), read in boxes of box_rows x 64 elements with the
+// 128-byte swizzle; outside a matrix it reads as 0. A batch of 0: a single matrix, two dimensions.
 inline cudaError_t make_tensor_map(const TensorMapEncoder& encoder, CUtensorMap* map, void* base,
-                                   int64_t rows, int64_t columns, int64_t ld, int box_rows) {
-  const cuuint64_t size[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t stride[1] = {static_cast<cuuint64_t>(ld) * 2};
-  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t step[2] = {1, 1};
+                                   int64_t rows, int64_t columns, int64_t ld, int box_rows,
+                                   int64_t batch = 0, int64_t stride = 0) {
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                               static_cast<cuuint64_t>(batch)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(ld) * 2,
+                                 static_cast<cuuint64_t>(stride) * 2};
+  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t step[3] = {1, 1, 1};
   const CUresult result =
-      encoder.encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, base, size, stride, box, step,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      encoder.encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, batch ? 3 : 2, base, sizes, strides, box,
+                     step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) return cudaErrorInvalidValue;
   constexpr cuuint64_t kBugBytes = 128 * 1024;
-  if (encoder.small_tensor_bug && size[1] * stride[0] < kBugBytes) {
-    map->opaque[1] &= ~(cuuint64_t{1} << 21);
-  }
+  const cuuint64_t bytes = batch ? sizes[2] * strides[1] : sizes[1] * strides[0];
+  if (encoder.small_tensor_bug && bytes < kBugBytes) map->opaque[1] &= ~(cuuint64_t{1} << 21);
   return cudaSuccess;
+}
+
+// Launches a kernel in clusters; griddepcontrol lets it start before the one ahead has finished.
+template <typename... P, typename... A>
+cudaError_t launch_overlapped(void (*kernel)(P...), int64_t blocks, int threads, size_t smem,
+                              int cluster, cudaStream_t stream, const A&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = smem;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 // Whether this build holds the body of a kernel that needs sm_90a: for every other target, sm_90

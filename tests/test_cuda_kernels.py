@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from samples import gemm_excess
+from samples import ACTIVATIONS, SIXTEEN_BIT, gemm_excess
+from test_gemm import linear_excess
 
 import my_ops
 from my_ops import reference
@@ -110,6 +111,69 @@ def test_gemm_fp32_sm80_repeats_bitwise(cuda):
     a = normal(700, 700)
     first = torch.ops.my_ops._gemm_fp32_sm80(a, a)
     assert all(torch.equal(torch.ops.my_ops._gemm_fp32_sm80(a, a), first) for _ in range(100))
+
+
+# The 16-bit kernel, taken where rows are not whole 16-byte vectors.
+
+HALF_SIZES = [(512, 643, 520), (513, 640, 519), (1000, 1003, 1001), (515, 2051, 1530)]  # m, k, n
+
+
+def half_operand(rows, columns, layout, dtype):
+    if layout == "transposed":
+        return normal(columns, rows).to(dtype).mT
+    if layout == "both-strides":
+        return normal(rows, 3 * columns)[:, ::3].to(dtype)[:, :columns]
+    if layout == "odd-offset":
+        return normal(rows, columns + 1).to(dtype)[:, 1:]
+    return normal(rows, columns).to(dtype)
+
+
+@pytest.mark.parametrize("size", HALF_SIZES)
+@pytest.mark.parametrize("b_layout", ["contiguous", "transposed", "odd-offset"])
+@pytest.mark.parametrize("a_layout", ["contiguous", "transposed", "both-strides"])
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_gemm_half_layouts(dtype, a_layout, b_layout, size, cuda):
+    """Into a view, of which nothing else may change."""
+    m, k, n = size
+    a, b = half_operand(m, k, a_layout, dtype), half_operand(k, n, b_layout, dtype)
+    whole = torch.full((m + 2, n + 9), 7.0, dtype=dtype, device="cuda")
+    for first in (1, 8):
+        whole.fill_(7)
+        out = whole[1 : m + 1, first : first + n]
+        my_ops.gemm(a, b, out=out)
+        assert gemm_excess(out, a, b) <= 1
+        out.fill_(7)
+        assert (whole == 7).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", [(512, 643, 520), (601, 651, 777)])
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_linear_half_epilogues(dtype, size, activation, cuda):
+    m, k, n = size
+    x, weight = normal(m, k).to(dtype), normal(n, k).div(8).to(dtype)
+    bias = normal(n, 1)[:, 0].to(dtype)
+    residuals = None, normal(m, n).to(dtype), normal(n, 2 * m)[:, ::2].mT.to(dtype)
+    for residual in residuals:
+        got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
+        assert linear_excess(got, x, weight, bias, activation, residual) <= 1
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_gemm_half_special_values(dtype, cuda):
+    a, b = normal(700, 701).to(dtype), normal(701, 702).to(dtype)
+    a[3, 5], a[7, 9], a[11], a[699, 700] = float("inf"), float("nan"), 1e-6, float("-inf")
+    b[20, 30], b[700, 701] = torch.finfo(dtype).max, torch.finfo(dtype).max
+    got, want = my_ops.gemm(a, b).double(), a.double() @ b.double()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got[want.isinf()], want[want.isinf()])
+    assert got[want.abs() < 0.99 * torch.finfo(dtype).max].isfinite().all()
+
+
+def test_gemm_half_repeats_bitwise(cuda):
+    a = normal(701, 701).bfloat16()
+    first = my_ops.gemm(a, a)
+    assert all(torch.equal(my_ops.gemm(a, a), first) for _ in range(100))
 
 
 @pytest.mark.parametrize("size", [(640, 640, 640), (1000, 1003, 1001)])

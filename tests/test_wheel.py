@@ -70,6 +70,23 @@ def test_this_build_passes(check):
     assert check({}) == []
 
 
+def test_hopper_products_keep_their_sums_in_registers(contents, monkeypatch):
+    """A spilled register would show as stack."""
+    monkeypatch.syspath_prepend(CHECK.parent)
+    import check_wheel
+
+    if "9.0a" not in json.loads(contents[RECORD])["architectures"]:
+        pytest.skip("built without code for Hopper's own instructions")
+    module = DISTRIBUTION.locate_file(MODULE)
+    usage = check_wheel.tool(
+        check_wheel.cuobjdump(), "--dump-resource-usage", "-arch", "sm_90a", module
+    ).stdout
+    kernels = re.findall(r"Function (\w+_(?:product|skinny)_kernel\w*):\s*(.*)", usage)
+    assert len(kernels) > 3
+    for name, used in kernels:
+        assert "STACK:0 " in used and "LOCAL:0 " in used, name
+
+
 def test_renamed_wheel(check):
     failed = check({}, name=NAME.replace(my_ops.__version__, "9.9.9"))
     assert any("FAILED name: the file name says 9.9.9, METADATA" in line for line in failed)

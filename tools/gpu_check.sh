@@ -4,12 +4,13 @@
 #   1. installs WHEEL, or builds one here when none is given; nothing is downloaded
 #   2. the whole test suite, from outside the source tree
 #   3. compute-sanitizer, memcheck and racecheck, over a few small tests of every kernel family
-#   4. the benchmarks, into benchmarks/results/<gpu>.json
+#   4. the programs of examples/
+#   5. the benchmarks, into benchmarks/results/<gpu>.json
 #
-# STEPS="test sanitizer bench" picks some of them; RESULTS names another folder.
+# STEPS="test sanitizer examples bench" picks some of them; RESULTS names another folder.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-steps=${STEPS:-test sanitizer bench}
+steps=${STEPS:-test sanitizer examples bench}
 results=${RESULTS:-$root/benchmarks/results}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -28,7 +29,8 @@ python3 -m pip install -q --no-index --no-deps --target "$work/site" "$wheel"
 export PYTHONPATH=$work/site
 cd "$work"
 
-pytest=(python3 -m pytest "$root/tests" -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -q)
+options=(-c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -q)
+pytest=(python3 -m pytest "$root/tests" "${options[@]}")
 for step in $steps; do
   case $step in
     test)
@@ -37,10 +39,14 @@ for step in $steps; do
       small='test_unary_values and 1000 and float32 or test_gemm_values and 257 and float32'
       small+=' or test_gemm_float32_layouts and 640 and False-False'
       small+=' or test_sequence_values and (17 or 5) and (float32 or bfloat16)'
+      small+=' or test_gemm_half_layouts and 513 and bfloat16'
+      small+=' or test_ragged_in_every_type and (float32 or bfloat16)'
       for tool in memcheck racecheck; do
         PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
           --target-processes all "${pytest[@]}" -x -k "cuda and ($small)"
       done ;;
+    examples)
+      python3 -m pytest "$root/examples" "${options[@]}" ;;
     bench)
       gpu=$(python3 -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')
       python3 "$root/benchmarks/bench.py" --output "$results/$gpu.json" ;;

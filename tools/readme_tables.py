@@ -7,6 +7,7 @@ python tools/readme_tables.py --check    fail if that would change anything
 import argparse
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,14 @@ class Results:
                 "`linear`, prepacked, fp32, 4096³",
                 "cuBLAS",
             ),
+            ("gemm float32 full range 4096x4096x4096", "fp32, of wide range, 4096³", "cuBLAS"),
             ("gemm float32 high 2048x2048x2048", '"high", 2048³', "cuBLAS TF32"),
             ("gemm float32 high 4096x4096x4096", '"high", 4096³', "cuBLAS TF32"),
             ("gemm float32 high 8192x8192x8192", '"high", 8192³', "cuBLAS TF32"),
             ("gemm bfloat16 4096x4096x4096", "bf16, 4096³", "cuBLAS"),
             ("gemm bfloat16 8192x8192x8192", "bf16, 8192³", "cuBLAS"),
+            ("gemm bfloat16 1000x1001x1003", "bf16, 1000 x 1001 x 1003", "cuBLAS"),
+            ("gemm bfloat16 4097x4097x4097", "bf16, 4097³", "cuBLAS"),
             ("linear + gelu_tanh bfloat16 8192x4096x4096", "`linear` + gelu, bf16", "eager"),
         ):
             row = self.case("gemm", case)
@@ -91,6 +95,18 @@ class Results:
             ratio, rate = f"{theirs / ours:.2f}", f"{row['TFLOP/s']:.0f}"
             rows.append([label, figure(ours), f"{figure(theirs)} {peer}", ratio, rate])
         return table(["product", "my_ops, us", "the other", "ratio", "TFLOP/s"], rows)
+
+    def sweep(self) -> str:
+        rows = []
+        for dtype in ("float32", "bfloat16"):
+            ratios = [
+                row["x cuBLAS"] for row in self.sections["sweep"] if row["case"].startswith(dtype)
+            ]
+            level = sum(ratio >= 0.97 for ratio in ratios)
+            spread = min(ratios), statistics.median(ratios), max(ratios)
+            rows.append([SHORT[dtype], str(len(ratios)), str(level), *(f"{r:.2f}" for r in spread)])
+        head = ["type", "shapes", "ratio at least 0.97", "lowest ratio", "median", "highest"]
+        return table(head, rows)
 
     def lltm(self) -> str:
         rows = []

@@ -1,0 +1,290 @@
+// GEMM for Hopper: 16-bit operands, sums in float, epilogue on the sums.
+// Plan: copy what the copy engine cannot read (rows that are not whole 16-byte vectors, no
+// contiguous index) into padded rows; then one product kernel in the tile that finishes first.
+// Bound by tensor cores; small products by the latency of two launches.
+#include "gemm_half_sm90.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common.cuh"
+#include "device.h"
+#include "gemm_half_sm90_kernel.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+using LargeTile = HalfTile<256, 2>;
+using WideTile = HalfTile<192, 2>;
+using MediumTile = HalfTile<128, 2>;
+using SmallTile = HalfTile<64, 1>;
+
+// An operand [batch, rows, columns], columns the contiguous index where there is one.
+struct Operand {
+  const uint16_t* x;
+  int64_t batch, rows, columns;
+  int64_t batch_stride, row_stride, column_stride;
+  int64_t ld;      // of the padded copy
+  uint16_t* copy;  // [batch, rows, ld], or null: read in place
+  bool repeats;    // the same matrix for every batch
+  bool swapped;    // rows are k
+};
+
+struct PadArgs {
+  Operand operand[2];
+};
+
+constexpr int kPadThreads = 256;
+
+// Copies the operands that need it, 8 elements per thread, zeros behind the end of a row.
+__global__ void __launch_bounds__(kPadThreads) pad_kernel(const __grid_constant__ PadArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  sm90::griddepcontrol_launch_dependents();
+  sm90::griddepcontrol_wait();
+  const Operand& op = args.operand[blockIdx.x % 2];
+  if (!op.copy) return;
+  const int64_t vectors = op.ld / 8, total = op.batch * op.rows * vectors;
+  for (int64_t i = int64_t{blockIdx.x / 2} * kPadThreads + threadIdx.x; i < total;
+       i += int64_t{gridDim.x / 2} * kPadThreads) {
+    const int64_t line = i / vectors, column = i % vectors * 8;
+    const int64_t z = line / op.rows, row = line % op.rows;
+    const uint16_t* from =
+        op.x + z * op.batch_stride + row * op.row_stride + column * op.column_stride;
+    uint32_t x[8];
+    if (op.column_stride == 1 && column + 8 <= op.columns) {
+      if (reinterpret_cast<uintptr_t>(from) % 4 == 0) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t pair = reinterpret_cast<const uint32_t*>(from)[j];
+          x[2 * j] = pair & 0xFFFF, x[2 * j + 1] = pair >> 16;
+        }
+      } else {
+        x[0] = from[0], x[7] = from[7];
+#pragma unroll
+        for (int j = 0; j < 3; ++j) {
+          const uint32_t pair = reinterpret_cast<const uint32_t*>(from + 1)[j];
+          x[2 * j + 1] = pair & 0xFFFF, x[2 * j + 2] = pair >> 16;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        x[j] = column + j < op.columns ? from[j * op.column_stride] : uint16_t{0};
+      }
+    }
+    *reinterpret_cast<uint4*>(op.copy + line * op.ld + column) = {
+        x[0] | x[1] << 16, x[2] | x[3] << 16, x[4] | x[5] << 16, x[6] | x[7] << 16};
+  }
+#endif
+}
+
+template <typename T>
+bool fits(const GemmArgs<T, T>& args) {
+  constexpr int64_t kLimit = int64_t{1} << 30;
+  const auto small = [](int64_t x) { return x > 0 && x < kLimit; };
+  return small(args.batch) && small(args.m) && small(args.n) && small(args.k) &&
+         args.out_col == 1 &&
+         static_cast<double>(args.batch) * ceil_div(args.m, 128) * ceil_div(args.n, 64) < kLimit;
+}
+
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+// Whether the copy engine can read it: 16-byte pitches below 2^40 bytes.
+bool in_place(const Operand& op) {
+  constexpr int64_t kMaxPitch = int64_t{1} << 39;
+  const auto pitch = [](int64_t stride) {
+    return stride > 0 && stride % 8 == 0 && stride < kMaxPitch;
+  };
+  return op.column_stride == 1 && aligned(op.x) && (op.rows == 1 || pitch(op.row_stride)) &&
+         (op.batch == 1 || pitch(op.batch_stride));
+}
+
+// Whether the copy engine can write the output: also whole vectors in n, for it writes 16 bytes
+// even where a row ends within them.
+template <typename T>
+bool whole_vectors(const GemmArgs<T, T>& args) {
+  return args.n % 8 == 0 && aligned(args.out) && args.out_row % 8 == 0 &&
+         (args.batch == 1 || args.out_batch % 8 == 0);
+}
+
+// x: [batch][outer][k], turned so that the contiguous index comes last.
+Operand make_operand(const void* x, int64_t batch, int64_t outer, int64_t k, int64_t batch_stride,
+                     int64_t outer_stride, int64_t k_stride) {
+  Operand op{};
+  op.x = static_cast<const uint16_t*>(x);
+  op.repeats = batch_stride == 0;
+  op.batch = op.repeats ? 1 : batch;
+  op.batch_stride = batch_stride;
+  op.swapped = k_stride != 1 && outer_stride == 1;
+  op.rows = op.swapped ? k : outer;
+  op.columns = op.swapped ? outer : k;
+  op.row_stride = op.swapped ? k_stride : outer_stride;
+  op.column_stride = op.swapped ? outer_stride : k_stride;
+  op.ld = ceil_div(op.columns, 8) * 8;
+  return op;
+}
+
+// Bytes of the padded copies; places them if there is a workspace.
+size_t place(Operand (&operands)[2], void* workspace) {
+  size_t used = 0;
+  for (Operand& op : operands) {
+    if (in_place(op)) continue;
+    if (workspace) op.copy = reinterpret_cast<uint16_t*>(static_cast<char*>(workspace) + used);
+    used += static_cast<size_t>(ceil_div(op.batch * op.rows * op.ld * 2, 256)) * 256;
+  }
+  return used;
+}
+
+template <typename T>
+void make_operands(const GemmArgs<T, T>& args, Operand (&operands)[2]) {
+  operands[0] =
+      make_operand(args.a, args.batch, args.m, args.k, args.a_batch, args.a_row, args.a_col);
+  operands[1] =
+      make_operand(args.b, args.batch, args.n, args.k, args.b_batch, args.b_col, args.b_row);
+}
+
+cudaError_t make_map(const sm90::TensorMapEncoder& encoder, CUtensorMap* map, const Operand& op,
+                     int box_rows) {
+  const bool copied = op.copy != nullptr;
+  void* base = copied ? op.copy : const_cast<uint16_t*>(op.x);
+  const int64_t ld = copied || op.rows == 1 ? op.ld : op.row_stride;
+  const int64_t stride = copied || op.batch == 1 ? op.rows * ld : op.batch_stride;
+  return sm90::make_tensor_map(encoder, map, base, op.rows, op.columns, ld, box_rows, op.batch,
+                               stride);
+}
+
+// Time by whole waves of tiles, in us: block_us is that of a tile's 64 of k, as measured on an H200
+// from 640 to 4096.
+template <typename Tile>
+double tile_cost(int64_t batch, int64_t m, int64_t n, int64_t k, int sm_count, double block_us) {
+  constexpr double kTileUs = 1.5;
+  const int64_t units = ceil_div(m, Tile::kUnitM) * ceil_div(n, Tile::kUnitN) * batch;
+  const double waves = static_cast<double>(ceil_div(units, sm_count / Tile::kCluster));
+  return waves * (static_cast<double>(ceil_div(k, 64)) * block_us + kTileUs);
+}
+
+template <typename T, bool kAlongM, bool kAlongN, typename Tile>
+cudaError_t run_tile(HalfProduct<T>* p, const Operand (&operands)[2], int sm_count,
+                     cudaStream_t stream) {
+  sm90::TensorMapEncoder encoder;
+  if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
+  if (auto err = make_map(encoder, &p->a, operands[0], kAlongM ? 64 : Tile::kM);
+      err != cudaSuccess) {
+    return err;
+  }
+  const int box_rows = (kAlongN ? Tile::kK : Tile::kN) / Tile::kCluster;
+  if (auto err = make_map(encoder, &p->b, operands[1], box_rows); err != cudaSuccess) return err;
+  if (p->vector_out) {
+    const GemmArgs<T, T>& args = p->args;
+    const int64_t stride = args.batch == 1 ? args.m * args.out_row : args.out_batch;
+    if (auto err = sm90::make_tensor_map(encoder, &p->out, args.out, args.m, args.n, args.out_row,
+                                         kPieceRows, args.batch, stride);
+        err != cudaSuccess) {
+      return err;
+    }
+  }
+  p->units_m = static_cast<int>(ceil_div(p->m, Tile::kUnitM));
+  p->units_n = static_cast<int>(ceil_div(p->n, Tile::kUnitN));
+  p->units = p->units_m * p->units_n * static_cast<int>(p->args.batch);
+  constexpr auto kKernel = half_product_kernel<T, kAlongM, kAlongN, Tile>;
+  constexpr size_t kSmem = sizeof(HalfSmem<Tile>);
+  if (auto err = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
+      err != cudaSuccess) {
+    return err;
+  }
+  const int blocks = std::min(p->units, sm_count / Tile::kCluster) * Tile::kCluster;
+  return sm90::launch_overlapped(kKernel, blocks, Tile::kThreads, kSmem, Tile::kCluster, stream,
+                                 *p);
+}
+
+template <typename T, bool kAlongM, bool kAlongN>
+cudaError_t run(HalfProduct<T>* p, const Operand (&operands)[2], int sm_count,
+                cudaStream_t stream) {
+  const GemmArgs<T, T>& args = p->args;
+  const auto cost = [&]<typename Tile>(double block_us) {
+    return tile_cost<Tile>(args.batch, args.m, args.n, args.k, sm_count, block_us);
+  };
+  const double large = cost.template operator()<LargeTile>(0.70);
+  const double wide = cost.template operator()<WideTile>(0.53);
+  const double medium = cost.template operator()<MediumTile>(0.37);
+  const double small = cost.template operator()<SmallTile>(0.26);
+  const double best = std::min({large, wide, medium, small});
+  if (best == large) return run_tile<T, kAlongM, kAlongN, LargeTile>(p, operands, sm_count, stream);
+  if (best == wide) return run_tile<T, kAlongM, kAlongN, WideTile>(p, operands, sm_count, stream);
+  if (best == medium)
+    return run_tile<T, kAlongM, kAlongN, MediumTile>(p, operands, sm_count, stream);
+  return run_tile<T, kAlongM, kAlongN, SmallTile>(p, operands, sm_count, stream);
+}
+
+// Where the measured times are below a library call's: matrices whose rows are not whole 16-byte
+// vectors, for which libraries leave the Hopper instructions, if large enough to pay for a copy.
+template <typename T>
+bool pays(const GemmArgs<T, T>& args) {
+  constexpr int64_t kMinSide = 512, kMinK = 640;
+  return args.batch == 1 && args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK &&
+         (gemm_half_sm90_workspace(args) > 0 || !whole_vectors(args));
+}
+
+}  // namespace
+}  // namespace my_ops::cuda
+
+template <typename T>
+bool my_ops::cuda::gemm_half_sm90_supported(const GemmArgs<T, T>& args) {
+  if (!fits(args) || !pays(args)) return false;
+  DeviceFacts device;
+  if (current_device(&device) != cudaSuccess || !device.is(9, 0)) return false;
+  constexpr auto kKernel = half_product_kernel<T, false, false, LargeTile>;
+  static const bool built = sm90::has_body(reinterpret_cast<const void*>(kKernel));
+  return built;
+}
+
+template <typename T>
+size_t my_ops::cuda::gemm_half_sm90_workspace(const GemmArgs<T, T>& args) {
+  Operand operands[2];
+  make_operands(args, operands);
+  return place(operands, nullptr);
+}
+
+template <typename T>
+cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, void* workspace,
+                                         cudaStream_t stream) {
+  DeviceFacts device;
+  if (auto err = current_device(&device); err != cudaSuccess) return err;
+  if (!device.is(9, 0) || !fits(args)) return cudaErrorNotSupported;
+  PadArgs pad{};
+  Operand(&operands)[2] = pad.operand;
+  make_operands(args, operands);
+  if (place(operands, workspace)) {
+    constexpr int kBlocksPerSm = 16;
+    if (auto err = sm90::launch_overlapped(pad_kernel, kBlocksPerSm * device.sm_count, kPadThreads,
+                                           0, 1, stream, pad);
+        err != cudaSuccess) {
+      return err;
+    }
+  }
+  HalfProduct<T> p{};
+  p.args = args;
+  p.m = static_cast<int>(args.m);
+  p.n = static_cast<int>(args.n);
+  p.k_blocks = static_cast<int>(ceil_div(args.k, 64));
+  p.a_repeats = operands[0].repeats;
+  p.b_repeats = operands[1].repeats;
+  p.vector_out = whole_vectors(args);
+  p.vector_residual = aligned(args.residual) && args.residual_col == 1 &&
+                      args.residual_row % 8 == 0 &&
+                      (args.batch == 1 || args.residual_batch % 8 == 0);
+  if (operands[0].swapped) {
+    return operands[1].swapped ? run<T, true, true>(&p, operands, device.sm_count, stream)
+                               : run<T, true, false>(&p, operands, device.sm_count, stream);
+  }
+  return operands[1].swapped ? run<T, false, true>(&p, operands, device.sm_count, stream)
+                             : run<T, false, false>(&p, operands, device.sm_count, stream);
+}
+
+#define MY_OPS_GEMM_HALF_SM90(T)                                                 \
+  template bool my_ops::cuda::gemm_half_sm90_supported(const GemmArgs<T, T>&);   \
+  template size_t my_ops::cuda::gemm_half_sm90_workspace(const GemmArgs<T, T>&); \
+  template cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>&, void*, cudaStream_t);
+
+MY_OPS_GEMM_HALF_SM90(__half)
+MY_OPS_GEMM_HALF_SM90(__nv_bfloat16)

@@ -1,0 +1,460 @@
+// The product kernel of gemm_half_sm90.cu.
+// Plan: persistent blocks; one producer thread fills a ring of k-blocks by TMA, two consumer
+// warpgroups own 64 rows each and run apart from each other as far as the ring allows, so that the
+// epilogue of one hides behind the products of the other. Operands are read as they lie in memory:
+// the tensor core takes either index as the contiguous one.
+// Bound by tensor cores and, at large sizes, by the power they draw.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "gemm_epilogue.cuh"
+#include "sm90.cuh"
+#include "sm90_wgmma.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+template <typename T>
+struct HalfProduct {
+  CUtensorMap a, b;  // [batch, rows, columns], columns the contiguous index
+  CUtensorMap out;   // by pieces of a warp, if vector_out
+  GemmArgs<T, T> args;
+  int m, n, k_blocks;
+  int units_m, units_n, units;       // of a cluster's tiles each; units = units_m * units_n * batch
+  bool a_repeats, b_repeats;         // the same matrix for every batch
+  bool vector_out, vector_residual;  // the copy engine can write it; rows of 16-byte vectors
+};
+
+// Blocks of a cluster stand in a line along m and share their columns of b: each loads a part and
+// sends it to the others.
+template <int N, int Cluster>
+struct HalfTile {
+  static constexpr int kM = 128, kN = N, kK = 64;
+  static constexpr int kCluster = Cluster;
+  static constexpr int kUnitM = kM * Cluster, kUnitN = N;
+  static constexpr int kConsumers = kM / 64;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
+  // Accumulators and epilogue need more than an even share of the registers.
+  static constexpr bool kMoveRegisters = N > 64;
+  static constexpr int kBytesA = kM * kK * 2, kBytesB = kN * kK * 2;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static constexpr int kStages = 192 * 1024 / kStageBytes;
+};
+
+constexpr int kBoxBytes = 64 * 64 * 2;
+constexpr int kPieceRows = 16, kPieceColumns = 64;           // of the output, staged by one warp
+constexpr int kPieceUnits = kPieceRows * kPieceColumns / 8;  // of 16 bytes
+
+template <typename Tile>
+struct alignas(1024) HalfSmem {  // 1024: the repeat of the 128-byte swizzle
+  unsigned char ring[Tile::kStages * Tile::kStageBytes];  // [stage] { a, b }
+  uint4 pieces[Tile::kConsumers * 4][2][kPieceUnits];     // in turn
+  uint64_t full[Tile::kStages];                           // loads landed: 1 arrival and the bytes
+  uint64_t empty[Tile::kStages];  // consumers are done, in every block of the cluster
+};
+
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+struct TilePlace {
+  int m, n, z;
+};
+
+// Units in groups of kGroupM along m, so that blocks at work share operands in L2.
+template <typename Tile, typename T>
+__device__ __forceinline__ TilePlace tile_place(const HalfProduct<T>& p, int unit, int rank) {
+  const int plane_units = p.units_m * p.units_n;
+  const int z = unit / plane_units, in_plane = unit % plane_units;
+  const int group = in_plane / (Tile::kGroupM * p.units_n);
+  const int in_group = in_plane % (Tile::kGroupM * p.units_n);
+  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, p.units_m - first);
+  return {(first + in_group % rows) * Tile::kUnitM + rank * Tile::kM,
+          in_group / rows * Tile::kUnitN, z};
+}
+
+template <bool kAlongM, bool kAlongN, typename Tile, typename T>
+__device__ __forceinline__ void produce(const HalfProduct<T>& p, HalfSmem<Tile>& smem, int rank) {
+  constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
+  constexpr int kShareN = Tile::kN / Tile::kCluster, kShareK = Tile::kK / Tile::kCluster;
+  const auto load_b = [&](unsigned char* to, uint64_t* full, int x, int y, int z) {
+    if constexpr (Tile::kCluster == 1) {
+      sm90::tma_load_3d(to, &p.b, full, x, y, z);
+    } else {
+      sm90::tma_load_3d_multicast(to, &p.b, full, x, y, z, kAll);
+    }
+  };
+  RingPlace<Tile::kStages> at;
+  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
+    const TilePlace tile = tile_place<Tile>(p, unit, rank);
+    const int a_z = p.a_repeats ? 0 : tile.z, b_z = p.b_repeats ? 0 : tile.z;
+    for (int block = 0; block < p.k_blocks; ++block) {
+      const int k = block * Tile::kK;
+      sm90::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
+      uint64_t* full = &smem.full[at.stage];
+      sm90::mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
+      unsigned char* a = smem.ring + at.stage * Tile::kStageBytes;
+      unsigned char* b = a + Tile::kBytesA;
+      if constexpr (kAlongM) {
+#pragma unroll
+        for (int i = 0; i < Tile::kM / 64; ++i) {
+          sm90::tma_load_3d(a + i * kBoxBytes, &p.a, full, tile.m + i * 64, k, a_z);
+        }
+      } else {
+        sm90::tma_load_3d(a, &p.a, full, k, tile.m, a_z);
+      }
+      if constexpr (kAlongN) {  // a share of k
+#pragma unroll
+        for (int i = 0; i < Tile::kN / 64; ++i) {
+          load_b(b + i * kBoxBytes + rank * kShareK * 128, full, tile.n + i * 64,
+                 k + rank * kShareK, b_z);
+        }
+      } else {  // a share of n
+        load_b(b + rank * kShareN * 128, full, k, tile.n + rank * kShareN, b_z);
+      }
+      at.advance();
+    }
+  }
+}
+
+// 2^x and 1 / x by the special function unit, to 2 ulp; subnormal numbers count as 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float relu(float x) {
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Activations for results of 16 bits: good to 2^-17, relative, and few instructions, for they run
+// between two tiles. Activate is good to float's last bits.
+template <Activation kActivation>
+struct FastActivate {
+  static constexpr float kLog2e = 1.4426950408889634f;
+  __device__ __forceinline__ float operator()(float x) const {
+    if constexpr (kActivation == Activation::kRelu) {
+      return relu(x);
+    } else if constexpr (kActivation == Activation::kGelu) {
+      // Phi(-a) = exp(-a^2 / 2) t P(t), t = 1 / (1 + 0.31 a); P: a minimax fit for 0 <= a <= 15.
+      const float a = fminf(fabsf(x), 100.0f);
+      const float t = fast_reciprocal(fmaf(0.31f, a, 1.0f));
+      float p = -0.0739286f;
+      p = fmaf(p, t, 0.18044922f);
+      p = fmaf(p, t, 0.01574578f);
+      p = fmaf(p, t, 0.13342906f);
+      p = fmaf(p, t, 0.12044158f);
+      p = fmaf(p, t, 0.12386065f);
+      return fmaf(-a * t, p * fast_exp2(-0.5f * kLog2e * a * a), relu(x));
+    } else if constexpr (kActivation == Activation::kGeluTanh) {
+      // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), u = c (x + 0.044715 x^3)
+      constexpr float kScale = -2.0f * kLog2e * 0.7978845608028654f;
+      const float e = fast_exp2(x * fmaf(0.044715f * kScale, x * x, kScale));
+      return x * fast_reciprocal(1.0f + e);
+    } else if constexpr (kActivation == Activation::kSilu) {
+      return x * fast_reciprocal(1.0f + fast_exp2(-kLog2e * x));
+    } else if constexpr (kActivation == Activation::kSigmoid) {
+      return fast_reciprocal(1.0f + fast_exp2(-kLog2e * x));
+    } else {
+      return x;
+    }
+  }
+};
+
+// Packs two results, the first in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  if constexpr (__is_same(T, __half)) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+  if constexpr (__is_same(T, __half)) {
+    return __half22float2(reinterpret_cast<const __half2&>(pair));
+  } else {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  }
+}
+
+// A piece of the output as one warp stages it: kPieceRows rows of eight 16-byte units, the unit's
+// place exclusive-ored with the row, free of bank conflicts by rows and by columns.
+__device__ __forceinline__ int piece_unit(int row, int unit) { return row * 8 + (unit ^ row % 8); }
+
+// What a lane holds of a piece in memory's order: unit lane % 8 of every fourth row.
+struct PieceRows {
+  static constexpr int kSteps = kPieceRows / 4;
+  uint4 x[kSteps];
+};
+
+template <typename T>
+__device__ __forceinline__ PieceRows load_residual(const HalfProduct<T>& p, int z, int row0,
+                                                   int col0) {
+  const GemmArgs<T, T>& args = p.args;
+  const int lane = threadIdx.x % 32, col = col0 + lane % 8 * 8;
+  PieceRows rows;
+#pragma unroll
+  for (int step = 0; step < PieceRows::kSteps; ++step) {
+    const int row = min(row0 + step * 4 + lane / 8, p.m - 1);
+    const T* from = args.residual + z * args.residual_batch + row * args.residual_row;
+    if (p.vector_residual && col + 8 <= p.n) {
+      rows.x[step] = *reinterpret_cast<const uint4*>(from + col);
+    } else {
+      alignas(16) T x[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = from[min(col + i, p.n - 1) * args.residual_col];
+      rows.x[step] = *reinterpret_cast<const uint4*>(x);
+    }
+  }
+  return rows;
+}
+
+template <typename T>
+__device__ __forceinline__ void store_rows(const HalfProduct<T>& p, int z, int row0, int col0,
+                                           const uint4* piece) {
+  const GemmArgs<T, T>& args = p.args;
+  const int lane = threadIdx.x % 32, col = col0 + lane % 8 * 8;
+#pragma unroll
+  for (int step = 0; step < PieceRows::kSteps; ++step) {
+    const int in_piece = step * 4 + lane / 8, row = row0 + in_piece;
+    const uint4 x = piece[piece_unit(in_piece, lane % 8)];
+    if (row >= p.m) continue;
+    T* out = args.out + z * args.out_batch + row * args.out_row + col;
+    alignas(16) T y[8];
+    *reinterpret_cast<uint4*>(y) = x;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (col + i < p.n) out[i] = y[i];
+    }
+  }
+}
+
+template <typename T, int kCount>
+__device__ __forceinline__ void add_bias(const HalfProduct<T>& p, int col0, float (&x)[kCount]) {
+  const int col = col0 + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float bias = load(p.args.bias[min(col + j * 8 + i, p.n - 1)]);
+      x[4 * j + i] += bias;
+      x[4 * j + 2 + i] += bias;
+    }
+  }
+}
+
+// Brings a residual from memory's order into that of the sums, through `piece`.
+template <typename T, int kCount>
+__device__ __forceinline__ void add_residual(const PieceRows& rows, uint4* piece,
+                                             float (&x)[kCount]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 0; step < PieceRows::kSteps; ++step) {
+    piece[piece_unit(step * 4 + lane / 8, lane % 8)] = rows.x[step];
+  }
+  __syncwarp();
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(piece);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 r = unpack<T>(words[piece_unit(lane / 4 + 8 * i, j) * 4 + lane % 4]);
+      x[4 * j + 2 * i] += r.x;
+      x[4 * j + 2 * i + 1] += r.y;
+    }
+  }
+  __syncwarp();
+}
+
+// Rounds a piece of a warp's results and stores it, through `piece`: full lines to the output.
+template <typename T, int kCount>
+__device__ __forceinline__ void store_piece(const HalfProduct<T>& p, int z, int row0, int col0,
+                                            uint4* piece, const float (&x)[kCount]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    sm90::stmatrix(piece + piece_unit(lane % 16, j + lane / 16), pack<T>(x[4 * j], x[4 * j + 1]),
+                   pack<T>(x[4 * j + 2], x[4 * j + 3]), pack<T>(x[4 * j + 4], x[4 * j + 5]),
+                   pack<T>(x[4 * j + 6], x[4 * j + 7]));
+  }
+  if (p.vector_out) {
+    sm90::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0 && row0 < p.m) sm90::tma_store_3d(&p.out, piece, col0, row0, z);
+    if (lane == 0) sm90::tma_store_commit_group();
+  } else {
+    __syncwarp();
+    store_rows(p, z, row0, col0, piece);
+  }
+}
+
+// Finishes a warpgroup's sums and stores them, piece by piece. kPlain: without activation and
+// residual, every piece in instructions of its own; else the instructions are there once.
+template <bool kPlain, typename Tile, typename T, int kCount>
+__device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace& tile, int consumer,
+                                       const float (&sum)[kCount],
+                                       uint4 (&pieces)[2][kPieceUnits]) {
+  constexpr int kPieces = Tile::kN / kPieceColumns;
+  const GemmArgs<T, T>& args = p.args;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const int row0 = tile.m + consumer * 64 + warp * kPieceRows;
+  PieceRows residual;
+  if (!kPlain && args.residual) residual = load_residual(p, tile.z, row0, tile.n);
+#pragma unroll kPlain ? kPieces : 1
+  for (int c = 0; c < kPieces; ++c) {
+    const int col0 = tile.n + c * kPieceColumns;
+    if (col0 >= p.n) break;
+    uint4* piece = pieces[c % 2];
+    if (lane == 0) sm90::tma_store_wait_read<1>();  // of the piece before the last
+    __syncwarp();
+    float x[32];
+    if constexpr (kPlain) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) x[i] = sum[c * 32 + i];
+    } else {
+#pragma unroll
+      for (int at = 0; at < kPieces; ++at) {
+        if (at != c) continue;
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {  // volatile: moves behind a branch, not 32 selections
+          asm volatile("mov.b32 %0, %1;" : "=f"(x[i]) : "f"(sum[at * 32 + i]));
+        }
+      }
+    }
+    if (args.bias) add_bias(p, col0, x);
+    if constexpr (!kPlain) {
+      with_activation(args.activation, [&]<Activation kActivation>(Activate<kActivation>) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) x[i] = FastActivate<kActivation>{}(x[i]);
+      });
+      if (args.residual) {
+        add_residual<T>(residual, piece, x);
+        if (c + 1 < kPieces) residual = load_residual(p, tile.z, row0, col0 + kPieceColumns);
+      }
+    }
+    store_piece(p, tile.z, row0, col0, piece, x);
+  }
+}
+
+template <bool kAlongM, bool kAlongN, typename Tile, typename T>
+__device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>& smem, int rank) {
+  using Mma = sm90::Wgmma<T, Tile::kN, kAlongM, kAlongN>;
+  const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
+  const int thread = threadIdx.x % 128;
+  const auto release = [&](int stage) {
+    if (thread < Tile::kCluster) sm90::mbarrier_arrive_cluster(&smem.empty[stage], thread);
+  };
+  const auto a_at = [](uint32_t base, int k) {
+    return kAlongM ? sm90::wgmma_descriptor_rows<Tile::kK>(base + k * 8)
+                   : sm90::wgmma_descriptor(base + k / 8);
+  };
+  const auto b_at = [](uint32_t base, int k) {
+    return kAlongN ? sm90::wgmma_descriptor_rows<Tile::kK>(base + k * 8)
+                   : sm90::wgmma_descriptor(base + k / 8);
+  };
+  const bool plain = p.args.activation == Activation::kNone && !p.args.residual;
+  float sum[Tile::kN / 2];
+  RingPlace<Tile::kStages> at;
+  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
+    const TilePlace tile = tile_place<Tile>(p, unit, rank);
+    int previous = -1;
+    for (int block = 0; block < p.k_blocks; ++block) {
+      sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+      const unsigned char* stage = smem.ring + at.stage * Tile::kStageBytes;
+      const uint32_t a = sm90::wgmma_address(stage + consumer * kBoxBytes);
+      const uint32_t b = sm90::wgmma_address(stage + Tile::kBytesA);
+      sm90::wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < Tile::kK; k += 16) {
+        Mma::run(sum, a_at(a, k), b_at(b, k), block != 0 || k != 0);
+      }
+      sm90::wgmma_commit_group();
+      sm90::wgmma_wait_group<1>();  // the previous stage has been read
+      if (previous >= 0) release(previous);
+      previous = at.stage;
+      at.advance();
+    }
+    sm90::wgmma_wait_group<0>();
+    sm90::wgmma_pin(sum);
+    release(previous);
+    uint4(&pieces)[2][kPieceUnits] = smem.pieces[consumer * 4 + thread / 32];
+    if (plain) {
+      finish<true, Tile>(p, tile, consumer, sum, pieces);
+    } else {
+      finish<false, Tile>(p, tile, consumer, sum, pieces);
+    }
+  }
+  if (thread % 32 == 0) sm90::tma_store_wait_read<0>();  // shared memory goes with the block
+}
+
+// kAlongM: a is stored along m, not k; kAlongN: b is stored along n.
+template <typename T, bool kAlongM, bool kAlongN, typename Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    half_product_kernel(const __grid_constant__ HalfProduct<T> p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char raw_smem[];
+  HalfSmem<Tile>& smem = *reinterpret_cast<HalfSmem<Tile>*>(raw_smem);
+  static_assert(sizeof(HalfSmem<Tile>) <= 227 * 1024);
+  const int rank = Tile::kCluster == 1 ? 0 : sm90::cluster_ctarank();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Tile::kStages; ++i) {
+      sm90::mbarrier_init(&smem.full[i], 1);
+      sm90::mbarrier_init(&smem.empty[i], Tile::kConsumers * Tile::kCluster);
+    }
+    sm90::fence_mbarrier_init();
+    sm90::prefetch_tensor_map(&p.a);
+    sm90::prefetch_tensor_map(&p.b);
+    sm90::prefetch_tensor_map(&p.out);
+  }
+  if constexpr (Tile::kCluster > 1) {
+    sm90::barrier_cluster_arrive();  // the barriers of every block are ready
+    sm90::barrier_cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  sm90::griddepcontrol_launch_dependents();
+  sm90::griddepcontrol_wait();
+  if (threadIdx.x < 128) {
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_dec<40>();
+    if (threadIdx.x == 0) produce<kAlongM, kAlongN>(p, smem, rank);
+    __syncwarp();
+  } else {
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_inc<232>();
+    consume<kAlongM, kAlongN>(p, smem, rank);
+  }
+  if constexpr (Tile::kCluster > 1) {
+    sm90::barrier_cluster_arrive();  // no block leaves while another may write to it
+    sm90::barrier_cluster_wait();
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace my_ops::cuda
