@@ -10,10 +10,30 @@ Precision precision_of(const std::optional<Name>& name) {
   return name == "high" ? Precision::kHigh : Precision::kHighest;
 }
 
+// Up to this many multiply-adds cuBLAS may split k and add the pieces in 16 bits.
+bool is_small(const Product& p) {
+  constexpr int64_t kSmall = int64_t{1} << 20;
+  return p.m * p.n <= kSmall / (p.k + 1);
+}
+
+// Of 16-bit matrices, not rounded.
+Tensor float_product(const Product& p) {
+  const Tensor product = empty(p.a, {p.m, p.n}, ScalarType::Float);
+  aten("aten::mm", "dtype_out", as_strided(p.a, {p.m, p.k}, {p.a_row, p.a_col}),
+       as_strided(p.b, {p.k, p.n}, {p.b_row, p.b_col}), ScalarType::Float, product);
+  return product;
+}
+
 void launch(const Product& p, Precision precision, const Device& device) {
   dispatch_floating<CudaTypes>(p.a.scalar_type(), [&]<typename T>() {
     const auto args = gemm_args<T, T>(p, precision);
-    if (!launch_gemm(args, p.a, device.stream(), "gemm")) aten_gemm(p);
+    if (launch_gemm(args, p.a, device.stream(), "gemm")) return;
+    if (sizeof(T) == 2 && p.batch == 1 && is_small(p)) {
+      Tensor out = as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col});
+      torch::stable::copy_(out, float_product(p));
+    } else {
+      aten_gemm(p);
+    }
   });
 }
 
@@ -119,11 +139,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   // Where rows are not whole 16-byte vectors, cuBLAS rounds 16-bit products before it adds the
   // bias.
   const bool whole_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
-  if (whole_vectors || x.element_size() != 2) {
+  if ((whole_vectors && !is_small(p)) || x.element_size() != 2) {
     return aten_linear(x, weight, bias, activation, residual);
   }
-  const Tensor product = empty(x, {rows.size(0), weight.size(0)}, ScalarType::Float);
-  aten("aten::mm", "dtype_out", rows, weight_t, ScalarType::Float, product);
+  const Tensor product = float_product(p);
   const std::optional<Tensor> dense =
       residual_ ? std::optional(as_contiguous(*residual_)) : std::nullopt;
   const auto epilogue = [&]<typename T>() {

@@ -18,11 +18,12 @@
 namespace my_ops::cuda {
 namespace {
 
-// Up to this many multiply-adds gemm_simt is at least as fast as a library call: with few rows, as
-// in a recurrent cell, and otherwise (benchmarks/bench.py gemm lltm).
+// Up to this many multiply-adds gemm_simt is about as fast as a library call, with few rows and
+// otherwise, while k is short: a thread walks all of it, 0.08 us each (benchmarks/bench.py sweep).
 constexpr int64_t kFewRows = 32;
 constexpr int64_t kSimtLimitFewRows = int64_t{1} << 20;
 constexpr int64_t kSimtLimit = int64_t{1} << 15;
+constexpr int64_t kSimtMaxK = 16;
 
 template <typename T, typename Out>
 constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
@@ -77,6 +78,9 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cu
   }
   const int64_t limit = args.m <= kFewRows ? kSimtLimitFewRows : kSimtLimit;
   if (args.batch * args.m * args.n > limit / (args.k + 1)) return cudaErrorNotSupported;
+  // Libraries may add the pieces of a long k in 16 bits; for a batch nothing else here does not.
+  const bool rounds = kIsHalf<T, Out> && args.batch > 1;
+  if (args.k > kSimtMaxK && !rounds) return cudaErrorNotSupported;
   return gemm_simt(args, stream);
 }
 
