@@ -101,18 +101,6 @@ struct RingLayout {
   }
 };
 
-template <int kStages>
-struct RingState {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 struct TileOrigin {
   int m, n, z, split;
 };
@@ -171,7 +159,7 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
 #pragma unroll
   for (int i = 0; i < Tile::kClusterN; ++i) same_m |= 1 << (place.m + i * Tile::kClusterM);
   const uint16_t same_n = ((1 << Tile::kClusterM) - 1) << (place.n * Tile::kClusterM);
-  RingState<Layout::kStages> at;
+  sm90::RingPlace<Layout::kStages> at;
   for (int unit = blockIdx.x / Tile::kCluster; unit < source.grid.units;
        unit += gridDim.x / Tile::kCluster) {
     const TileOrigin origin = tile_origin<Tile>(p, source.grid, unit, place);
@@ -346,7 +334,7 @@ struct StageOperands {
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile>& release,
                                           int consumer, int k_blocks,
-                                          RingState<RingLayout<Scheme, Tile>::kStages>& at,
+                                          sm90::RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
                                           float (&sum)[kCount]) {
   using Layout = RingLayout<Scheme, Tile>;
   using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
@@ -402,7 +390,7 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Tile>& release,
                                            int consumer, int k_blocks,
-                                           RingState<RingLayout<Scheme, Tile>::kStages>& at,
+                                           sm90::RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
                                            float (&sum)[kCount]) {
   using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
   int previous = -1;
@@ -432,7 +420,7 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
   const int thread = threadIdx.x % 128;
   const Releaser<Tile> release(smem, place);
   float sum[Tile::kN / 2];
-  RingState<RingLayout<Scheme, Tile>::kStages> at;
+  sm90::RingPlace<RingLayout<Scheme, Tile>::kStages> at;
   for (int unit = blockIdx.x / Tile::kCluster; unit < grid.units;
        unit += gridDim.x / Tile::kCluster) {
     const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);

@@ -58,18 +58,6 @@ struct alignas(1024) HalfSmem {  // 1024: the repeat of the 128-byte swizzle
   uint64_t empty[Tile::kStages];  // consumers are done, in every block of the cluster
 };
 
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 struct TilePlace {
   int m, n, z;
 };
@@ -97,7 +85,7 @@ __device__ __forceinline__ void produce(const HalfProduct<T>& p, HalfSmem<Tile>&
       sm90::tma_load_3d_multicast(to, &p.b, full, x, y, z, kAll);
     }
   };
-  RingPlace<Tile::kStages> at;
+  sm90::RingPlace<Tile::kStages> at;
   for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
     const TilePlace tile = tile_place<Tile>(p, unit, rank);
     const int a_z = p.a_repeats ? 0 : tile.z, b_z = p.b_repeats ? 0 : tile.z;
@@ -381,7 +369,7 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
   };
   const bool plain = p.args.activation == Activation::kNone && !p.args.residual;
   float sum[Tile::kN / 2];
-  RingPlace<Tile::kStages> at;
+  sm90::RingPlace<Tile::kStages> at;
   for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
     const TilePlace tile = tile_place<Tile>(p, unit, rank);
     int previous = -1;

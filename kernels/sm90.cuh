@@ -22,6 +22,19 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
                "r"(arrivals));
 }
 
+// A place in a ring of stages, with the parity of its barriers.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
 // Makes initialised barriers visible to the other blocks of the cluster and to the copy engine.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
