@@ -8,6 +8,10 @@
 
 #include "binding.h"
 
+#ifndef MY_OPS_ARCHITECTURES  // setup.py names them; other builds are for the machine at hand
+#define MY_OPS_ARCHITECTURES "the GPU of the machine that built it"
+#endif
+
 // Lives in libtorch_cuda.so, which CPU builds of torch lack: weak, so that one module loads on
 // both.
 #pragma weak aoti_torch_get_current_cuda_stream

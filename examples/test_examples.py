@@ -53,7 +53,7 @@ def compile_for_cuda(folder, *sources, include):
     except preflight.Unfit:
         return
     flags = ["-std=c++20", "-arch=sm_90", "-DUSE_CUDA", "-DMY_OPS_WITH_CUDA"]
-    flags += ["-DTORCH_TARGET_VERSION=0x020a000000000000", '-DMY_OPS_ARCHITECTURES="9.0"']
+    flags += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
     flags += [f"-I{path}" for path in (*include, *cpp_extension.include_paths())]
     for source in sources:
         run(nvcc, "-c", *flags, source, "-o", folder / "object.o")
@@ -128,7 +128,7 @@ def test_first_operator(tmp_path):
     script = FIRST_OPERATOR.format(cuda=BUILDS_CUDA)
     lines = run(sys.executable, "-c", script, PYTHONPATH=str(site)).splitlines()
     assert lines == ["[9.0, 9.0] [6.0, 6.0]"] * (1 + BUILDS_CUDA)
-    compile_for_cuda(tmp_path, source / "square.cu", include=[])
+    compile_for_cuda(tmp_path, source / "square_cuda.cu", include=[])
 
 
 def test_pybind11(tmp_path):

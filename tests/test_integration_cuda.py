@@ -25,11 +25,19 @@ def test_out_of_memory_in_backward(name, cuda):
     total = torch.cuda.get_device_properties(cuda).total_memory
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    taken = []
     try:
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+        size = 1 << 30
+        while size >= 1 << 20:  # what the allocator keeps for reuse
+            try:
+                taken.append(torch.empty(size, dtype=torch.uint8, device=cuda))
+            except torch.OutOfMemoryError:
+                size //= 2
         with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
             loss.backward()
     finally:
+        taken.clear()
         torch.cuda.set_per_process_memory_fraction(1.0)
     first(layer(input)).sum().backward()
     assert input.grad.isfinite().all()

@@ -12,7 +12,7 @@ setup(
     ext_modules=[
         Extension(
             "first_operator._C",
-            ["module.cpp", "square.cpp", *["square.cu"] * with_cuda],
+            ["module.cpp", "square.cpp", *["square_cuda.cu"] * with_cuda],
             define_macros=[
                 ("TORCH_TARGET_VERSION", "0x020a000000000000"),  # torch's stable ABI, from 2.10 on
                 ("Py_LIMITED_API", "0x030A0000"),  # Python's, from 3.10 on

@@ -19,7 +19,7 @@ sources = sorted([*root.glob("csrc/*.cpp"), *root.glob("kernels/*_cpu.cpp")])
 flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
 if with_cuda:
     sources += sorted(root.glob("kernels/*.cu"))
-    flags += ["-DMY_OPS_WITH_CUDA", "-DUSE_CUDA", '-DMY_OPS_ARCHITECTURES="this GPU"']
+    flags += ["-DMY_OPS_WITH_CUDA", "-DUSE_CUDA"]
 else:
     sources = [source for source in sources if not source.stem.endswith("_cuda")]
 
