@@ -10,14 +10,22 @@ Precision precision_of(const std::optional<Name>& name) {
   return name == "high" ? Precision::kHigh : Precision::kHighest;
 }
 
-// Up to this many multiply-adds cuBLAS may split k and add the pieces in 16 bits.
-bool is_small(const Product& p) {
-  constexpr int64_t kSmall = int64_t{1} << 20;
-  return p.m * p.n <= kSmall / (p.k + 1);
+// With few outputs and a long k cuBLAS may split k and add the pieces in 16 bits.
+bool may_round_pieces(const Product& p) {
+  constexpr int64_t kLongK = 256, kSmall = int64_t{1} << 20;
+  return p.k >= kLongK && p.batch * p.m * p.n <= kSmall / (p.k + 1);
 }
 
-// Of 16-bit matrices, not rounded.
+// Of 16-bit operands, not rounded.
 Tensor float_product(const Product& p) {
+  if (p.batch > 1) {
+    const Tensor product = empty(p.a, {p.batch, p.m, p.n}, ScalarType::Float);
+    aten("aten::bmm", "dtype_out",
+         as_strided(p.a, {p.batch, p.m, p.k}, {p.a_batch, p.a_row, p.a_col}),
+         as_strided(p.b, {p.batch, p.k, p.n}, {p.b_batch, p.b_row, p.b_col}), ScalarType::Float,
+         product);
+    return product;
+  }
   const Tensor product = empty(p.a, {p.m, p.n}, ScalarType::Float);
   aten("aten::mm", "dtype_out", as_strided(p.a, {p.m, p.k}, {p.a_row, p.a_col}),
        as_strided(p.b, {p.k, p.n}, {p.b_row, p.b_col}), ScalarType::Float, product);
@@ -28,8 +36,10 @@ void launch(const Product& p, Precision precision, const Device& device) {
   dispatch_floating<CudaTypes>(p.a.scalar_type(), [&]<typename T>() {
     const auto args = gemm_args<T, T>(p, precision);
     if (launch_gemm(args, p.a, device.stream(), "gemm")) return;
-    if (sizeof(T) == 2 && p.batch == 1 && is_small(p)) {
-      Tensor out = as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col});
+    if (sizeof(T) == 2 && may_round_pieces(p)) {
+      Tensor out = p.batch > 1
+                       ? as_strided(p.out, {p.batch, p.m, p.n}, {p.out_batch, p.out_row, p.out_col})
+                       : as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col});
       torch::stable::copy_(out, float_product(p));
     } else {
       aten_gemm(p);
@@ -139,7 +149,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   // Where rows are not whole 16-byte vectors, cuBLAS rounds 16-bit products before it adds the
   // bias.
   const bool whole_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
-  if ((whole_vectors && !is_small(p)) || x.element_size() != 2) {
+  if ((whole_vectors && !may_round_pieces(p)) || x.element_size() != 2) {
     return aten_linear(x, weight, bias, activation, residual);
   }
   const Tensor product = float_product(p);

@@ -1,9 +1,9 @@
 // gemm(): the only router of matrix products, from the problem to the kernel that runs it.
-//   float on Hopper, few rows, small outputs    gemm_fp32_skinny: plain FMAs at memory's speed
-//   float on Hopper, from about 400 cubed on    gemm_fp32_sm90: tensor cores at float's accuracy
+//   float on Hopper, few rows, small outputs    gemm_fp32_skinny: six bf16 products in one pass
+//   float on Hopper, from about 600 cubed on    gemm_fp32_sm90: three fp16 products, split before
 //   float on compute capability 8.0, large      gemm_fp32_sm80: three TF32 products
 //   16 bits on Hopper, where it is faster       gemm_half_sm90: tensor cores, epilogue on the sums
-//   small problems of every type                gemm_simt
+//   small problems with an epilogue             gemm_simt
 //   the rest                                    the caller's vendor library
 #include "gemm.h"
 
@@ -18,12 +18,12 @@
 namespace my_ops::cuda {
 namespace {
 
-// Up to this many multiply-adds gemm_simt is about as fast as a library call, with few rows and
-// otherwise, while k is short: a thread walks all of it, 0.08 us each (benchmarks/bench.py sweep).
+// Up to this many multiply-adds, with few rows and otherwise, gemm_simt is faster than a library's
+// product and the epilogue behind it, while k is short: a thread walks all of it, 0.08 us each.
 constexpr int64_t kFewRows = 32;
 constexpr int64_t kSimtLimitFewRows = int64_t{1} << 20;
 constexpr int64_t kSimtLimit = int64_t{1} << 15;
-constexpr int64_t kSimtMaxK = 16;
+constexpr int64_t kSimtMaxK = 32;
 
 template <typename T, typename Out>
 constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
@@ -78,9 +78,8 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cu
   }
   const int64_t limit = args.m <= kFewRows ? kSimtLimitFewRows : kSimtLimit;
   if (args.batch * args.m * args.n > limit / (args.k + 1)) return cudaErrorNotSupported;
-  // Libraries may add the pieces of a long k in 16 bits; for a batch nothing else here does not.
-  const bool rounds = kIsHalf<T, Out> && args.batch > 1;
-  if (args.k > kSimtMaxK && !rounds) return cudaErrorNotSupported;
+  const bool fused = args.activation != Activation::kNone || args.residual;
+  if (!fused || args.k > kSimtMaxK) return cudaErrorNotSupported;
   return gemm_simt(args, stream);
 }
 

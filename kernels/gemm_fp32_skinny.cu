@@ -1,7 +1,10 @@
-// Float GEMM for few rows or a small output: plain FMAs, k split over the whole device.
-// Plan: a block forms kM x kN sums over a piece of k; a ring of 32 of k by cp.async, each operand
-// in the order it has in memory; a second kernel adds the pieces and applies the epilogue. Bound by
-// memory, the larger operand once; at 64 rows by FMAs.
+// Float GEMM for few rows or a small output: six bf16 products per element on the tensor cores, k
+// split over the whole device.
+// Plan: a block forms kM x kN sums over a piece of k. b comes through a ring of 32 of k by
+// cp.async, in the order it has in memory; a warp splits its own 16 columns in registers. a, small,
+// is read straight from memory, split once a block and laid down as the fragments of mma. A second
+// kernel adds the pieces, applies the epilogue, and does in plain arithmetic what bf16 parts cannot
+// hold. Bound by memory, the larger operand once.
 #include "gemm_fp32_skinny.h"
 
 #include <algorithm>
@@ -15,268 +18,476 @@ namespace {
 
 using Args = GemmArgs<float, float>;
 
-constexpr int kK = 32, kStages = 3, kPad = 4;  // pad: rows start in different banks
-constexpr int kThreadsPerSm = 512;             // 128 registers each
-constexpr int kPerThread = 4;                  // rows and columns of the output
-constexpr int kReduceOutputs = 32, kReduceLanes = 8;
+constexpr int kK = 32;            // of k, a stage
+constexpr int kChunks = kK / 16;  // of k, an mma
+constexpr int kParts = 3;         // bf16 parts of a float
+constexpr int kWarpColumns = 16;  // two mma tiles
+constexpr int kReduceThreads = 256;
+
+// bf16 and the tensor cores are trusted with normal numbers only: what is smaller counts as lost.
+constexpr float kLost = 0x1p-125f;
+constexpr float kTiny = 0x1p-102f;         // of a smaller float, the last part may be lost
+constexpr float kTinyProduct = 0x1p-100f;  // of smaller products, the last bits
+constexpr float kErrorMargin = 0x1p25f;    // an output is kept if it is that much larger
 
 struct Skinny {
   Args args;
-  float* partial;  // [splits][batch][m][n]
+  float* partial;  // [splits][m][n]
+  float* error;    // [splits][tiles_m][tiles_n]: what a sum may lack for tiny numbers, mostly 0
   int tiles_m, tiles_n, splits;
   int k_blocks, k_blocks_per_split;
-  bool a_wide, b_wide;  // vectors of four are aligned
+  bool a_wide, b_wide;  // vectors of four, of k in a, are aligned
 };
 
-// One operand's ring, seen as rows of k, from a tile's first row on.
-template <int kRows, bool kKFast, int kThreads>
+// The extreme magnitudes among some elements.
+struct Range {
+  uint32_t largest = 0;            // twice the bits: the sign is gone
+  uint32_t smallest = 0xffffffff;  // twice the bits, less one: zero comes out on top
+
+  __device__ __forceinline__ void add(float x) {
+    const uint32_t twice = __float_as_uint(x) << 1;
+    largest = max(largest, twice);
+    smallest = min(smallest, twice - 1);
+  }
+  __device__ __forceinline__ void add(const Range& other) {
+    largest = max(largest, other.largest);
+    smallest = min(smallest, other.smallest);
+  }
+  __device__ __forceinline__ Range of_warp() const {
+    return {__reduce_max_sync(0xffffffff, largest), __reduce_min_sync(0xffffffff, smallest)};
+  }
+  __device__ __forceinline__ float max_magnitude() const { return __uint_as_float(largest >> 1); }
+  // The least one that is not 0; where there is none, a large one.
+  __device__ __forceinline__ float min_magnitude() const {
+    return __uint_as_float(min((smallest >> 1) + 1, 0x7f7fffffu));
+  }
+};
+
+// What a sum of k products of parts may lack for numbers below the normal ones.
+__device__ __forceinline__ float error_bound(const Range& a, const Range& b, int k) {
+  float error = 0.0f;
+  if (a.min_magnitude() < kTiny) error += kLost * b.max_magnitude();
+  if (b.min_magnitude() < kTiny) error += kLost * a.max_magnitude();
+  if (a.min_magnitude() * b.min_magnitude() < kTinyProduct) error += kLost;
+  return error * static_cast<float>(k);
+}
+
+// Two floats as three pairs of bf16, each part rounded: together all 24 bits.
+struct Pair {
+  uint32_t part[kParts];
+
+  __device__ __forceinline__ Pair(float x, float y) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(part[i]) : "f"(y), "f"(x));
+      x -= __uint_as_float(part[i] << 16);
+      y -= __uint_as_float(part[i] & 0xffff0000u);
+    }
+  }
+};
+
+// mma's fragments have four slots of k a lane; they may stand for any, so long as a and b agree.
+// Here lane l holds the four from this one of a chunk on.
+__device__ __forceinline__ int chunk_k(int lane) { return lane % 4 * 4; }
+
+// b's ring.
+template <int kN, bool kKFast, int kThreads, int kStages>
 struct Ring {
-  static constexpr int kPitch = (kKFast ? kK : kRows) + kPad;
-  static constexpr int kFloats = (kKFast ? kRows : kK) * kPitch;  // of a stage
+  static constexpr int kPitch = kKFast ? kK : kN;
+  static constexpr int kFloats = kN * kK;                    // of a stage
+  static constexpr int kSlowStep = kThreads / (kPitch / 4);  // rows that a thread's vectors skip
 
   float* smem;
   const float* x;
   int64_t row_stride, k_stride, rows, k;
-  bool wide;
+  bool wide;  // and the whole tile lies inside
 
-  template <int kWidth>
+  // Swizzled, so that the lanes of a read meet different banks.
+  static __device__ __forceinline__ int offset(int slow, int fast) {
+    return slow * kPitch + (fast ^ (kKFast ? slow % 2 * 16 : slow / 4 % 4 * 8));
+  }
   __device__ __forceinline__ void load(int stage, int64_t l0) const {
-    constexpr int kFast = (kKFast ? kK : kRows) / kWidth;
-    for (int v = threadIdx.x; v < kRows * kK / kWidth; v += kThreads) {
-      const int fast = v % kFast * kWidth, slow = v / kFast;
+    float* const to = smem + stage * kFloats;
+    if (wide && l0 + kK <= k) {
+      const int fast = threadIdx.x % (kPitch / 4) * 4, slow = threadIdx.x / (kPitch / 4);
+      const int64_t slow_stride = kKFast ? row_stride : k_stride;
+      const float* from = x + l0 * k_stride + slow * slow_stride + fast;
+#pragma unroll
+      for (int i = 0; i < kFloats / 4 / kThreads; ++i) {
+        // Rows a multiple of 16 apart are swizzled alike.
+        const int at = kSlowStep % 16 == 0 ? offset(slow, fast) + i * kSlowStep * kPitch
+                                           : offset(slow + i * kSlowStep, fast);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(sm90::smem_address(to + at)),
+                     "l"(from));
+        from += kSlowStep * slow_stride;
+      }
+      return;
+    }
+    for (int v = threadIdx.x; v < kFloats; v += kThreads) {
+      const int fast = v % kPitch, slow = v / kPitch;
       const int64_t row = kKFast ? slow : fast, l = l0 + (kKFast ? fast : slow);
-      const int64_t along = kKFast ? k - l : rows - row;
       const bool inside = row < rows && l < k;
-      const int bytes = inside ? 4 * static_cast<int>(min(along, int64_t{kWidth})) : 0;
-      const float* from = x + (inside ? row * row_stride + l * k_stride : 0);
-      const uint32_t to = sm90::smem_address(smem + stage * kFloats + slow * kPitch + fast);
-      if constexpr (kWidth == 4) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                     "r"(bytes));
-      } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-                     "r"(bytes));
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                       sm90::smem_address(to + offset(slow, fast))),
+                   "l"(x + (inside ? row * row_stride + l * k_stride : 0)), "r"(inside ? 4 : 0));
+    }
+  }
+  // A lane's four elements of k of one column.
+  __device__ __forceinline__ void read(int stage, int chunk, int column, int lane,
+                                       float (&v)[4]) const {
+    const float* at = smem + stage * kFloats;
+    const int l = chunk * 16 + chunk_k(lane);
+    if constexpr (kKFast) {
+      const float4 f = *reinterpret_cast<const float4*>(at + offset(column, l));
+      v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) v[e] = at[offset(l, column) + e * kPitch];
+    }
+  }
+};
+
+// sum + a b for a tile of 16 x 8 and 16 of k.
+__device__ __forceinline__ void mma(float (&out)[4], const uint4& a, const uint32_t (&b)[2],
+                                    const float (&sum)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]), "f"(sum[0]), "f"(sum[1]),
+        "f"(sum[2]), "f"(sum[3]));
+}
+
+// A lane's share of a fragment of a: two rows, eight apart, of four of k.
+struct AHalf {
+  const float* row;  // at the lane's first k of a block 0; null beyond the last row
+  float v[4];
+
+  __device__ __forceinline__ void load(bool wide, int64_t l, int64_t k_stride, int64_t k_left) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) v[e] = 0.0f;
+    if (!row) return;
+    if (wide) {
+      const float4 f = *reinterpret_cast<const float4*>(row + l);
+      v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (e < k_left) v[e] = row[(l + e) * k_stride];
       }
     }
   }
-  __device__ __forceinline__ void load(int stage, int64_t l0) const {
-    wide ? load<4>(stage, l0) : load<1>(stage, l0);
-  }
-
-  // Row i of the thread whose group of rows is `group`.
-  static __device__ __forceinline__ int row(int group, int i) {
-    return kKFast ? group + kRows / kPerThread * i : group * kPerThread + i;
-  }
-  // Four rows by four of k, from l on.
-  __device__ __forceinline__ void read(int stage, int group, int l, float (&v)[4][4]) const {
-    const float* at = smem + stage * kFloats;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 f = *reinterpret_cast<const float4*>(
-          kKFast ? at + row(group, i) * kPitch + l : at + (l + i) * kPitch + group * kPerThread);
-      const float e[4] = {f.x, f.y, f.z, f.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) v[kKFast ? i : j][kKFast ? j : i] = e[j];
-    }
-  }
 };
 
-template <int kM, int kN, bool kAKFast, bool kBKFast>
+template <int kTilesM, int kWarps, bool kBKFast>
 struct Kernel {
-  static constexpr int kThreads = kM * kN / (kPerThread * kPerThread);
-  using A = Ring<kM, kAKFast, kThreads>;
-  using B = Ring<kN, kBKFast, kThreads>;
-  static constexpr int kSmemBytes = kStages * (A::kFloats + B::kFloats) * 4;
+  static constexpr int kM = 16 * kTilesM, kN = kWarpColumns * kWarps, kThreads = 32 * kWarps;
+  static constexpr int kStages = 3;
+  static constexpr int kBlocksPerSm = kTilesM == 1 ? 2 : 3;  // what registers allow
+  static constexpr int kUnits = kTilesM * kChunks;  // fragments of a, 32 lanes each, a stage
+  static constexpr int kUnitsPerWarp = (kUnits + kWarps - 1) / kWarps;
+  using B = Ring<kN, kBKFast, kThreads, kStages>;
+  using Fragments = uint4[kUnits][kParts][32];
+  static constexpr int kSmemBytes = 2 * sizeof(Fragments) + kStages * B::kFloats * 4;
 };
 
-template <int kM, int kN, bool kAKFast, bool kBKFast>
-__global__ void __launch_bounds__(kM* kN / 16, kThreadsPerSm / (kM * kN / 16))
+template <int kTilesM, int kWarps, bool kBKFast>
+__global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>::kBlocksPerSm)
     fp32_skinny_kernel(const __grid_constant__ Skinny p) {
 #if __CUDA_ARCH__ >= 900
-  using K = Kernel<kM, kN, kAKFast, kBKFast>;
-  extern __shared__ float smem[];
+  using K = Kernel<kTilesM, kWarps, kBKFast>;
+  extern __shared__ uint4 smem[];
+  auto* const fragments = reinterpret_cast<typename K::Fragments*>(smem);
   sm90::griddepcontrol_launch_dependents();
+  sm90::griddepcontrol_wait();
   const Args& args = p.args;
   const int split = blockIdx.x % p.splits, tile = blockIdx.x / p.splits;
-  const int64_t n0 = int64_t{tile % p.tiles_n} * kN,
-                m0 = int64_t{tile / p.tiles_n % p.tiles_m} * kM;
-  const int64_t z = tile / p.tiles_n / p.tiles_m;
-  const typename K::A a{smem,        args.a + z * args.a_batch + m0 * args.a_row,
-                        args.a_row,  args.a_col,
-                        args.m - m0, args.k,
-                        p.a_wide};
-  const typename K::B b{smem + kStages * K::A::kFloats,
-                        args.b + z * args.b_batch + n0 * args.b_col,
+  const int64_t n0 = int64_t{tile % p.tiles_n} * K::kN, m0 = int64_t{tile / p.tiles_n} * K::kM;
+  const typename K::B b{reinterpret_cast<float*>(smem) + 2 * sizeof(typename K::Fragments) / 4,
+                        args.b + n0 * args.b_col,
                         args.b_col,
                         args.b_row,
                         args.n - n0,
                         args.k,
-                        p.b_wide};
-  // A warp's lanes: four groups of rows by eight of columns, so that reads do not collide.
-  constexpr int kWarpsM = kM / 16;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int m_group = lane / 8 + 4 * (warp % kWarpsM), n_group = lane % 8 + 8 * (warp / kWarpsM);
-
+                        p.b_wide && n0 + K::kN <= args.n};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4;
   const int first = split * p.k_blocks_per_split;
   const int blocks = min(p.k_blocks_per_split, p.k_blocks - first);
-  const auto load = [&](int block) {
-    if (block < blocks) {
-      a.load(block % kStages, int64_t{first + block} * kK);
-      b.load(block % kStages, int64_t{first + block} * kK);
-    }
+
+  const auto load_b = [&](int block) {
+    if (block < blocks) b.load(block % K::kStages, int64_t{first + block} * kK);
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
+  AHalf held[K::kUnitsPerWarp][2];
 #pragma unroll
-  for (int block = 0; block < kStages - 1; ++block) load(block);
-  float sum[4][4] = {};
+  for (int i = 0; i < K::kUnitsPerWarp; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t row = m0 + (warp + i * kWarps) / kChunks * 16 + half * 8 + group;
+      held[i][half].row = row < args.m ? args.a + row * args.a_row : nullptr;
+    }
+  }
+  const auto load_a = [&](int block) {
+#pragma unroll
+    for (int i = 0; i < K::kUnitsPerWarp; ++i) {
+      const int unit = warp + i * kWarps;
+      if (unit >= K::kUnits || block >= blocks) continue;
+      const int64_t l = int64_t{first + block} * kK + unit % kChunks * 16 + chunk_k(lane);
+      const bool wide = p.a_wide && l + 4 <= args.k;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        held[i][half].load(wide, l, args.a_col, args.k - l);
+      }
+    }
+  };
+  Range a_range, b_range;
+  const auto split_a = [&](int block) {
+#pragma unroll
+    for (int i = 0; i < K::kUnitsPerWarp; ++i) {
+      const int unit = warp + i * kWarps;
+      if (unit >= K::kUnits || block >= blocks) continue;
+      const float (&low)[4] = held[i][0].v;
+      const float (&high)[4] = held[i][1].v;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) a_range.add(low[e]), a_range.add(high[e]);
+      const Pair x(low[0], low[1]), y(high[0], high[1]), z(low[2], low[3]), w(high[2], high[3]);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        fragments[block % 2][unit][part][lane] =
+            make_uint4(x.part[part], y.part[part], z.part[part], w.part[part]);
+      }
+    }
+  };
+
+  load_a(0);
+#pragma unroll
+  for (int block = 0; block < K::kStages - 1; ++block) load_b(block);
+  split_a(0);
+  load_a(1);
+  float sum[kTilesM][2][4] = {};
   for (int block = 0; block < blocks; ++block) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
-    __syncthreads();  // this stage has landed for all, and the one before it has been read
-    load(block + kStages - 1);
-    float piece[4][4] = {};
-#pragma unroll 4  // all eight would not fit in registers
-    for (int l = 0; l < kK; l += 4) {
-      float x[4][4], y[4][4];
-      a.read(block % kStages, m_group, l, x);
-      b.read(block % kStages, n_group, l, y);
+    asm volatile("cp.async.wait_group %0;" ::"n"(K::kStages - 2) : "memory");
+    __syncthreads();  // this stage has landed for all, and what is written next has been read
+    load_b(block + K::kStages - 1);
+    split_a(block + 1);
+    load_a(block + 2);
+    // Tensor cores do not round sums but cut them: products of leading parts are added outside,
+    // the others, 2^-8 of them, once a stage.
+    float rest[kTilesM][2][4] = {};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      uint32_t b_part[2][kParts][2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+      for (int t = 0; t < 2; ++t) {
+        float v[4];
+        b.read(block % K::kStages, chunk, warp * kWarpColumns + t * 8 + group, lane, v);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) piece[i][j] = fmaf(x[i][e], y[j][e], piece[i][j]);
+        for (int e = 0; e < 4; ++e) b_range.add(v[e]);
+        const Pair low(v[0], v[1]), high(v[2], v[3]);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          b_part[t][part][0] = low.part[part];
+          b_part[t][part][1] = high.part[part];
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m) {
+        uint4 a_part[kParts];
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          a_part[part] = fragments[block % 2][m * kChunks + chunk][part][lane];
+        }
+#pragma unroll
+        for (int order = 2; order > 0; --order) {
+#pragma unroll
+          for (int part = 0; part <= order; ++part) {
+#pragma unroll
+            for (int t = 0; t < 2; ++t) {
+              mma(rest[m][t], a_part[part], b_part[t][order - part], rest[m][t]);
+            }
+          }
+        }
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+          float leading[4];
+          mma(leading, a_part[0], b_part[t][0], {0.0f, 0.0f, 0.0f, 0.0f});
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[m][t][i] += leading[i];
         }
       }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int m = 0; m < kTilesM; ++m) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sum[i][j] += piece[i][j];
+      for (int t = 0; t < 2; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[m][t][i] += rest[m][t][i];
+      }
     }
   }
+
+  float* const partial = p.partial + split * args.m * args.n;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int m = 0; m < kTilesM; ++m) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int64_t row = m0 + K::A::row(m_group, i), col = n0 + K::B::row(n_group, j);
-      if (row >= args.m || col >= args.n) continue;
-      p.partial[((split * args.batch + z) * args.m + row) * args.n + col] = sum[i][j];
+    for (int t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t row = m0 + m * 16 + i / 2 * 8 + group;
+        const int64_t col = n0 + warp * kWarpColumns + t * 8 + lane % 4 * 2 + i % 2;
+        if (row < args.m && col < args.n) partial[row * args.n + col] = sum[m][t][i];
+      }
     }
   }
+  a_range = a_range.of_warp(), b_range = b_range.of_warp();
+  auto* const ranges = reinterpret_cast<Range(*)[2]>(smem);
+  __syncthreads();  // the stages have been read
+  if (lane == 0) ranges[warp][0] = a_range, ranges[warp][1] = b_range;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kWarps; ++w) a_range.add(ranges[w][0]), b_range.add(ranges[w][1]);
+  p.error[split * p.tiles_m * p.tiles_n + tile] = error_bound(a_range, b_range, blocks * kK);
 #endif
 }
 
-// Adds the pieces: lane y of an output takes every eighth one, then lanes are added in order.
-__global__ void __launch_bounds__(kReduceOutputs* kReduceLanes)
-    fp32_skinny_reduce_kernel(const __grid_constant__ Skinny p) {
-#if __CUDA_ARCH__ >= 900
-  __shared__ float lanes[kReduceLanes][kReduceOutputs];
-  sm90::griddepcontrol_wait();
-  const Args& args = p.args;
-  const int64_t plane = args.m * args.n, total = args.batch * plane;
-  const int64_t at = int64_t{blockIdx.x} * kReduceOutputs + threadIdx.x;
+// An element of the product in plain arithmetic, by a warp of which this is a lane.
+__device__ __forceinline__ float plain_product(const Args& args, int row, int col, int lane) {
+  const float* const a = args.a + row * args.a_row;
+  const float* const b = args.b + col * args.b_col;
   float sum = 0.0f;
-  if (at < total) {
-#pragma unroll 4
-    for (int split = threadIdx.y; split < p.splits; split += kReduceLanes) {
-      sum += p.partial[split * total + at];
-    }
+  for (int64_t l = lane; l < args.k; l += 32) {
+    sum = fmaf(a[l * args.a_col], b[l * args.b_row], sum);
   }
-  lanes[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || at >= total) return;
 #pragma unroll
-  for (int y = 1; y < kReduceLanes; ++y) sum += lanes[y][threadIdx.x];
-  const int64_t z = at / plane, row = at % plane / args.n, col = at % args.n;
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+  return sum;
+}
+
+// The end of an element, of whose sum a thread knows; whole warps come here, `inside` or not.
+__device__ __forceinline__ void finish(const Args& args, int row, int col, float sum, float error,
+                                       bool inside) {
+  // Not kept: Inf, NaN, what rounds to Inf in bf16, and what tiny numbers may have spoilt.
+  const bool kept = fabsf(sum) <= 0x1.fffffep127f && fabsf(sum) >= error * kErrorMargin;
+  const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+  for (unsigned rest = __ballot_sync(0xffffffff, inside && !kept); rest; rest &= rest - 1) {
+    const int of = __ffs(rest) - 1;
+    const float plain = plain_product(args, __shfl_sync(0xffffffff, row, of),
+                                      __shfl_sync(0xffffffff, col, of), lane);
+    if (lane == of) sum = plain;
+  }
+  if (!inside) return;
   if (args.bias) sum += args.bias[col];
   with_activation(args.activation, [&](auto activation) { sum = activation(sum); });
-  args.out[z * args.out_batch + row * args.out_row + col * args.out_col] =
-      sum + residual_at(args, z, row, col);
+  args.out[row * args.out_row + col * args.out_col] = sum + residual_at(args, 0, row, col);
+}
+
+// Adds the pieces: an output has blockDim.y lanes, which take them in turn and are then added in
+// order.
+__global__ void __launch_bounds__(kReduceThreads)
+    fp32_skinny_reduce_kernel(const __grid_constant__ Skinny p, int tile_m, int tile_n) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ float2 lanes[kReduceThreads];
+  const int n = static_cast<int>(p.args.n), total = static_cast<int>(p.args.m) * n;
+  const int at = blockIdx.x * blockDim.x + threadIdx.x, row = at / n, col = at % n;
+  const float* const pieces = p.partial + at;
+  const float* const errors = p.error + row / tile_m * p.tiles_n + col / tile_n;
+  sm90::griddepcontrol_wait();
+  float sum = 0.0f, error = 0.0f;
+  if (at < total) {
+#pragma unroll 8
+    for (int split = threadIdx.y; split < p.splits; split += blockDim.y) {
+      sum += pieces[int64_t{split} * total];
+      error += errors[split * p.tiles_m * p.tiles_n];
+    }
+  }
+  if (blockDim.y > 1) {
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    lanes[thread] = make_float2(sum, error);
+    __syncthreads();
+    if (thread >= max(blockDim.x, 32)) return;
+    sum = error = 0.0f;
+#pragma unroll 8
+    for (int lane = threadIdx.x; lane < kReduceThreads; lane += blockDim.x) {
+      sum += lanes[lane].x;
+      error += lanes[lane].y;
+    }
+  }
+  finish(p.args, row, col, sum, error, at < total && threadIdx.y == 0);
 #endif
 }
 
-constexpr int kFewRows = 16;
-
-struct SkinnyTile {
-  int m, n;
-};
-
-SkinnyTile skinny_tile(const Args& args) {
-  return args.m <= kFewRows ? SkinnyTile{16, 128} : SkinnyTile{64, 64};
-}
+using FewRows = Kernel<1, 8, true>;
+using SmallOutput = Kernel<2, 4, true>;
 
 cudaError_t make_skinny(const Args& args, void* workspace, Skinny* p) {
   DeviceFacts device;
   if (auto err = current_device(&device); err != cudaSuccess) return err;
-  const SkinnyTile tile = skinny_tile(args);
-  const auto wide = [](const float* x, int64_t batch, int64_t row, int64_t k) {
-    const int64_t slow = k == 1 ? row : k;
-    return (k == 1 || row == 1) && slow % 4 == 0 && batch % 4 == 0 &&
-           reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  };
+  const bool few = args.m <= FewRows::kM;
+  const int tile_m = few ? FewRows::kM : SmallOutput::kM;
+  const int tile_n = few ? FewRows::kN : SmallOutput::kN;
+  const int blocks_per_sm = few ? FewRows::kBlocksPerSm : SmallOutput::kBlocksPerSm;
   p->args = args;
-  p->partial = static_cast<float*>(workspace);
-  p->tiles_m = static_cast<int>(ceil_div(args.m, tile.m));
-  p->tiles_n = static_cast<int>(ceil_div(args.n, tile.n));
+  p->tiles_m = static_cast<int>(ceil_div(args.m, tile_m));
+  p->tiles_n = static_cast<int>(ceil_div(args.n, tile_n));
   p->k_blocks = static_cast<int>(ceil_div(args.k, kK));
-  const int64_t tiles = args.batch * p->tiles_m * p->tiles_n;
-  const int blocks_per_sm = kThreadsPerSm / (tile.m * tile.n / (kPerThread * kPerThread));
+  const int64_t tiles = p->tiles_m * p->tiles_n;
   constexpr int kMinBlocks = 4;  // of k, per piece
   const int64_t splits =
       std::min<int64_t>(blocks_per_sm * device.sm_count / tiles, p->k_blocks / kMinBlocks);
   p->k_blocks_per_split = static_cast<int>(ceil_div(p->k_blocks, std::max<int64_t>(splits, 1)));
   p->splits = static_cast<int>(ceil_div(p->k_blocks, p->k_blocks_per_split));
-  p->a_wide = wide(args.a, args.a_batch, args.a_row, args.a_col);
-  p->b_wide = wide(args.b, args.b_batch, args.b_col, args.b_row);
+  p->partial = static_cast<float*>(workspace);
+  p->error = p->partial + p->splits * args.m * args.n;
+  const auto wide = [](const float* x, int64_t unit_stride, int64_t other_stride) {
+    return unit_stride == 1 && other_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  };
+  p->a_wide = wide(args.a, args.a_col, args.a_row);
+  p->b_wide = wide(args.b, args.b_row, args.b_col) || wide(args.b, args.b_col, args.b_row);
   return cudaSuccess;
 }
 
 // Shapes at which the measured times beat a library's float GEMM and the split one.
 bool pays(const Args& args) {
-  constexpr int64_t kMinK = 4096, kMinWork = int64_t{1} << 25;
-  constexpr int64_t kMinRows = 5, kMinWide = 512, kMaxWide = 8192;                      // few rows
-  constexpr int64_t kMaxRows = 64, kMinSide = 64, kMaxSide = 1024, kMaxWork = 1 << 28;  // small
-  const int64_t outputs = args.m * args.n;
-  if (args.batch != 1 || args.k < kMinK || args.k >= (1 << 28) || args.n > kMaxWide ||
-      args.m < kMinRows || args.m > kMaxRows || outputs * args.k < kMinWork) {
-    return false;
+  constexpr int64_t kMinColumns = 256, kMinK = 1024, kMinWeight = int64_t{1} << 21;  // few rows
+  constexpr int64_t kMaxSide = 128, kMaxColumns = 8192, kMinLongK = 4096;            // otherwise
+  if (args.batch != 1 || args.m < 2 || args.m > 64 || args.k >= (1 << 28)) return false;
+  if (args.m <= FewRows::kM) {
+    return args.n >= kMinColumns && args.n < (1 << 24) && args.k >= kMinK &&
+           args.n * args.k >= kMinWeight;
   }
-  if (args.m <= kFewRows) return args.n >= kMinWide;
-  const bool k_fast = args.b_row == 1;  // with b the other way round the library is as fast
-  return k_fast && args.n >= kMinSide && args.n <= kMaxSide && outputs * args.k <= kMaxWork;
+  if (args.packed_b || args.n < SmallOutput::kM || args.k < kMinLongK) return false;
+  // With more rows, and b the other way round, the library is as fast but for the smallest outputs.
+  const bool k_fast = args.b_row == 1;
+  return args.n <= (args.m <= SmallOutput::kM || k_fast ? kMaxColumns : kMaxSide);
 }
 
-template <int kM, int kN, bool kAKFast, bool kBKFast>
+template <typename K, auto kKernel>
 cudaError_t run(const Skinny& p, cudaStream_t stream) {
-  using K = Kernel<kM, kN, kAKFast, kBKFast>;
-  constexpr auto kKernel = fp32_skinny_kernel<kM, kN, kAKFast, kBKFast>;
   if (auto err =
           cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::kSmemBytes);
       err != cudaSuccess) {
     return err;
   }
-  const auto blocks = static_cast<unsigned>(p.args.batch * p.tiles_m * p.tiles_n * p.splits);
-  kKernel<<<blocks, K::kThreads, K::kSmemBytes, stream>>>(p);
-  if (auto err = cudaGetLastError(); err != cudaSuccess) return err;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  const int64_t outputs = p.args.batch * p.args.m * p.args.n;
-  config.gridDim = dim3(static_cast<unsigned>(ceil_div(outputs, kReduceOutputs)));
-  config.blockDim = dim3(kReduceOutputs, kReduceLanes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, fp32_skinny_reduce_kernel, p);
+  const int64_t blocks = int64_t{p.tiles_m} * p.tiles_n * p.splits;
+  if (auto err = sm90::launch_overlapped(kKernel, blocks, K::kThreads, K::kSmemBytes, 1, stream, p);
+      err != cudaSuccess) {
+    return err;
+  }
+  // About eight pieces a lane, all of them in flight.
+  const unsigned lanes = p.splits <= 8 ? 1 : p.splits <= 64 ? 8 : 32;
+  const dim3 threads(kReduceThreads / lanes, lanes);
+  return sm90::launch_overlapped(fp32_skinny_reduce_kernel,
+                                 ceil_div(p.args.m * p.args.n, threads.x), threads, 0, 1, stream, p,
+                                 int{K::kM}, int{K::kN});
 }
 
-template <int kM, int kN>
+template <int kTilesM, int kWarps>
 cudaError_t run(const Skinny& p, cudaStream_t stream) {
-  const bool a_k = p.args.a_col == 1 || p.args.a_row != 1;
-  const bool b_k = p.args.b_row == 1 || p.args.b_col != 1;
-  if (a_k) return b_k ? run<kM, kN, true, true>(p, stream) : run<kM, kN, true, false>(p, stream);
-  return b_k ? run<kM, kN, false, true>(p, stream) : run<kM, kN, false, false>(p, stream);
+  const bool k_fast = p.args.b_row == 1 || p.args.b_col != 1;
+  return k_fast ? run<Kernel<kTilesM, kWarps, true>, fp32_skinny_kernel<kTilesM, kWarps, true>>(
+                      p, stream)
+                : run<Kernel<kTilesM, kWarps, false>, fp32_skinny_kernel<kTilesM, kWarps, false>>(
+                      p, stream);
 }
 
 }  // namespace
@@ -286,7 +497,7 @@ bool my_ops::cuda::gemm_fp32_skinny_supported(const GemmArgs<float, float>& args
   if (args.precision != Precision::kHighest || !pays(args)) return false;
   DeviceFacts device;
   if (current_device(&device) != cudaSuccess || !device.is(9, 0)) return false;
-  constexpr auto kKernel = fp32_skinny_kernel<16, 128, true, true>;
+  constexpr auto kKernel = fp32_skinny_kernel<1, 8, true>;
   static const bool built = sm90::has_body(reinterpret_cast<const void*>(kKernel));
   return built;
 }
@@ -294,12 +505,12 @@ bool my_ops::cuda::gemm_fp32_skinny_supported(const GemmArgs<float, float>& args
 size_t my_ops::cuda::gemm_fp32_skinny_workspace(const GemmArgs<float, float>& args) {
   Skinny p{};
   if (make_skinny(args, nullptr, &p) != cudaSuccess) return 0;
-  return static_cast<size_t>(p.splits * args.batch * args.m * args.n) * sizeof(float);
+  return static_cast<size_t>(p.splits * (args.m * args.n + p.tiles_m * p.tiles_n)) * sizeof(float);
 }
 
 cudaError_t my_ops::cuda::gemm_fp32_skinny(const GemmArgs<float, float>& args, void* workspace,
                                            cudaStream_t stream) {
   Skinny p{};
   if (auto err = make_skinny(args, workspace, &p); err != cudaSuccess) return err;
-  return args.m <= kFewRows ? run<16, 128>(p, stream) : run<64, 64>(p, stream);
+  return args.m <= FewRows::kM ? run<1, 8>(p, stream) : run<2, 4>(p, stream);
 }

@@ -300,7 +300,7 @@ inline cudaError_t make_tensor_map(const TensorMapEncoder& encoder, CUtensorMap*
 
 // Launches a kernel in clusters; griddepcontrol lets it start before the one ahead has finished.
 template <typename... P, typename... A>
-cudaError_t launch_overlapped(void (*kernel)(P...), int64_t blocks, int threads, size_t smem,
+cudaError_t launch_overlapped(void (*kernel)(P...), int64_t blocks, dim3 threads, size_t smem,
                               int cluster, cudaStream_t stream, const A&... args) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -309,7 +309,7 @@ cudaError_t launch_overlapped(void (*kernel)(P...), int64_t blocks, int threads,
   attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(threads);
+  config.blockDim = threads;
   config.dynamicSmemBytes = smem;
   config.stream = stream;
   config.attrs = attributes;
