@@ -114,22 +114,30 @@ inline Product product(const Tensor& a, const Tensor& b, const Tensor& out) {
   return p;
 }
 
+// Operands as aten::mm and aten::bmm want them.
+inline Tensor matrices(const Tensor& t, int64_t batch, int64_t rows, int64_t columns,
+                       int64_t batch_stride, int64_t row, int64_t column) {
+  if (batch != 1) return as_strided(t, {batch, rows, columns}, {batch_stride, row, column});
+  return t.dim() == 2 ? t : as_strided(t, {rows, columns}, {row, column});
+}
+inline Tensor a_matrices(const Product& p) {
+  return matrices(p.a, p.batch, p.m, p.k, p.a_batch, p.a_row, p.a_col);
+}
+inline Tensor b_matrices(const Product& p) {
+  return matrices(p.b, p.batch, p.k, p.n, p.b_batch, p.b_row, p.b_col);
+}
+// A view, whose version counter is its own: register_out moves that of the tensor.
+inline Tensor out_matrices(const Product& p) {
+  if (p.batch == 1) return as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col});
+  return as_strided(p.out, {p.batch, p.m, p.n}, {p.out_batch, p.out_row, p.out_col});
+}
+inline const char* aten_product(const Product& p) {
+  return p.batch == 1 ? "aten::mm" : "aten::bmm";
+}
+
 // The product by ATen, which is oneDNN, MKL or cuBLAS underneath.
 inline void aten_gemm(const Product& p) {
-  if (p.batch == 1) {
-    const auto matrix = [](const Tensor& t, int64_t rows, int64_t columns, int64_t row,
-                           int64_t column) {
-      return t.dim() == 2 ? t : as_strided(t, {rows, columns}, {row, column});
-    };
-    // out as a view, whose version counter is its own: register_out moves that of the tensor.
-    aten("aten::mm", "out", matrix(p.a, p.m, p.k, p.a_row, p.a_col),
-         matrix(p.b, p.k, p.n, p.b_row, p.b_col),
-         as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col}));
-  } else {
-    aten("aten::bmm", "out", as_strided(p.a, {p.batch, p.m, p.k}, {p.a_batch, p.a_row, p.a_col}),
-         as_strided(p.b, {p.batch, p.k, p.n}, {p.b_batch, p.b_row, p.b_col}),
-         as_strided(p.out, {p.batch, p.m, p.n}, {p.out_batch, p.out_row, p.out_col}));
-  }
+  aten(aten_product(p), "out", a_matrices(p), b_matrices(p), out_matrices(p));
 }
 
 inline Sizes linear_sizes(const Tensor& x, const Tensor& weight) {

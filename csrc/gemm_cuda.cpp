@@ -18,17 +18,9 @@ bool may_round_pieces(const Product& p) {
 
 // Of 16-bit operands, not rounded.
 Tensor float_product(const Product& p) {
-  if (p.batch > 1) {
-    const Tensor product = empty(p.a, {p.batch, p.m, p.n}, ScalarType::Float);
-    aten("aten::bmm", "dtype_out",
-         as_strided(p.a, {p.batch, p.m, p.k}, {p.a_batch, p.a_row, p.a_col}),
-         as_strided(p.b, {p.batch, p.k, p.n}, {p.b_batch, p.b_row, p.b_col}), ScalarType::Float,
-         product);
-    return product;
-  }
-  const Tensor product = empty(p.a, {p.m, p.n}, ScalarType::Float);
-  aten("aten::mm", "dtype_out", as_strided(p.a, {p.m, p.k}, {p.a_row, p.a_col}),
-       as_strided(p.b, {p.k, p.n}, {p.b_row, p.b_col}), ScalarType::Float, product);
+  const Tensor product = p.batch == 1 ? empty(p.a, {p.m, p.n}, ScalarType::Float)
+                                      : empty(p.a, {p.batch, p.m, p.n}, ScalarType::Float);
+  aten(aten_product(p), "dtype_out", a_matrices(p), b_matrices(p), ScalarType::Float, product);
   return product;
 }
 
@@ -37,9 +29,7 @@ void launch(const Product& p, Precision precision, const Device& device) {
     const auto args = gemm_args<T, T>(p, precision);
     if (launch_gemm(args, p.a, device.stream(), "gemm")) return;
     if (sizeof(T) == 2 && may_round_pieces(p)) {
-      Tensor out = p.batch > 1
-                       ? as_strided(p.out, {p.batch, p.m, p.n}, {p.out_batch, p.out_row, p.out_col})
-                       : as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col});
+      Tensor out = out_matrices(p);
       torch::stable::copy_(out, float_product(p));
     } else {
       aten_gemm(p);
