@@ -24,12 +24,6 @@ constexpr int kParts = 3;         // bf16 parts of a float
 constexpr int kWarpColumns = 16;  // two mma tiles
 constexpr int kReduceThreads = 256;
 
-// bf16 and the tensor cores are trusted with normal numbers only: what is smaller counts as lost.
-constexpr float kLost = 0x1p-125f;
-constexpr float kTiny = 0x1p-102f;         // of a smaller float, the last part may be lost
-constexpr float kTinyProduct = 0x1p-100f;  // of smaller products, the last bits
-constexpr float kErrorMargin = 0x1p25f;    // an output is kept if it is that much larger
-
 struct Skinny {
   Args args;
   float* partial;  // [splits][m][n]
@@ -37,53 +31,6 @@ struct Skinny {
   int tiles_m, tiles_n, splits;
   int k_blocks, k_blocks_per_split;
   bool a_wide, b_wide;  // vectors of four, of k in a, are aligned
-};
-
-// The extreme magnitudes among some elements.
-struct Range {
-  uint32_t largest = 0;            // twice the bits: the sign is gone
-  uint32_t smallest = 0xffffffff;  // twice the bits, less one: zero comes out on top
-
-  __device__ __forceinline__ void add(float x) {
-    const uint32_t twice = __float_as_uint(x) << 1;
-    largest = max(largest, twice);
-    smallest = min(smallest, twice - 1);
-  }
-  __device__ __forceinline__ void add(const Range& other) {
-    largest = max(largest, other.largest);
-    smallest = min(smallest, other.smallest);
-  }
-  __device__ __forceinline__ Range of_warp() const {
-    return {__reduce_max_sync(0xffffffff, largest), __reduce_min_sync(0xffffffff, smallest)};
-  }
-  __device__ __forceinline__ float max_magnitude() const { return __uint_as_float(largest >> 1); }
-  // The least one that is not 0; where there is none, a large one.
-  __device__ __forceinline__ float min_magnitude() const {
-    return __uint_as_float(min((smallest >> 1) + 1, 0x7f7fffffu));
-  }
-};
-
-// What a sum of k products of parts may lack for numbers below the normal ones.
-__device__ __forceinline__ float error_bound(const Range& a, const Range& b, int k) {
-  float error = 0.0f;
-  if (a.min_magnitude() < kTiny) error += kLost * b.max_magnitude();
-  if (b.min_magnitude() < kTiny) error += kLost * a.max_magnitude();
-  if (a.min_magnitude() * b.min_magnitude() < kTinyProduct) error += kLost;
-  return error * static_cast<float>(k);
-}
-
-// Two floats as three pairs of bf16, each part rounded: together all 24 bits.
-struct Pair {
-  uint32_t part[kParts];
-
-  __device__ __forceinline__ Pair(float x, float y) {
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(part[i]) : "f"(y), "f"(x));
-      x -= __uint_as_float(part[i] << 16);
-      y -= __uint_as_float(part[i] & 0xffff0000u);
-    }
-  }
 };
 
 // mma's fragments have four slots of k a lane; they may stand for any, so long as a and b agree.
@@ -147,6 +94,79 @@ struct Ring {
   }
 };
 
+template <int kTilesM, int kWarps, bool kBKFast>
+struct Kernel {
+  static constexpr int kM = 16 * kTilesM, kN = kWarpColumns * kWarps, kThreads = 32 * kWarps;
+  static constexpr int kStages = 3;
+  static constexpr int kBlocksPerSm = kTilesM == 1 ? 2 : 3;  // what registers allow
+  static constexpr int kUnits = kTilesM * kChunks;  // fragments of a, 32 lanes each, a stage
+  static constexpr int kUnitsPerWarp = (kUnits + kWarps - 1) / kWarps;
+  using B = Ring<kN, kBKFast, kThreads, kStages>;
+  using Fragments = uint4[kUnits][kParts][32];
+  static constexpr int kSmemBytes = 2 * sizeof(Fragments) + kStages * B::kFloats * 4;
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// bf16 and the tensor cores are trusted with normal numbers only: what is smaller counts as lost.
+constexpr float kLost = 0x1p-125f;
+constexpr float kTiny = 0x1p-102f;         // of a smaller float, the last part may be lost
+constexpr float kTinyProduct = 0x1p-100f;  // of smaller products, the last bits
+constexpr float kErrorMargin = 0x1p25f;    // an output is kept if it is that much larger
+
+// The extreme magnitudes among some elements.
+struct Range {
+  uint32_t largest = 0;            // twice the bits: the sign is gone
+  uint32_t smallest = 0xffffffff;  // twice the bits, less one: zero comes out on top
+
+  __device__ __forceinline__ void add(float x) {
+    const uint32_t twice = __float_as_uint(x) << 1;
+    largest = max(largest, twice);
+    smallest = min(smallest, twice - 1);
+  }
+  __device__ __forceinline__ void add(const Range& other) {
+    largest = max(largest, other.largest);
+    smallest = min(smallest, other.smallest);
+  }
+  __device__ __forceinline__ Range of_warp() const {
+    Range range = *this;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      range.add(Range{__shfl_xor_sync(0xffffffff, range.largest, step),
+                      __shfl_xor_sync(0xffffffff, range.smallest, step)});
+    }
+    return range;
+  }
+  __device__ __forceinline__ float max_magnitude() const { return __uint_as_float(largest >> 1); }
+  // The least one that is not 0; where there is none, a large one.
+  __device__ __forceinline__ float min_magnitude() const {
+    return __uint_as_float(min((smallest >> 1) + 1, 0x7f7fffffu));
+  }
+};
+
+// What a sum of k products of parts may lack for numbers below the normal ones.
+__device__ __forceinline__ float error_bound(const Range& a, const Range& b, int k) {
+  float error = 0.0f;
+  if (a.min_magnitude() < kTiny) error += kLost * b.max_magnitude();
+  if (b.min_magnitude() < kTiny) error += kLost * a.max_magnitude();
+  if (a.min_magnitude() * b.min_magnitude() < kTinyProduct) error += kLost;
+  return error * static_cast<float>(k);
+}
+
+// Two floats as three pairs of bf16, each part rounded: together all 24 bits.
+struct Pair {
+  uint32_t part[kParts];
+
+  __device__ __forceinline__ Pair(float x, float y) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(part[i]) : "f"(y), "f"(x));
+      x -= __uint_as_float(part[i] << 16);
+      y -= __uint_as_float(part[i] & 0xffff0000u);
+    }
+  }
+};
+
 // sum + a b for a tile of 16 x 8 and 16 of k.
 __device__ __forceinline__ void mma(float (&out)[4], const uint4& a, const uint32_t (&b)[2],
                                     const float (&sum)[4]) {
@@ -179,17 +199,38 @@ struct AHalf {
   }
 };
 
-template <int kTilesM, int kWarps, bool kBKFast>
-struct Kernel {
-  static constexpr int kM = 16 * kTilesM, kN = kWarpColumns * kWarps, kThreads = 32 * kWarps;
-  static constexpr int kStages = 3;
-  static constexpr int kBlocksPerSm = kTilesM == 1 ? 2 : 3;  // what registers allow
-  static constexpr int kUnits = kTilesM * kChunks;  // fragments of a, 32 lanes each, a stage
-  static constexpr int kUnitsPerWarp = (kUnits + kWarps - 1) / kWarps;
-  using B = Ring<kN, kBKFast, kThreads, kStages>;
-  using Fragments = uint4[kUnits][kParts][32];
-  static constexpr int kSmemBytes = 2 * sizeof(Fragments) + kStages * B::kFloats * 4;
-};
+// An element of the product in plain arithmetic, by a warp of which this is a lane.
+__device__ __forceinline__ float plain_product(const Args& args, int row, int col, int lane) {
+  const float* const a = args.a + row * args.a_row;
+  const float* const b = args.b + col * args.b_col;
+  float sum = 0.0f;
+  for (int64_t l = lane; l < args.k; l += 32) {
+    sum = fmaf(a[l * args.a_col], b[l * args.b_row], sum);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
+  return sum;
+}
+
+// The end of an element, of whose sum a thread knows; whole warps come here, `inside` or not.
+__device__ __forceinline__ void finish(const Args& args, int row, int col, float sum, float error,
+                                       bool inside) {
+  // Not kept: Inf, NaN, what rounds to Inf in bf16, and what tiny numbers may have spoilt.
+  const bool kept = fabsf(sum) <= 0x1.fffffep127f && fabsf(sum) >= error * kErrorMargin;
+  const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+  for (unsigned rest = __ballot_sync(0xffffffff, inside && !kept); rest; rest &= rest - 1) {
+    const int of = __ffs(rest) - 1;
+    const float plain = plain_product(args, __shfl_sync(0xffffffff, row, of),
+                                      __shfl_sync(0xffffffff, col, of), lane);
+    if (lane == of) sum = plain;
+  }
+  if (!inside) return;
+  if (args.bias) sum += args.bias[col];
+  with_activation(args.activation, [&](auto activation) { sum = activation(sum); });
+  args.out[row * args.out_row + col * args.out_col] = sum + residual_at(args, 0, row, col);
+}
+
+#endif
 
 template <int kTilesM, int kWarps, bool kBKFast>
 __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>::kBlocksPerSm)
@@ -348,37 +389,6 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
   for (int w = 1; w < kWarps; ++w) a_range.add(ranges[w][0]), b_range.add(ranges[w][1]);
   p.error[split * p.tiles_m * p.tiles_n + tile] = error_bound(a_range, b_range, blocks * kK);
 #endif
-}
-
-// An element of the product in plain arithmetic, by a warp of which this is a lane.
-__device__ __forceinline__ float plain_product(const Args& args, int row, int col, int lane) {
-  const float* const a = args.a + row * args.a_row;
-  const float* const b = args.b + col * args.b_col;
-  float sum = 0.0f;
-  for (int64_t l = lane; l < args.k; l += 32) {
-    sum = fmaf(a[l * args.a_col], b[l * args.b_row], sum);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
-  return sum;
-}
-
-// The end of an element, of whose sum a thread knows; whole warps come here, `inside` or not.
-__device__ __forceinline__ void finish(const Args& args, int row, int col, float sum, float error,
-                                       bool inside) {
-  // Not kept: Inf, NaN, what rounds to Inf in bf16, and what tiny numbers may have spoilt.
-  const bool kept = fabsf(sum) <= 0x1.fffffep127f && fabsf(sum) >= error * kErrorMargin;
-  const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
-  for (unsigned rest = __ballot_sync(0xffffffff, inside && !kept); rest; rest &= rest - 1) {
-    const int of = __ffs(rest) - 1;
-    const float plain = plain_product(args, __shfl_sync(0xffffffff, row, of),
-                                      __shfl_sync(0xffffffff, col, of), lane);
-    if (lane == of) sum = plain;
-  }
-  if (!inside) return;
-  if (args.bias) sum += args.bias[col];
-  with_activation(args.activation, [&](auto activation) { sum = activation(sum); });
-  args.out[row * args.out_row + col * args.out_col] = sum + residual_at(args, 0, row, col);
 }
 
 // Adds the pieces: an output has blockDim.y lanes, which take them in turn and are then added in
