@@ -429,6 +429,14 @@ __global__ void __launch_bounds__(kReduceThreads)
 using FewRows = Kernel<1, 8, true>;
 using SmallOutput = Kernel<2, 4, true>;
 
+bool whole_vectors(const float* x, int64_t unit_stride, int64_t other_stride) {
+  return unit_stride == 1 && other_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+}
+bool b_wide(const Args& args) {
+  return whole_vectors(args.b, args.b_row, args.b_col) ||
+         whole_vectors(args.b, args.b_col, args.b_row);
+}
+
 cudaError_t make_skinny(const Args& args, void* workspace, Skinny* p) {
   DeviceFacts device;
   if (auto err = current_device(&device); err != cudaSuccess) return err;
@@ -448,11 +456,8 @@ cudaError_t make_skinny(const Args& args, void* workspace, Skinny* p) {
   p->splits = static_cast<int>(ceil_div(p->k_blocks, p->k_blocks_per_split));
   p->partial = static_cast<float*>(workspace);
   p->error = p->partial + p->splits * args.m * args.n;
-  const auto wide = [](const float* x, int64_t unit_stride, int64_t other_stride) {
-    return unit_stride == 1 && other_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  };
-  p->a_wide = wide(args.a, args.a_col, args.a_row);
-  p->b_wide = wide(args.b, args.b_row, args.b_col) || wide(args.b, args.b_col, args.b_row);
+  p->a_wide = whole_vectors(args.a, args.a_col, args.a_row);
+  p->b_wide = b_wide(args);
   return cudaSuccess;
 }
 
@@ -460,7 +465,9 @@ cudaError_t make_skinny(const Args& args, void* workspace, Skinny* p) {
 bool pays(const Args& args) {
   constexpr int64_t kMinColumns = 256, kMinK = 1024, kMinWeight = int64_t{1} << 21;  // few rows
   constexpr int64_t kMaxSide = 128, kMaxColumns = 8192, kMinLongK = 4096;            // otherwise
-  if (args.batch != 1 || args.m < 2 || args.m > 64 || args.k >= (1 << 28)) return false;
+  if (args.batch != 1 || args.m < 2 || args.m > 64 || args.k >= (1 << 28) || !b_wide(args)) {
+    return false;
+  }
   if (args.m <= FewRows::kM) {
     return args.n >= kMinColumns && args.n < (1 << 24) && args.k >= kMinK &&
            args.n * args.k >= kMinWeight;

@@ -90,21 +90,22 @@ bool fits(const Args& args) {
 
 // Sizes at which the measured times beat a library's float GEMM: what the products save, in
 // multiply-adds of the library, has to pay for the launches and for the split of each element,
-// which takes two passes where k is not contiguous.
+// which is dearer where k is not contiguous, and takes two launches where it is long besides.
 bool pays(const Args& args) {
   constexpr int64_t kMinRows = 9, kMinWeight = 2048;  // of a packed b: few rows, a large weight
   if (args.packed_b && args.batch == 1 && args.m >= kMinRows && args.n >= kMinWeight &&
       args.k >= kMinWeight) {
     return true;
   }
-  constexpr int64_t kMinSide = 96, kMinK = 192;
-  constexpr double kLaunches = 1.8e8, kSecondPass = 1.2e8, kContiguous = 60, kStrided = 160;
+  constexpr int64_t kMinSide = 96, kMinK = 192, kLongK = 768;
+  constexpr double kLaunches = 1.6e8, kSecondPass = 0.8e8, kContiguous = 60, kStrided = 150;
   if (args.m < kMinSide || args.n < kMinSide || args.k < kMinK) return false;
   const auto batch = static_cast<double>(args.batch), k = static_cast<double>(args.k);
   const bool a_strided = args.a_col != 1, b_strided = args.b_row != 1 && !args.packed_b;
   const double a = (args.a_batch == 0 ? 1 : batch) * args.m * k;
   const double b = args.packed_b ? 0 : (args.b_batch == 0 ? 1 : batch) * args.n * k;
-  const double cost = kLaunches + (a_strided || b_strided ? kSecondPass : 0) +
+  const bool two_passes = (a_strided || b_strided) && args.k > kLongK;
+  const double cost = kLaunches + (two_passes ? kSecondPass : 0) +
                       a * (a_strided ? kStrided : kContiguous) +
                       b * (b_strided ? kStrided : kContiguous);
   return batch * args.m * args.n * k >= cost;
