@@ -78,10 +78,91 @@ struct Tile {
   static constexpr bool kMoveRegisters = N > 64;
 };
 
+struct TileOrigin {
+  int m, n, z, split;
+};
+
+// The exponents of a warpgroup's rows and columns: on their way to shared memory while the products
+// are summed.
+struct TileExponents {
+  int row[64], column[256];
+
+  template <int kN>
+  __device__ __forceinline__ void load(const Fp32Product& p, const TileOrigin& origin, int row0) {
+    const int32_t* a = p.a_exponent + (p.a_repeats ? 0 : origin.z * p.m);
+    const int32_t* b = p.b_exponent + (p.b_repeats ? 0 : origin.z * p.n);
+    const auto copy = [](int* to, const int32_t* from) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(sm90::smem_address(to)),
+                   "l"(from));
+    };
+    const int thread = threadIdx.x % 128;
+    if (thread < 64) copy(row + thread, a + min(row0 + thread, p.m - 1));
+    for (int j = thread; j < kN; j += 128) copy(column + j, b + min(origin.n + j, p.n - 1));
+  }
+  // All of the warpgroup's threads have come here, and what they load has landed.
+  static __device__ __forceinline__ void wait(int consumer) {
+    asm volatile("cp.async.wait_all;\nbar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+  }
+
+  // Undoes the scaling, exactly: acc *= 2^(row + column - 2 * shift).
+  template <typename Scheme, int kCount>
+  __device__ __forceinline__ void unscale(float (&acc)[kCount]) const {
+    constexpr unsigned kWarp = 0xFFFFFFFF;
+    constexpr int kN = kCount * 2;
+    const int thread = threadIdx.x % 128, of_thread = thread / 32 * 16 + thread % 32 / 4;
+    const int e_row[2] = {row[of_thread] - 2 * Scheme::kShift,
+                          row[of_thread + 8] - 2 * Scheme::kShift};
+    // Whether every factor is a normal float: lanes look at different columns of the tile.
+    int lowest = INT_MAX, highest = INT_MIN;
+#pragma unroll
+    for (int j = threadIdx.x % 32; j < kN; j += 32) {
+      lowest = min(lowest, column[j]);
+      highest = max(highest, column[j]);
+    }
+    lowest = __reduce_min_sync(kWarp, lowest) + __reduce_min_sync(kWarp, min(e_row[0], e_row[1]));
+    highest = __reduce_max_sync(kWarp, highest) + __reduce_max_sync(kWarp, max(e_row[0], e_row[1]));
+    // Volatile: loaded where they are used, or they would take more registers than there are.
+    const uint32_t first = sm90::smem_address(column + threadIdx.x % 4 * 2);
+    const auto pair = [&](int j) {
+      int2 e;
+      asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(e.x), "=r"(e.y) : "r"(first + j * 32));
+      return e;
+    };
+    if (lowest >= -126 && highest <= 127) {
+      const int bits[2] = {__float_as_int(1.0f) + (e_row[0] << 23),
+                           __float_as_int(1.0f) + (e_row[1] << 23)};
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+        const int2 e = pair(j);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          acc[j * 4 + i * 2] *= __int_as_float(bits[i] + (e.x << 23));
+          acc[j * 4 + i * 2 + 1] *= __int_as_float(bits[i] + (e.y << 23));
+        }
+      }
+      return;
+    }
+    // In two factors, so that exponents may go twice as far; below 2^-252 every float vanishes.
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+        const int2 e = pair(j);
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          acc[j * 4 + x] *= pow2(max((e_row[x / 2] + (x % 2 ? e.y : e.x) + half) >> 1, -126));
+        }
+      }
+    }
+  }
+};
+
 struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
   static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6;
   unsigned char ring[kRingBytes];
-  uint64_t full[kMaxStages];   // loads landed: 1 arrival and the bytes
+  uint64_t full[kMaxStages];  // loads landed: 1 arrival and the bytes
+  // of each warpgroup
+  TileExponents exponents[2];
   uint64_t empty[kMaxStages];  // consumers are done, in every block loaded together with this one
 };
 static_assert(sizeof(ProductSmem) <= 227 * 1024);
@@ -99,10 +180,6 @@ struct RingLayout {
   static __device__ unsigned char* b(unsigned char* ring, int stage, int part) {
     return ring + stage * kBytes + Scheme::kParts * kPartA + part * kPartB;
   }
-};
-
-struct TileOrigin {
-  int m, n, z, split;
 };
 
 // This block's place in its cluster.
@@ -183,56 +260,10 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
   }
 }
 
-// Undoes the scaling of rows and columns: acc *= 2^(e_row + e_col - 2 * shift), exactly. Row row0
-// and column col0 are the thread's first ones.
-template <typename Scheme, typename Tile, int kCount>
-__device__ __forceinline__ void unscale(const Fp32Product& p, const TileOrigin& origin, int row0,
-                                        int col0, float (&acc)[kCount]) {
-  constexpr unsigned kWarp = 0xFFFFFFFF;
-  const int32_t* a_exponent = p.a_exponent + (p.a_repeats ? 0 : origin.z * p.m);
-  const int32_t* b_exponent = p.b_exponent + (p.b_repeats ? 0 : origin.z * p.n);
-  int e_row[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    e_row[i] = a_exponent[min(row0 + 8 * i, p.m - 1)] - 2 * Scheme::kShift;
-  }
-  // Whether every factor is a normal float: lanes look at different columns of the tile.
-  int lowest = INT_MAX, highest = INT_MIN;
-#pragma unroll
-  for (int j = threadIdx.x % 32; j < Tile::kN; j += 32) {
-    const int e = b_exponent[min(origin.n + j, p.n - 1)];
-    lowest = min(lowest, e);
-    highest = max(highest, e);
-  }
-  lowest = __reduce_min_sync(kWarp, lowest) + __reduce_min_sync(kWarp, min(e_row[0], e_row[1]));
-  highest = __reduce_max_sync(kWarp, highest) + __reduce_max_sync(kWarp, max(e_row[0], e_row[1]));
-  const auto column = [&](int j) { return b_exponent[min(col0 + j / 2 * 8 + j % 2, p.n - 1)]; };
-  if (lowest >= -126 && highest <= 127) {
-    const int bits[2] = {__float_as_int(1.0f) + (e_row[0] << 23),
-                         __float_as_int(1.0f) + (e_row[1] << 23)};
-#pragma unroll
-    for (int j = 0; j < kCount / 2; ++j) {
-      const int e = column(j) << 23;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) acc[j / 2 * 4 + i * 2 + j % 2] *= __int_as_float(bits[i] + e);
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < kCount / 2; ++j) {
-      const int e = column(j);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const Pow2Pair factor = pow2_pair(e_row[i] + e);
-        float& x = acc[j / 2 * 4 + i * 2 + j % 2];
-        x = x * factor.first * factor.second;
-      }
-    }
-  }
-}
-
 // Stores a warpgroup's rows: finished, or as they are if k was split.
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& origin, int row0,
+                                       const TileExponents& exponents, int consumer,
                                        float (&acc)[kCount]) {
   const int col0 = origin.n + threadIdx.x % 4 * 2;
   const bool whole = p.splits == 1;
@@ -241,7 +272,8 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
   if (whole) {
     base = p.args.out + origin.z * p.args.out_batch;
     ld = p.args.out_row;
-    unscale<Scheme, Tile>(p, origin, row0, col0, acc);
+    exponents.wait(consumer);
+    exponents.unscale<Scheme>(acc);
     if (p.args.bias) {
       const float* bias = p.args.bias + col0;
       const int columns = p.n - col0;
@@ -425,13 +457,16 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
        unit += gridDim.x / Tile::kCluster) {
     const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
     const int k_blocks = k_blocks_of(p, origin.split);
+    TileExponents& exponents = smem.exponents[consumer];
+    TileExponents::wait(consumer);  // those of the tile before have been read
+    if (p.splits == 1) exponents.load<Tile::kN>(p, origin, origin.m + consumer * 64);
     if constexpr (Scheme::kParts == 1) {
       sum_single<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
     } else {
       sum_parts<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
     }
     const int row0 = origin.m + consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
-    finish<Scheme, Tile>(p, origin, row0, sum);
+    finish<Scheme, Tile>(p, origin, row0, exponents, consumer, sum);
   }
 }
 
