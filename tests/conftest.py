@@ -43,6 +43,15 @@ def cuda(request):
     return request.param
 
 
+@pytest.fixture
+def strict_cublas(cuda):
+    """torch's float32 products in float32, not TF32."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory():
     """Fills what torch.empty returns with NaN (the largest value of an integer type), so that an

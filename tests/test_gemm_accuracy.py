@@ -1,0 +1,251 @@
+"""How accurate float32 products are, beside torch.mm's in float32, both against float64.
+
+An error is |got - a @ b| / (|a| @ |b|), element by element. Its mean is at most that of torch.mm
+(1.5 times for short k), its maximum at most 1.5 times.
+"""
+
+import pytest
+import torch
+from test_cuda_kernels import FEW_ROWS, SMALL_OUTPUTS
+
+import my_ops
+
+MEAN_SHARE = 1.0
+SHORT_K, SHORT_K_MEAN_SHARE = 64, 1.5  # below this k, sums have few roundings to average out
+WORST_SHARE = 1.5
+LONG_K, LONG_K_MEAN_SHARE = 1024, 1 / 3  # of normal data, on CUDA
+# Where cuBLAS splits a long k over idle processors, its sums are shorter and its error smaller.
+SPLIT_K_SHARE = 2.5
+CPU_SHARE = 1.5
+
+# Two TF32 parts hold 22 bits and a sign of a float's 24: a sum of a single product, which is exact
+# in torch.mm, may be this far off. Here the kernel of compute capability 8.0 misses the contract.
+TF32_PARTS_ERROR = 2.0**-23
+
+KS = [1, 7, 16, 33, 64, 257, 1024, 4096, 16384]
+INVERSE_KS = [64, 257, 1024, 2048]
+
+
+def normal(rows, k, device):
+    return torch.randn(rows, k, device=device)
+
+
+def one_hot(rows, k, device):
+    places = torch.randint(k, (rows, 1), device=device)
+    return (torch.arange(k, device=device) == places).float()
+
+
+def scaled_rows(rows, k, device):
+    exponents = torch.randint(-60, 61, (rows, 1), device=device)
+    return torch.ldexp(normal(rows, k, device), exponents)
+
+
+def scaled_elements(rows, k, device):
+    """Magnitudes too far apart for scaling a row: the path for the full range."""
+    exponents = torch.randint(-30, 31, (rows, k), device=device)
+    return torch.ldexp(normal(rows, k, device), exponents)
+
+
+# Of a; and of b transposed, but that one-hot rows pick from normal data.
+FAMILIES = {
+    "normal": normal,
+    "uniform": lambda rows, k, device: torch.rand(rows, k, device=device),
+    "exp2": lambda rows, k, device: normal(rows, k, device).exp2(),
+    "exp4": lambda rows, k, device: (4 * normal(rows, k, device)).exp(),
+    "one-hot": one_hot,
+    "scaled-rows": scaled_rows,
+    "scaled-elements": scaled_elements,
+}
+CONTRACT = [family for family in FAMILIES if family != "scaled-elements"]
+
+
+def in_layout(rows_of_k, letter):
+    """(rows, k) in memory as it is for N, by columns for T."""
+    return rows_of_k.contiguous() if letter == "N" else rows_of_k.mT.contiguous().mT
+
+
+def operands(family, size, device, layout="NN"):
+    m, k, n = size
+    right = "normal" if family == "one-hot" else family
+    a = in_layout(FAMILIES[family](m, k, device), layout[0])
+    return a, in_layout(FAMILIES[right](n, k, device).mT, layout[1])
+
+
+def inverse_operands(k, device):
+    """Products that cancel: off the diagonal, to nothing."""
+    a = torch.randn(k, k, dtype=torch.float64, device=device) / k**0.5
+    a.diagonal().add_(2)  # far from singular
+    return a.float(), a.inverse().float()
+
+
+def errors(got, a, b):
+    """Mean and maximum; an element whose every product is 0 must be 0."""
+    assert got.dtype == torch.float32
+    a, b = a.double(), b.double()
+    error = (got.double() - a @ b).abs() / (a.abs() @ b.abs()).clamp(min=1e-300)
+    return error.mean().item(), error.max().item()
+
+
+def check(got, a, b, what, mean_share, worst_share):
+    """Beside torch.mm's errors; ``what`` is for the message."""
+    assert got.shape == (a.shape[0], b.shape[1])
+    ours, theirs = errors(got, a, b), errors(torch.mm(a, b), a, b)
+    message = f"{what}: ours {ours}, torch.mm's {theirs} (mean, maximum)"
+    assert ours[0] <= mean_share * theirs[0], f"mean, {message}"
+    assert ours[1] <= worst_share * theirs[1], f"maximum, {message}"
+
+
+def mean_share(k, family=None):
+    if family == "normal" and k >= LONG_K:
+        return LONG_K_MEAN_SHARE
+    return SHORT_K_MEAN_SHARE if k < SHORT_K else MEAN_SHARE
+
+
+def label(family, size, layout="NN"):
+    m, k, n = size
+    return f"{family}, {m} x {n} outputs, k = {k}, {layout}"
+
+
+# ---------------------------------------------------------------------------------- large products
+
+SIZES = [(1000, k, 1024) for k in KS]  # m, k, n
+SIZES += [(2048, 1024, 2048), (2048, 4096, 2048)]
+SIZES += [(1000, 1003, 1001), (1024, 4096, 2048), (4096, 4096, 4096)]
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("family", CONTRACT)
+def test_gemm(family, size, layout, strict_cublas):
+    a, b = operands(family, size, "cuda", layout)
+    what = label(family, size, layout)
+    check(my_ops.gemm(a, b), a, b, what, mean_share(size[1], family), WORST_SHARE)
+
+
+@pytest.mark.parametrize("layout", ["TN", "TT"])
+@pytest.mark.parametrize("family", ["normal", "exp4"])
+def test_gemm_transposed_a(family, layout, strict_cublas):
+    size = 1000, 1024, 1024
+    a, b = operands(family, size, "cuda", layout)
+    what = label(family, size, layout)
+    check(my_ops.gemm(a, b), a, b, what, mean_share(1024, family), WORST_SHARE)
+
+
+@pytest.mark.parametrize("k", [257, 4096])
+def test_gemm_full_range(k, strict_cublas):
+    size = 1000, k, 1024
+    a, b = operands("scaled-elements", size, "cuda")
+    check(my_ops.gemm(a, b), a, b, label("scaled-elements", size), MEAN_SHARE, WORST_SHARE)
+
+
+@pytest.mark.parametrize("k", INVERSE_KS)
+def test_gemm_cancelling(k, strict_cublas):
+    a, b = inverse_operands(k, "cuda")
+    check(my_ops.gemm(a, b), a, b, label("inverse", (k, k, k)), MEAN_SHARE, WORST_SHARE)
+
+
+@pytest.mark.parametrize("family", ["normal", "exp4"])
+def test_linear_prepacked(family, strict_cublas):
+    size = 512, 1024, 1024
+    x, weight_t = operands(family, size, "cuda", "NT")
+    got = my_ops.linear(x, my_ops.prepack(weight_t.mT))
+    what = f"prepacked {label(family, size, 'NT')}"
+    check(got, x, weight_t, what, mean_share(1024, family), WORST_SHARE)
+
+
+# ------------------------------------------------------------------------- few rows, small outputs
+
+SMALL_SIZES = [(m, k, n) for m in (2, 5, 8, 16) for n in (512, 4096) for k in (4096, 16384)]
+SMALL_SIZES += [(m, k, n) for m, n in ((64, 64), (32, 96)) for k in (4096, 65536)]
+SPLIT_K_SIZES = [*SMALL_SIZES, *FEW_ROWS, *SMALL_OUTPUTS, (512, 512, 512), (640, 4096, 512)]
+
+
+def check_split_k(a, b, what):
+    first = my_ops.gemm(a, b)
+    check(first, a, b, what, SPLIT_K_SHARE, SPLIT_K_SHARE)
+    for _ in range(3):
+        assert torch.equal(my_ops.gemm(a, b), first), f"{what}: not the same bits again"
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("size", dict.fromkeys(SPLIT_K_SIZES))
+@pytest.mark.parametrize("family", CONTRACT)
+def test_gemm_where_cublas_splits_k(family, size, layout, strict_cublas):
+    a, b = operands(family, size, "cuda", layout)
+    check_split_k(a, b, label(family, size, layout))
+
+
+# Powers of two on a and on b. Largest elements beside FLT_MAX; outputs that are denormal.
+EXTREMES = {"tiny": (-115, 0), "huge": (124, -20), "denormal": (-70, -70)}
+
+
+@pytest.mark.parametrize("size", SMALL_SIZES)
+@pytest.mark.parametrize("extreme", EXTREMES)
+def test_gemm_of_extreme_magnitudes(extreme, size, strict_cublas):
+    a, b = operands("normal", size, "cuda")
+    a, b = (t * 2.0**power for t, power in zip((a, b), EXTREMES[extreme], strict=True))
+    assert a.isfinite().all()
+    check_split_k(a, b, label(extreme, size))
+
+
+@pytest.mark.parametrize("size", SMALL_SIZES)
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("place", ["a", "b", "both"])
+def test_gemm_special_values(place, value, size, strict_cublas):
+    a, b = operands("normal", size, "cuda")
+    if place != "b":
+        a[1, 100] = value
+    if place != "a":
+        b[2000, 3] = value
+    got, want = my_ops.gemm(a, b), torch.mm(a, b)
+    assert not want.isfinite().all()
+    assert torch.equal(got.isnan(), want.isnan())
+    infinite = want.isinf()
+    assert torch.equal(got.isinf(), infinite)
+    assert torch.equal(got[infinite], want[infinite])
+
+
+# ------------------------------------------- the kernel of compute capability 8.0, on any device
+
+SM80_KS = [64, 96, 257, 1024, 4096, 16384]
+
+
+@pytest.mark.parametrize("k", SM80_KS)
+@pytest.mark.parametrize("family", [family for family in CONTRACT if family != "one-hot"])
+def test_gemm_fp32_sm80(family, k, strict_cublas):
+    size = 1000, k, 1024
+    a, b = operands(family, size, "cuda")
+    got = torch.ops.my_ops._gemm_fp32_sm80(a, b)
+    check(got, a, b, f"sm80, {label(family, size)}", MEAN_SHARE, WORST_SHARE)
+
+
+@pytest.mark.parametrize("k", INVERSE_KS)
+def test_gemm_fp32_sm80_cancelling(k, strict_cublas):
+    a, b = inverse_operands(k, "cuda")
+    got = torch.ops.my_ops._gemm_fp32_sm80(a, b)
+    check(got, a, b, f"sm80, {label('inverse', (k, k, k))}", MEAN_SHARE, WORST_SHARE)
+
+
+@pytest.mark.parametrize("k", SM80_KS)
+def test_gemm_fp32_sm80_of_one_product_each(k, strict_cublas):
+    a, b = operands("one-hot", (1000, k, 1024), "cuda")
+    _, worst = errors(torch.ops.my_ops._gemm_fp32_sm80(a, b), a, b)
+    assert worst <= TF32_PARTS_ERROR, f"sm80, one-hot, k = {k}: ours {worst}"
+
+
+# --------------------------------------------------------------------------------------- the CPU
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gemm_on_the_cpu(family, k, layout):
+    size = 200, k, 300
+    a, b = operands(family, size, "cpu", layout)
+    check(my_ops.gemm(a, b), a, b, f"CPU, {label(family, size, layout)}", CPU_SHARE, CPU_SHARE)
+
+
+@pytest.mark.parametrize("k", INVERSE_KS)
+def test_gemm_on_the_cpu_cancelling(k):
+    a, b = inverse_operands(k, "cpu")
+    check(my_ops.gemm(a, b), a, b, f"CPU, {label('inverse', (k, k, k))}", CPU_SHARE, CPU_SHARE)
