@@ -125,14 +125,30 @@ int cluster_slots(int sm_count) {
   return sm_count / Tile::kCluster;
 }
 
-// Time of the product by whole waves. slowdown: of the tile against the large one, per unit of
-// area, as measured at 640, 1024 and 2048.
+// How a tile would cover the product: in how many pieces of k, where the output alone leaves most
+// of the device idle, and in what time, by whole waves.
+struct Cover {
+  int splits;
+  double cost;  // in elements of the output of a large tile times blocks of k; 15,000 take 1 us
+};
+
+// slowdown: of the tile against the large one, per unit of area, as measured at 640, 1024 and 2048.
 template <typename Tile>
-double tile_cost(const Args& args, int sm_count, double slowdown) {
+Cover cover(const Args& args, int k_blocks, int sm_count, double slowdown) {
+  constexpr int64_t kMinBlocks = 8, kMaxSplits = 64;       // of k, per piece
+  constexpr double kReduce = 60e3, kReduceElement = 0.04;  // another launch; a sum out and in again
+  const int64_t slots = cluster_slots<Tile>(sm_count);
   const int64_t units =
       ceil_div(args.m, Tile::kUnitM) * ceil_div(args.n, Tile::kUnitN) * args.batch;
-  const double waves = static_cast<double>(ceil_div(units, cluster_slots<Tile>(sm_count)));
-  return waves * slowdown * Tile::kM * Tile::kN;
+  const int64_t most = std::min({slots / units, k_blocks / kMinBlocks, kMaxSplits});
+  const int64_t blocks = ceil_div(k_blocks, std::max<int64_t>(most, 1));
+  const int64_t splits = ceil_div(k_blocks, blocks);
+  double cost = slowdown * Tile::kM * Tile::kN *
+                static_cast<double>(ceil_div(units * splits, slots) * blocks);
+  if (splits > 1) {
+    cost += kReduce + kReduceElement * static_cast<double>(args.batch * args.m * args.n * splits);
+  }
+  return {static_cast<int>(splits), cost};
 }
 
 template <typename Tile>
@@ -143,27 +159,15 @@ ProductGrid product_grid(const Args& args) {
 }
 
 template <typename Tile, typename FullTile>
-void set_tile(Plan* plan, TileChoice choice) {
-  plan->tile = choice;
-  plan->product.fast.grid = product_grid<Tile>(plan->args);
-  plan->product.full.grid = product_grid<FullTile>(plan->args);
-}
-
-// Splits k when the tiles leave most of the device idle and k is long enough to pay for it.
-void set_splits(Plan* plan) {
+void set_tile(Plan* plan, TileChoice choice, int splits) {
   Fp32Product& product = plan->product;
-  constexpr int kMinBlocks = 8;  // of k, per piece
-  constexpr int kMaxSplits = 64;
-  int splits = 1;
-  const int units = product.fast.grid.units;
-  if (units * 2 <= plan->sm_count && plan->tile == TileChoice::kSmall) {
-    splits = std::min({plan->sm_count / units, product.k_blocks / kMinBlocks, kMaxSplits});
-    splits = std::max(splits, 1);
-  }
+  plan->tile = choice;
+  product.fast.grid = product_grid<Tile>(plan->args);
+  product.full.grid = product_grid<FullTile>(plan->args);
+  product.splits = splits;
   product.k_blocks_per_split = static_cast<int>(ceil_div(product.k_blocks, splits));
-  product.splits = static_cast<int>(ceil_div(product.k_blocks, product.k_blocks_per_split));
-  product.fast.grid.units *= product.splits;
-  product.full.grid.units *= product.splits;
+  product.fast.grid.units *= splits;
+  product.full.grid.units *= splits;
 }
 
 // Hands out pieces of the workspace; with no base it only counts.
@@ -273,19 +277,18 @@ Plan make_plan(const Args& given, const DeviceFacts& device, void* workspace) {
   product.a_repeats = args.a_batch == 0;
   product.b_repeats = args.b_batch == 0;
   product.k_blocks = plan.split.operand[0].ld / kSplitBlockK;
-  const double large = tile_cost<LargeTile>(args, device.sm_count, 1.0);
-  const double medium = tile_cost<MediumTile>(args, device.sm_count, 1.35);
-  const double small = tile_cost<SmallTile>(args, device.sm_count, 1.8);
+  const auto large = cover<LargeTile>(args, product.k_blocks, device.sm_count, 1.0);
+  const auto medium = cover<MediumTile>(args, product.k_blocks, device.sm_count, 1.35);
+  const auto small = cover<SmallTile>(args, product.k_blocks, device.sm_count, 1.8);
   if (single) {
-    set_tile<SingleTile, LargeTile>(&plan, TileChoice::kSingle);
-  } else if (large <= medium && large <= small) {
-    set_tile<LargeTile, LargeTile>(&plan, TileChoice::kLarge);
-  } else if (medium <= small) {
-    set_tile<MediumTile, MediumTile>(&plan, TileChoice::kMedium);
+    set_tile<SingleTile, LargeTile>(&plan, TileChoice::kSingle, 1);
+  } else if (large.cost <= medium.cost && large.cost <= small.cost) {
+    set_tile<LargeTile, LargeTile>(&plan, TileChoice::kLarge, large.splits);
+  } else if (medium.cost <= small.cost) {
+    set_tile<MediumTile, MediumTile>(&plan, TileChoice::kMedium, medium.splits);
   } else {
-    set_tile<SmallTile, SmallTile>(&plan, TileChoice::kSmall);
+    set_tile<SmallTile, SmallTile>(&plan, TileChoice::kSmall, small.splits);
   }
-  set_splits(&plan);
   const double work = static_cast<double>(args.batch) * args.m * args.n * args.k;
   product.has_bf16 = work >= kMinBf16Work || product.splits > 1;
   place(&plan, workspace);
