@@ -13,7 +13,7 @@ import my_ops
 MEAN_SHARE = 1.0
 SHORT_K, SHORT_K_MEAN_SHARE = 64, 1.5  # below this k, sums have few roundings to average out
 WORST_SHARE = 1.5
-LONG_K, LONG_K_MEAN_SHARE = 1024, 1 / 3  # of normal data, on CUDA
+LONG_K, LONG_K_MEAN_SHARE = 1024, 1 / 3  # of normal data on CUDA, a as it is
 # Where cuBLAS splits a long k over idle processors, its sums are shorter and its error smaller.
 SPLIT_K_SHARE = 2.5
 CPU_SHARE = 1.5
@@ -110,7 +110,7 @@ def label(family, size, layout="NN"):
 
 SIZES = [(1000, k, 1024) for k in KS]  # m, k, n
 SIZES += [(2048, 1024, 2048), (2048, 4096, 2048)]
-SIZES += [(1000, 1003, 1001), (1024, 4096, 2048), (4096, 4096, 4096)]
+SIZES += [(1000, 1003, 1001), (4096, 4096, 4096)]
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT"])
@@ -128,7 +128,7 @@ def test_gemm_transposed_a(family, layout, strict_cublas):
     size = 1000, 1024, 1024
     a, b = operands(family, size, "cuda", layout)
     what = label(family, size, layout)
-    check(my_ops.gemm(a, b), a, b, what, mean_share(1024, family), WORST_SHARE)
+    check(my_ops.gemm(a, b), a, b, what, MEAN_SHARE, WORST_SHARE)
 
 
 @pytest.mark.parametrize("k", [257, 4096])
@@ -150,14 +150,15 @@ def test_linear_prepacked(family, strict_cublas):
     x, weight_t = operands(family, size, "cuda", "NT")
     got = my_ops.linear(x, my_ops.prepack(weight_t.mT))
     what = f"prepacked {label(family, size, 'NT')}"
-    check(got, x, weight_t, what, mean_share(1024, family), WORST_SHARE)
+    check(got, x, weight_t, what, MEAN_SHARE, WORST_SHARE)
 
 
 # ------------------------------------------------------------------------- few rows, small outputs
 
 SMALL_SIZES = [(m, k, n) for m in (2, 5, 8, 16) for n in (512, 4096) for k in (4096, 16384)]
 SMALL_SIZES += [(m, k, n) for m, n in ((64, 64), (32, 96)) for k in (4096, 65536)]
-SPLIT_K_SIZES = [*SMALL_SIZES, *FEW_ROWS, *SMALL_OUTPUTS, (512, 512, 512), (640, 4096, 512)]
+SPLIT_K_SIZES = [*SMALL_SIZES, *FEW_ROWS, *SMALL_OUTPUTS]
+SPLIT_K_SIZES += [(512, 512, 512), (640, 4096, 512), (1024, 4096, 2048)]
 
 
 def check_split_k(a, b, what):
@@ -208,6 +209,7 @@ def test_gemm_special_values(place, value, size, strict_cublas):
 # ------------------------------------------- the kernel of compute capability 8.0, on any device
 
 SM80_KS = [64, 96, 257, 1024, 4096, 16384]
+SM80_INVERSE_KS = [257, 1024, 2048]  # products of a single tile are never its own
 
 
 @pytest.mark.parametrize("k", SM80_KS)
@@ -219,7 +221,7 @@ def test_gemm_fp32_sm80(family, k, strict_cublas):
     check(got, a, b, f"sm80, {label(family, size)}", MEAN_SHARE, WORST_SHARE)
 
 
-@pytest.mark.parametrize("k", INVERSE_KS)
+@pytest.mark.parametrize("k", SM80_INVERSE_KS)
 def test_gemm_fp32_sm80_cancelling(k, strict_cublas):
     a, b = inverse_operands(k, "cuda")
     got = torch.ops.my_ops._gemm_fp32_sm80(a, b)
