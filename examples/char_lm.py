@@ -53,11 +53,11 @@ State = tuple[Tensor, Tensor] | None  # h and cell, None for zeros
 class CharLM(nn.Module):
     """The model in my_ops: (steps, batch) characters to (steps, batch, vocabulary) logits."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, hidden: int = HIDDEN) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, EMBEDDING)
-        self.lltm = my_ops.nn.LLTM(EMBEDDING, HIDDEN)
-        self.encode = my_ops.nn.Linear(HIDDEN, BITS, activation="sigmoid")
+        self.lltm = my_ops.nn.LLTM(EMBEDDING, hidden)
+        self.encode = my_ops.nn.Linear(hidden, BITS, activation="sigmoid")
         self.round = my_ops.nn.RoundSTE()
         self.decode = my_ops.nn.Linear(BITS, vocabulary)
 

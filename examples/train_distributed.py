@@ -43,14 +43,14 @@ import my_ops.distributed  # noqa: F401  the rules by which tensor parallelism s
 WARM_UP = 10  # first steps, left out of the timing
 
 
-def parallel(model: nn.Module, mesh: DeviceMesh, options: argparse.Namespace) -> nn.Module:
-    if options.parallel == "ddp":
+def parallel(model: nn.Module, mesh: DeviceMesh, way: str, bf16: bool = False) -> nn.Module:
+    if way == "ddp":
         return DistributedDataParallel(model)
-    if options.parallel == "tp":
+    if way == "tp":
         return parallelize_module(
             model, mesh, {"encode": ColwiseParallel(), "decode": RowwiseParallel()}
         )
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if options.bf16 else None
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else None
     for part in (*model.children(), model):
         if any(True for _ in part.parameters()):
             fully_shard(part, mesh=mesh, **({"mp_policy": policy} if policy else {}))
@@ -133,7 +133,7 @@ def main() -> None:
     code = {character: index for index, character in enumerate(characters)}
     text = torch.tensor([code[character] for character in corpus], device=device)
     torch.manual_seed(0)
-    model = parallel(CharLM(len(characters)).to(device), mesh, options)
+    model = parallel(CharLM(len(characters)).to(device), mesh, options.parallel, options.bf16)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     first = resume(options.checkpoint, model, optimizer) if options.checkpoint else 0
 
