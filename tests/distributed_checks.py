@@ -30,11 +30,18 @@ LIMIT = 2.0**-36  # of float64 sums in another order
 OPS = {op.name: op for op in DIFFERENTIABLE}
 
 
-def serve(rank, store, tasks, results):
+def serve(rank, device, store, tasks, results):
     """Runs the checks that come in, until None does."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
-    mesh = init_device_mesh("cpu", (RANKS,))
+    backend = "gloo"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        torch.set_default_device(torch.device(device, rank))
+        backend = "cpu:gloo,cuda:nccl"  # gloo for what a checkpoint exchanges
+    dist.init_process_group(
+        backend, store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS
+    )
+    mesh = init_device_mesh(device, (RANKS,))
     while (task := tasks.get()) is not None:
         name, args = task
         torch.manual_seed(20)
@@ -55,7 +62,7 @@ def assert_close(got, want, limit=LIMIT):
 def every_sharding(mesh, name):
     """Each argument in turn sharded along each of its dimensions, or all replicated."""
     op = OPS[name]
-    tensors = op.tensors(4, torch.float64, "cpu")
+    tensors = op.tensors(4, torch.float64, mesh.device_type)
     plain = leaves(tensors)
     want = op(*plain)
     grads = [torch.randn_like(r) for r in want]
@@ -114,7 +121,7 @@ def batches_of_lltm(mesh):
         ("lltm_cell", [Shard(0), Replicate(), Replicate(), Shard(0), Shard(0)]),
     ):
         op = OPS[name]
-        tensors = op.tensors(4, torch.float64, "cpu")
+        tensors = op.tensors(4, torch.float64, mesh.device_type)
         args = tuple(
             distribute_tensor(t, mesh, [p]).requires_grad_()
             for t, p in zip(tensors, places, strict=True)

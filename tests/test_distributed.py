@@ -1,4 +1,5 @@
-"""The ops over torch.distributed: two processes with gloo run what distributed_checks.py holds."""
+"""The ops over torch.distributed: two processes run what distributed_checks.py holds, with gloo on
+the CPU and, where there are two GPUs, with NCCL."""
 
 import sys
 
@@ -14,15 +15,19 @@ import distributed_checks
 
 TIMEOUT = 120  # seconds for one check: a rank that waits for another must not hang the suite
 
+DEVICES = ["cpu"] + ["cuda"] * (torch.cuda.device_count() >= distributed_checks.RANKS)
 
-@pytest.fixture(scope="module")
-def on_both_ranks(tmp_path_factory):
+
+@pytest.fixture(scope="module", params=DEVICES)
+def on_both_ranks(request, tmp_path_factory):
     context = torch.multiprocessing.get_context("spawn")
     store = str(tmp_path_factory.mktemp("store") / "file")
     tasks = [context.Queue() for _ in range(distributed_checks.RANKS)]
     results = context.Queue()
     ranks = [
-        context.Process(target=distributed_checks.serve, args=(rank, store, queue, results))
+        context.Process(
+            target=distributed_checks.serve, args=(rank, request.param, store, queue, results)
+        )
         for rank, queue in enumerate(tasks)
     ]
     for process in ranks:
