@@ -111,10 +111,11 @@ def label(family, size, layout="NN"):
 SIZES = [(1000, k, 1024) for k in KS]  # m, k, n
 SIZES += [(2048, 1024, 2048), (2048, 4096, 2048)]
 SIZES += [(1000, 1003, 1001), (4096, 4096, 4096)]
+UNEVEN = (1024, 4096, 2048)  # here cuBLAS splits k in the layout NN
+PRODUCTS = [(size, layout) for size in SIZES for layout in ("NN", "NT")] + [(UNEVEN, "NT")]
 
 
-@pytest.mark.parametrize("layout", ["NN", "NT"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "layout"), PRODUCTS)
 @pytest.mark.parametrize("family", CONTRACT)
 def test_gemm(family, size, layout, strict_cublas):
     a, b = operands(family, size, "cuda", layout)
@@ -129,6 +130,15 @@ def test_gemm_transposed_a(family, layout, strict_cublas):
     a, b = operands(family, size, "cuda", layout)
     what = label(family, size, layout)
     check(my_ops.gemm(a, b), a, b, what, MEAN_SHARE, WORST_SHARE)
+
+
+@pytest.mark.parametrize("family", CONTRACT)
+def test_gemm_of_batches(family, strict_cublas):
+    size = 500, 1000, 600
+    pairs = [operands(family, size, "cuda", layout) for layout in ("NN", "NT", "NN")]
+    got = my_ops.gemm(torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in pairs]))
+    for product, (a, b) in zip(got, pairs, strict=True):
+        check(product, a, b, f"batch, {label(family, size)}", MEAN_SHARE, WORST_SHARE)
 
 
 @pytest.mark.parametrize("k", [257, 4096])
@@ -158,7 +168,9 @@ def test_linear_prepacked(family, strict_cublas):
 SMALL_SIZES = [(m, k, n) for m in (2, 5, 8, 16) for n in (512, 4096) for k in (4096, 16384)]
 SMALL_SIZES += [(m, k, n) for m, n in ((64, 64), (32, 96)) for k in (4096, 65536)]
 SPLIT_K_SIZES = [*SMALL_SIZES, *FEW_ROWS, *SMALL_OUTPUTS]
-SPLIT_K_SIZES += [(512, 512, 512), (640, 4096, 512), (1024, 4096, 2048)]
+SPLIT_K_SIZES += [(512, 512, 512), (640, 4096, 512)]
+SPLIT_K = [(size, layout) for size in dict.fromkeys(SPLIT_K_SIZES) for layout in ("NN", "NT")]
+SPLIT_K += [(UNEVEN, "NN")]
 
 
 def check_split_k(a, b, what):
@@ -168,8 +180,7 @@ def check_split_k(a, b, what):
         assert torch.equal(my_ops.gemm(a, b), first), f"{what}: not the same bits again"
 
 
-@pytest.mark.parametrize("layout", ["NN", "NT"])
-@pytest.mark.parametrize("size", dict.fromkeys(SPLIT_K_SIZES))
+@pytest.mark.parametrize(("size", "layout"), SPLIT_K)
 @pytest.mark.parametrize("family", CONTRACT)
 def test_gemm_where_cublas_splits_k(family, size, layout, strict_cublas):
     a, b = operands(family, size, "cuda", layout)
@@ -180,7 +191,7 @@ def test_gemm_where_cublas_splits_k(family, size, layout, strict_cublas):
 EXTREMES = {"tiny": (-115, 0), "huge": (124, -20), "denormal": (-70, -70)}
 
 
-@pytest.mark.parametrize("size", SMALL_SIZES)
+@pytest.mark.parametrize("size", [*SMALL_SIZES, (700, 800, 1024)])
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_gemm_of_extreme_magnitudes(extreme, size, strict_cublas):
     a, b = operands("normal", size, "cuda")
@@ -189,7 +200,7 @@ def test_gemm_of_extreme_magnitudes(extreme, size, strict_cublas):
     check_split_k(a, b, label(extreme, size))
 
 
-@pytest.mark.parametrize("size", SMALL_SIZES)
+@pytest.mark.parametrize("size", [*SMALL_SIZES, (700, 2200, 640)])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("place", ["a", "b", "both"])
 def test_gemm_special_values(place, value, size, strict_cublas):
