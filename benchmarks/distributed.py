@@ -190,7 +190,7 @@ def main() -> None:
     alone: dict[tuple[str, str], float] = {}
     for size in sizes:
         if size > there:
-            print(f"{size} GPUs left out: this machine has {there}")
+            print(f"{size} processes left out: this machine runs {there} at most")
             continue
         for row in results(size, options):
             rate = row["tokens/s"]
