@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from char_lm import BITS, EMBEDDING, LEARNING_RATE, CharLM
-from train_distributed import parallel, train_step
+from char_lm import BITS, EMBEDDING, CharLM
+from train_distributed import adam, parallel, train_step
 
 VOCABULARY = 128
 WAYS = {  # name: what train_distributed.py calls it, and whether in bfloat16
@@ -72,9 +72,9 @@ class TorchCharLM(nn.Module):
 class Trainee:
     """A model that is split over the processes, its optimizer and its batch."""
 
-    def __init__(self, model: nn.Module, tf32: bool, batch: Tensor) -> None:
+    def __init__(self, model: nn.Module, way: str, tf32: bool, batch: Tensor) -> None:
         self.model, self.tf32, self.batch = model, tf32, batch
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+        self.optimizer = adam(model, way)
 
     def seconds(self, steps: int) -> float:
         """Seconds a step, on this process, all having begun together."""
@@ -112,7 +112,7 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> dic
     trainees: dict[str, Trainee] = {}
     for peer, (kind, tf32) in peers.items():
         model = parallel(kind(VOCABULARY, options.hidden).to(device), mesh, way, bf16)
-        trainees[peer] = Trainee(model, tf32, batch)
+        trainees[peer] = Trainee(model, way, tf32, batch)
 
     steps = {}
     for peer, trainee in trainees.items():

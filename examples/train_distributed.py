@@ -57,6 +57,12 @@ def parallel(model: nn.Module, mesh: DeviceMesh, way: str, bf16: bool = False) -
     return model
 
 
+def adam(model: nn.Module, way: str) -> torch.optim.Adam:
+    # Under tp some parameters are split and some are not, which its grouped steps do not take.
+    foreach = False if way == "tp" else None
+    return torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, foreach=foreach)
+
+
 def windows(text: Tensor, step: int, options: argparse.Namespace) -> Tensor:
     """The batch of this step, (LENGTH + 1, batch): of this process, where they share it."""
     generator = torch.Generator().manual_seed(step)
@@ -134,7 +140,7 @@ def main() -> None:
     text = torch.tensor([code[character] for character in corpus], device=device)
     torch.manual_seed(0)
     model = parallel(CharLM(len(characters)).to(device), mesh, options.parallel, options.bf16)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    optimizer = adam(model, options.parallel)
     first = resume(options.checkpoint, model, optimizer) if options.checkpoint else 0
 
     began = time.perf_counter()
