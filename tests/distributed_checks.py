@@ -156,7 +156,8 @@ def mine(mesh, x):
 
 
 def trained(model, inputs, steps=3):
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    # Grouped steps, the default on a GPU, take no mixture of split and whole parameters.
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, foreach=False)
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Writes the tables of measurements in README.md from benchmarks/results/nvidia-h200.json.
+"""Writes the tables of measurements in README.md from benchmarks/results/nvidia-h200*.json.
 
 python tools/readme_tables.py            rewrite what stands between the markers
 python tools/readme_tables.py --check    fail if that would change anything
@@ -34,6 +34,7 @@ def figure(value: float | None) -> str:
 class Results:
     def __init__(self, path: Path) -> None:
         self.sections = json.loads(path.read_text())
+        self.several = json.loads(path.with_stem(f"{path.stem}-x4").read_text())  # of several GPUs
 
     def case(self, section: str, name: str) -> dict[str, Any]:
         return next(row for row in self.sections[section] if row["case"] == name)
@@ -152,6 +153,21 @@ class Results:
             ):
                 rows.append([f"{device.upper()}, {label}", f"{ours:.1f}", f"{theirs:.1f}"])
         return table(["8 elements, us", "my_ops", "native op"], rows)
+
+    def scaling(self) -> str:
+        rows = []
+        for way in dict.fromkeys(row["way"] for row in self.several["distributed"]):
+            for model in ("my_ops", "torch.nn", "torch.nn, no TF32"):
+                line = [
+                    row
+                    for row in self.several["distributed"]
+                    if (row["way"], row["model"]) == (way, model)
+                ]
+                if line:
+                    rates = [figure(row["tokens/s"] / 1e6) for row in line]
+                    rows.append([way, model, *rates, f"{line[-1]['efficiency']:.2f}"])
+        gpus = dict.fromkeys(row["gpus"] for row in self.several["distributed"])
+        return table(["split by", "layers", *(f"{n} GPU" for n in gpus), "efficiency"], rows)
 
     def environment(self) -> str:
         e = self.sections["environment"]
