@@ -1,6 +1,7 @@
 """Fixtures of the whole suite: devices, seeds, poisoned memory, rejected calls."""
 
 import ctypes
+import gc
 import os
 import sys
 from contextlib import contextmanager
@@ -41,6 +42,12 @@ def device(request):
 @pytest.fixture(scope="session", params=[pytest.param("cuda", marks=NEEDS_CUDA)])
 def cuda(request):
     return request.param
+
+
+@pytest.fixture
+def captures():
+    """For tests that capture: freeing the graph of an earlier one meanwhile ends the capture."""
+    gc.collect()
 
 
 @pytest.fixture

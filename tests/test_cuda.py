@@ -97,7 +97,7 @@ def warm_up(function):
 
 
 @pytest.mark.parametrize(**CALLS)
-def test_graph_capture_and_replay(name, call, cuda):
+def test_graph_capture_and_replay(name, call, cuda, captures):
     function, tensors = call
     inputs = [t.to(cuda) for t in tensors]
     warm_up(lambda: function(*inputs))
@@ -111,7 +111,7 @@ def test_graph_capture_and_replay(name, call, cuda):
         assert_equal(captured, function(*inputs))
 
 
-def test_graph_of_an_lltm_training_step(cuda):
+def test_graph_of_an_lltm_training_step(cuda, captures):
     """The captured step trains as the eager one does, from the same weights on the same batches."""
     start = my_ops.nn.LLTM(5, 8, device=cuda).state_dict()
     shapes = (6, 4, 5), (6, 4, 8)
@@ -146,7 +146,7 @@ def test_graph_of_an_lltm_training_step(cuda):
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
-def test_make_graphed_callables(cuda):
+def test_make_graphed_callables(cuda, captures):
     layer = my_ops.nn.LLTM(5, 8, device=cuda)
     plain = my_ops.nn.LLTM(5, 8, device=cuda)
     plain.load_state_dict(layer.state_dict())

@@ -68,7 +68,7 @@ class First(torch.nn.Module):
 # torch's own: make_graphed_callables warms up on one stream and captures on another.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.parametrize("name", GRAPHS)
-def test_graphed_layers(name, cuda):
+def test_graphed_layers(name, cuda, captures):
     make, shape = GRAPHS[name]
     layer = First(make()).to(cuda)
     samples = [torch.randn(shape, device=cuda, requires_grad=True) for _ in range(2)]
