@@ -102,6 +102,38 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     return max(steps)
 
 
+def train(options: argparse.Namespace, device: torch.device, mesh: DeviceMesh) -> None:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    corpus = "".join(topics.values())
+    characters = sorted(set(corpus))
+    code = {character: index for index, character in enumerate(characters)}
+    text = torch.tensor([code[character] for character in corpus], device=device)
+    torch.manual_seed(0)
+    model = parallel(CharLM(len(characters)).to(device), mesh, options.parallel, options.bf16)
+    optimizer = adam(model, options.parallel)
+    first = resume(options.checkpoint, model, optimizer) if options.checkpoint else 0
+
+    began = time.perf_counter()
+    for step in range(first, options.steps):
+        if step == first + WARM_UP:
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+        loss = train_step(model, optimizer, windows(text, step, options))
+        if (step + 1) % options.print_every == 0 or step + 1 == options.steps:
+            dist.all_reduce(loss)
+            if rank == 0:
+                print(f"step {step + 1} loss {loss.item() / world_size:.6f}", flush=True)
+        if options.checkpoint and (step + 1) % options.save_every == 0:
+            save(options.checkpoint, step + 1, model, optimizer)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    timed = options.steps - first - WARM_UP
+    if rank == 0 and timed > 0:
+        rate = timed * options.batch * LENGTH / (time.perf_counter() - began)
+        print(f"{options.parallel}, {world_size} processes: {rate:,.0f} characters/s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="The character model on several processes.")
     parser.add_argument("--parallel", choices=("ddp", "fsdp", "tp"), default="ddp")
@@ -130,39 +162,13 @@ def main() -> None:
     dist.init_process_group(
         backend, timeout=timedelta(minutes=2), store=store, rank=rank, world_size=world_size
     )
-    if options.parallel != "tp" and options.batch % dist.get_world_size():
-        parser.error(f"--batch must be a multiple of {dist.get_world_size()} processes")
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    if options.parallel != "tp" and options.batch % world_size:
+        parser.error(f"--batch must be a multiple of {world_size} processes")
 
-    corpus = "".join(topics.values())
-    characters = sorted(set(corpus))
-    code = {character: index for index, character in enumerate(characters)}
-    text = torch.tensor([code[character] for character in corpus], device=device)
-    torch.manual_seed(0)
-    model = parallel(CharLM(len(characters)).to(device), mesh, options.parallel, options.bf16)
-    optimizer = adam(model, options.parallel)
-    first = resume(options.checkpoint, model, optimizer) if options.checkpoint else 0
-
-    began = time.perf_counter()
-    for step in range(first, options.steps):
-        if step == first + WARM_UP:
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-        loss = train_step(model, optimizer, windows(text, step, options))
-        if (step + 1) % options.print_every == 0 or step + 1 == options.steps:
-            dist.all_reduce(loss)
-            if dist.get_rank() == 0:
-                print(f"step {step + 1} loss {loss.item() / dist.get_world_size():.6f}", flush=True)
-        if options.checkpoint and (step + 1) % options.save_every == 0:
-            save(options.checkpoint, step + 1, model, optimizer)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    timed = options.steps - first - WARM_UP
-    if dist.get_rank() == 0 and timed > 0:
-        rate = timed * options.batch * LENGTH / (time.perf_counter() - began)
-        print(f"{options.parallel}, {dist.get_world_size()} processes: {rate:,.0f} characters/s")
-    dist.barrier()  # what the others still wait for, and gloo's threads let go of, before the exit
+    # The model is gone before the group is: gloo's threads, which DistributedDataParallel would
+    # wait for as it goes, may need the interpreter that it holds.
+    train(options, device, init_device_mesh(device.type, (world_size,)))
+    dist.barrier()  # what the others still wait for
     dist.destroy_process_group()
 
 
