@@ -10,30 +10,17 @@ Precision precision_of(const std::optional<Name>& name) {
   return name == "high" ? Precision::kHigh : Precision::kHighest;
 }
 
-// With few outputs and a long k cuBLAS may split k and add the pieces in 16 bits.
-bool may_round_pieces(const Product& p) {
-  constexpr int64_t kLongK = 256, kSmall = int64_t{1} << 20;
-  return p.k >= kLongK && p.batch * p.m * p.n <= kSmall / (p.k + 1);
-}
-
-// Of 16-bit operands, not rounded.
+// Of 16-bit matrices, not rounded.
 Tensor float_product(const Product& p) {
-  const Tensor product = p.batch == 1 ? empty(p.a, {p.m, p.n}, ScalarType::Float)
-                                      : empty(p.a, {p.batch, p.m, p.n}, ScalarType::Float);
-  aten(aten_product(p), "dtype_out", a_matrices(p), b_matrices(p), ScalarType::Float, product);
+  const Tensor product = empty(p.a, {p.m, p.n}, ScalarType::Float);
+  aten("aten::mm", "dtype_out", a_matrices(p), b_matrices(p), ScalarType::Float, product);
   return product;
 }
 
 void launch(const Product& p, Precision precision, const Device& device) {
   dispatch_floating<CudaTypes>(p.a.scalar_type(), [&]<typename T>() {
     const auto args = gemm_args<T, T>(p, precision);
-    if (launch_gemm(args, p.a, device.stream(), "gemm")) return;
-    if (sizeof(T) == 2 && may_round_pieces(p)) {
-      Tensor out = out_matrices(p);
-      torch::stable::copy_(out, float_product(p));
-    } else {
-      aten_gemm(p);
-    }
+    if (!launch_gemm(args, p.a, device.stream(), "gemm")) aten_gemm(p);
   });
 }
 
@@ -139,7 +126,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   // Where rows are not whole 16-byte vectors, cuBLAS rounds 16-bit products before it adds the
   // bias.
   const bool whole_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
-  if ((whole_vectors && !may_round_pieces(p)) || x.element_size() != 2) {
+  if (whole_vectors || x.element_size() != 2) {
     return aten_linear(x, weight, bias, activation, residual);
   }
   const Tensor product = float_product(p);

@@ -3,7 +3,7 @@
 //   float on Hopper, from about 600 cubed on    gemm_fp32_sm90: three fp16 products, split before
 //   float on compute capability 8.0, large      gemm_fp32_sm80: three TF32 products
 //   16 bits on Hopper, where it is faster       gemm_half_sm90: tensor cores, epilogue on the sums
-//   small problems with an epilogue             gemm_simt
+//   small problems                              gemm_small
 //   the rest                                    the caller's vendor library
 #include "gemm.h"
 
@@ -12,18 +12,27 @@
 #include "gemm_fp32_skinny.h"
 #include "gemm_fp32_sm80.h"
 #include "gemm_half_sm90.h"
-#include "gemm_simt.cuh"
 #include "gemm_sm90.h"
+#include "gemm_small.cuh"
 
 namespace my_ops::cuda {
 namespace {
 
-// Up to this many multiply-adds, with few rows and otherwise, gemm_simt is faster than a library's
-// product and the epilogue behind it, while k is short: a thread walks all of it, 0.08 us each.
-constexpr int64_t kFewRows = 32;
-constexpr int64_t kSimtLimitFewRows = int64_t{1} << 20;
-constexpr int64_t kSimtLimit = int64_t{1} << 15;
-constexpr int64_t kSimtMaxK = 32;
+// Sizes at which gemm_small was timed to beat a library's product, or that and an epilogue behind
+// it. A library is fast at a matrix times a vector, and at 16 bits in whole 16-byte vectors; but
+// there it may split a long k and add the pieces in 16 bits.
+template <typename T, typename Out>
+bool is_small(const GemmArgs<T, Out>& args) {
+  constexpr int64_t kMaxOutputs = int64_t{1} << 17, kMaxLongKWork = int64_t{1} << 20;
+  constexpr int64_t kMaxWork = int64_t{1} << (sizeof(T) == 8 ? 20 : 22);
+  constexpr int64_t kLongK = 256, kVector = 8;
+  const int64_t outputs = args.batch * args.m * args.n;
+  if (outputs > kMaxOutputs || outputs > kMaxWork / (args.k + 1)) return false;
+  if (args.activation != Activation::kNone || args.residual) return true;
+  if (sizeof(T) != 2) return args.m > 1 && args.n > 1;
+  const bool whole_vectors = args.n % kVector == 0 && args.k % kVector == 0;
+  return !whole_vectors || (args.k >= kLongK && outputs <= kMaxLongKWork / (args.k + 1));
+}
 
 template <typename T, typename Out>
 constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
@@ -76,11 +85,7 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cu
   if constexpr (kIsHalf<T, Out>) {
     if (gemm_half_sm90_supported(args)) return gemm_half_sm90(args, workspace, stream);
   }
-  const int64_t limit = args.m <= kFewRows ? kSimtLimitFewRows : kSimtLimit;
-  if (args.batch * args.m * args.n > limit / (args.k + 1)) return cudaErrorNotSupported;
-  const bool fused = args.activation != Activation::kNone || args.residual;
-  if (!fused || args.k > kSimtMaxK) return cudaErrorNotSupported;
-  return gemm_simt(args, stream);
+  return is_small(args) ? gemm_small(args, stream) : cudaErrorNotSupported;
 }
 
 template <typename T>

@@ -313,8 +313,8 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
     split_a(block + 1);
     load_a(block + 2);
     // Tensor cores do not round sums but cut them: products of leading parts are added outside,
-    // the others, 2^-8 of them, once a stage.
-    float rest[kTilesM][2][4] = {};
+    // the others, 2^-8 of them, once a stage. A stage's are added up first: a shorter chain.
+    float of_stage[kTilesM][2][4] = {}, rest[kTilesM][2][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       uint32_t b_part[2][kParts][2];
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
           float leading[4];
           mma(leading, a_part[0], b_part[t][0], {0.0f, 0.0f, 0.0f, 0.0f});
 #pragma unroll
-          for (int i = 0; i < 4; ++i) sum[m][t][i] += leading[i];
+          for (int i = 0; i < 4; ++i) of_stage[m][t][i] += leading[i];
         }
       }
     }
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[m][t][i] += rest[m][t][i];
+        for (int i = 0; i < 4; ++i) sum[m][t][i] += of_stage[m][t][i] + rest[m][t][i];
       }
     }
   }

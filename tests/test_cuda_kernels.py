@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from samples import ACTIVATIONS, SIXTEEN_BIT, gemm_excess
+from samples import ACTIVATIONS, FLOATING, SIXTEEN_BIT, gemm_excess
 from test_gemm import linear_excess
 
 import my_ops
@@ -65,6 +65,101 @@ def test_linear_float32_few_rows(size, activation, cuda):
     x, weight, bias, residual = normal(m, k), normal(n, k) / 64, normal(1, n)[0], normal(m, n)
     got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
     assert linear_excess(got, x, weight, bias, activation, residual) <= 1
+
+
+# The kernel of small products: one thread for a sum, up to a whole block for it.
+
+SMALL = [  # m, k, n
+    (10, 7, 4),
+    (12, 2, 3322),
+    (1585, 1, 112),
+    (3, 20, 573),
+    (88, 2, 1015),
+    (17, 692, 1),
+    (1, 1873, 36),
+    (32, 161, 88),
+    (9, 501, 225),
+    (2, 8104, 2),
+    (2, 7804, 65),
+    (1, 524287, 1),
+]
+
+
+def small_operand(rows, columns, layout, dtype):
+    if layout == "transposed":
+        return normal(columns, rows).to(dtype).mT
+    if layout == "both-strides":
+        return normal(2 * rows, 3 * columns)[::2, ::3].to(dtype)[:, :columns]
+    return normal(rows, columns).to(dtype)
+
+
+@pytest.mark.parametrize("size", SMALL)
+@pytest.mark.parametrize("b_layout", ["contiguous", "transposed", "both-strides"])
+@pytest.mark.parametrize("a_layout", ["contiguous", "transposed", "both-strides"])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_small_layouts(dtype, a_layout, b_layout, size, cuda):
+    """Into a view, of which nothing else may change."""
+    m, k, n = size
+    a, b = small_operand(m, k, a_layout, dtype), small_operand(k, n, b_layout, dtype)
+    for shape, transposed in (((m + 2, n + 9), False), ((n + 9, m + 2), True)):
+        whole = torch.full(shape, 7.0, dtype=dtype, device="cuda")
+        out = (whole.mT if transposed else whole)[1 : m + 1, 3 : n + 3]
+        my_ops.gemm(a, b, out=out)
+        assert gemm_excess(out, a, b) <= 1
+        out.fill_(7)
+        assert (whole == 7).all()
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (1, 5), (5, 1)])
+@pytest.mark.parametrize("size", [(3, 5, 2), (7, 300, 33), (1, 4096, 3)])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_small_batches(dtype, size, sizes, cuda):
+    m, k, n = size
+    a, b = (torch.randn(sizes[0], m, k, device=cuda), torch.randn(sizes[1], k, n, device=cuda))
+    a, b = a.to(dtype), b.to(dtype)
+    assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
+    a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
+    assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
+
+
+def test_gemm_small_long_batch(cuda):
+    """Longer than a launch's second and third dimension."""
+    a, b = torch.randn(70000, 2, 1, device=cuda), torch.randn(70000, 1, 3, device=cuda)
+    assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", SMALL)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_linear_small_epilogues(dtype, size, activation, cuda):
+    m, k, n = size
+    x, weight = normal(m, k).to(dtype), normal(n, k).div(k**0.5).to(dtype)
+    bias = normal(n, 1)[:, 0].to(dtype)
+    residuals = None, normal(m, n).to(dtype), normal(n, 2 * m)[:, ::2].mT.to(dtype)
+    for residual in residuals:
+        got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
+        assert linear_excess(got, x, weight, bias, activation, residual) <= 1
+
+
+@pytest.mark.parametrize("size", [(32, 161, 88), (9, 501, 225), (2, 8104, 5)])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_small_special_values(dtype, size, cuda):
+    m, k, n = size
+    a, b = normal(m, k).to(dtype), normal(k, n).to(dtype)
+    a[0, 5], b[9, 3], a[1, k - 1] = float("inf"), float("nan"), float("-inf")
+    got, want = my_ops.gemm(a, b), a.double() @ b.double()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isposinf(), want.isposinf())
+    assert torch.equal(got.isneginf(), want.isneginf())
+
+
+@pytest.mark.parametrize("size", SMALL)
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_small_repeats_bitwise(dtype, size, cuda):
+    m, k, n = size
+    a, b = normal(m, k).to(dtype), normal(k, n).to(dtype)
+    first = my_ops.gemm(a, b)
+    assert all(torch.equal(my_ops.gemm(a, b), first) for _ in range(50))
 
 
 # The kernel of compute capability 8.0, which no router takes on another GPU.
