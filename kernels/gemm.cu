@@ -1,7 +1,7 @@
 // gemm(): the only router of matrix products, from the problem to the kernel that runs it.
 //   float on Hopper, few rows, small outputs    gemm_fp32_skinny: six bf16 products in one pass
 //   float on Hopper, from about 600 cubed on    gemm_fp32_sm90: three fp16 products, split before
-//   float on compute capability 8.0, large      gemm_fp32_sm80: three TF32 products
+//   float on compute capability 8.0, large      gemm_fp32_sm80: six bf16 products
 //   16 bits on Hopper, where it is faster       gemm_half_sm90: tensor cores, epilogue on the sums
 //   small problems                              gemm_small
 //   the rest                                    the caller's vendor library

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "device.h"
+#include "gemm_bf16_parts.cuh"
 #include "gemm_epilogue.cuh"
 #include "sm90.cuh"
 
@@ -20,7 +21,6 @@ using Args = GemmArgs<float, float>;
 
 constexpr int kK = 32;            // of k, a stage
 constexpr int kChunks = kK / 16;  // of k, an mma
-constexpr int kParts = 3;         // bf16 parts of a float
 constexpr int kWarpColumns = 16;  // two mma tiles
 constexpr int kReduceThreads = 256;
 
@@ -32,10 +32,6 @@ struct Skinny {
   int k_blocks, k_blocks_per_split;
   bool a_wide, b_wide;  // vectors of four, of k in a, are aligned
 };
-
-// mma's fragments have four slots of k a lane; they may stand for any, so long as a and b agree.
-// Here lane l holds the four from this one of a chunk on.
-__device__ __forceinline__ int chunk_k(int lane) { return lane % 4 * 4; }
 
 // b's ring.
 template <int kN, bool kKFast, int kThreads, int kStages>
@@ -110,39 +106,18 @@ struct Kernel {
 
 // bf16 and the tensor cores are trusted with normal numbers only: what is smaller counts as lost.
 constexpr float kLost = 0x1p-125f;
-constexpr float kTiny = 0x1p-102f;         // of a smaller float, the last part may be lost
 constexpr float kTinyProduct = 0x1p-100f;  // of smaller products, the last bits
 constexpr float kErrorMargin = 0x1p25f;    // an output is kept if it is that much larger
 
-// The extreme magnitudes among some elements.
-struct Range {
-  uint32_t largest = 0;            // twice the bits: the sign is gone
-  uint32_t smallest = 0xffffffff;  // twice the bits, less one: zero comes out on top
-
-  __device__ __forceinline__ void add(float x) {
-    const uint32_t twice = __float_as_uint(x) << 1;
-    largest = max(largest, twice);
-    smallest = min(smallest, twice - 1);
-  }
-  __device__ __forceinline__ void add(const Range& other) {
-    largest = max(largest, other.largest);
-    smallest = min(smallest, other.smallest);
-  }
-  __device__ __forceinline__ Range of_warp() const {
-    Range range = *this;
+// Over a warp.
+__device__ __forceinline__ Range of_warp(Range range) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      range.add(Range{__shfl_xor_sync(0xffffffff, range.largest, step),
-                      __shfl_xor_sync(0xffffffff, range.smallest, step)});
-    }
-    return range;
+  for (int step = 16; step > 0; step /= 2) {
+    range.add(Range{__shfl_xor_sync(0xffffffff, range.largest, step),
+                    __shfl_xor_sync(0xffffffff, range.smallest, step)});
   }
-  __device__ __forceinline__ float max_magnitude() const { return __uint_as_float(largest >> 1); }
-  // The least one that is not 0; where there is none, a large one.
-  __device__ __forceinline__ float min_magnitude() const {
-    return __uint_as_float(min((smallest >> 1) + 1, 0x7f7fffffu));
-  }
-};
+  return range;
+}
 
 // What a sum of k products of parts may lack for numbers below the normal ones.
 __device__ __forceinline__ float error_bound(const Range& a, const Range& b, int k) {
@@ -151,31 +126,6 @@ __device__ __forceinline__ float error_bound(const Range& a, const Range& b, int
   if (b.min_magnitude() < kTiny) error += kLost * a.max_magnitude();
   if (a.min_magnitude() * b.min_magnitude() < kTinyProduct) error += kLost;
   return error * static_cast<float>(k);
-}
-
-// Two floats as three pairs of bf16, each part rounded: together all 24 bits.
-struct Pair {
-  uint32_t part[kParts];
-
-  __device__ __forceinline__ Pair(float x, float y) {
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(part[i]) : "f"(y), "f"(x));
-      x -= __uint_as_float(part[i] << 16);
-      y -= __uint_as_float(part[i] & 0xffff0000u);
-    }
-  }
-};
-
-// sum + a b for a tile of 16 x 8 and 16 of k.
-__device__ __forceinline__ void mma(float (&out)[4], const uint4& a, const uint32_t (&b)[2],
-                                    const float (&sum)[4]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-      : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]), "f"(sum[0]), "f"(sum[1]),
-        "f"(sum[2]), "f"(sum[3]));
 }
 
 // A lane's share of a fragment of a: two rows, eight apart, of four of k.
@@ -291,11 +241,11 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
       const float (&high)[4] = held[i][1].v;
 #pragma unroll
       for (int e = 0; e < 4; ++e) a_range.add(low[e]), a_range.add(high[e]);
-      const Pair x(low[0], low[1]), y(high[0], high[1]), z(low[2], low[3]), w(high[2], high[3]);
+      uint4 parts[kParts];
+      split_rows(low, high, parts);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        fragments[block % 2][unit][part][lane] =
-            make_uint4(x.part[part], y.part[part], z.part[part], w.part[part]);
+        fragments[block % 2][unit][part][lane] = parts[part];
       }
     }
   };
@@ -312,24 +262,18 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
     load_b(block + K::kStages - 1);
     split_a(block + 1);
     load_a(block + 2);
-    // Tensor cores do not round sums but cut them: products of leading parts are added outside,
-    // the others, 2^-8 of them, once a stage. A stage's are added up first: a shorter chain.
+    // Added up on their own, and once a stage to the sum: a short chain of roundings.
     float of_stage[kTilesM][2][4] = {}, rest[kTilesM][2][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      uint32_t b_part[2][kParts][2];
+      uint2 b_part[2][kParts];
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
         float v[4];
         b.read(block % K::kStages, chunk, warp * kWarpColumns + t * 8 + group, lane, v);
 #pragma unroll
         for (int e = 0; e < 4; ++e) b_range.add(v[e]);
-        const Pair low(v[0], v[1]), high(v[2], v[3]);
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          b_part[t][part][0] = low.part[part];
-          b_part[t][part][1] = high.part[part];
-        }
+        split_column(v, b_part[t]);
       }
 #pragma unroll
       for (int m = 0; m < kTilesM; ++m) {
@@ -338,16 +282,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
         for (int part = 0; part < kParts; ++part) {
           a_part[part] = fragments[block % 2][m * kChunks + chunk][part][lane];
         }
-#pragma unroll
-        for (int order = 2; order > 0; --order) {
-#pragma unroll
-          for (int part = 0; part <= order; ++part) {
-#pragma unroll
-            for (int t = 0; t < 2; ++t) {
-              mma(rest[m][t], a_part[part], b_part[t][order - part], rest[m][t]);
-            }
-          }
-        }
+        add_other_products(rest[m], a_part, b_part);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
           float leading[4];
@@ -380,7 +315,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
       }
     }
   }
-  a_range = a_range.of_warp(), b_range = b_range.of_warp();
+  a_range = of_warp(a_range), b_range = of_warp(b_range);
   auto* const ranges = reinterpret_cast<Range(*)[2]>(smem);
   __syncthreads();  // the stages have been read
   if (lane == 0) ranges[warp][0] = a_range, ranges[warp][1] = b_range;

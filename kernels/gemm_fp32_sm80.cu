@@ -1,10 +1,9 @@
-// GEMM of floats out of three TF32 tensor-core products: x = high + low, and
-// a b = high high + high low + low high, the product of the low parts being below float's rounding.
+// GEMM of floats out of six bf16 tensor-core products, of three parts of each operand.
 // Plan: a block forms 128 x 128 of out; a ring of 16 of k by cp.async, in whichever of the two
-// orders is contiguous in memory; operands are split in registers. Sums over 8 of k are formed from
-// zero, the small products first, and added with rounding (the tensor core truncates); sums over
-// 256 are formed on their own.
-// Bound by tensor cores: 3 * 2*m*n*k TF32 flop.
+// orders is contiguous in memory; operands are split in registers. Leading products are summed over
+// 8 of k from zero, the others over 16, and added with rounding (the tensor core truncates); sums
+// over 256 are formed on their own.
+// Bound by tensor cores: 6 * 2*m*n*k bf16 flop.
 #include "gemm_fp32_sm80.h"
 
 #include <cuda_runtime.h>
@@ -12,22 +11,20 @@
 #include <climits>
 
 #include "device.h"
+#include "gemm_bf16_parts.cuh"
 #include "gemm_epilogue.cuh"
 
 namespace my_ops::cuda {
 namespace {
 
 constexpr int kTile = 128, kK = 16, kStages = 4;
-constexpr int kThreads = 256;              // 2 x 4 warps, each 64 x 32 of the tile
-constexpr int kPitchK = kK + 4;            // [row][k]: rows start four banks apart
-constexpr int kPitchRow = kTile + 8;       // [k][row]: steps of k start eight banks apart
-constexpr int kPieceBlocks = 16;           // stages whose sum is formed on its own
-constexpr int kOperand = kTile * kPitchK;  // floats of a stage; the larger of the two orders
-static_assert(kK * kPitchRow <= kOperand);
+constexpr int kThreads = 256;         // 2 x 4 warps, each 64 x 32 of the tile
+constexpr int kPieceBlocks = 16;      // stages whose sum is formed on its own
+constexpr int kOperand = kTile * kK;  // floats of a stage
 constexpr int kSmemBytes = (kStages * 2 * kOperand + kTile * kTile) * 4;  // ring and sums
 
 constexpr int64_t kMinK = 96;              // from here on as accurate as a chain of float FMAs
-constexpr uint32_t kSmallest = 27u << 23;  // 2^-100: below, the low part loses bits
+constexpr float kTinyProduct = 0x1p-126f;  // of smaller products, the last bits may be lost
 
 // Copies a vector of 1 or 4 floats, of which `valid` exist; the rest becomes zero.
 template <int kWidth>
@@ -50,6 +47,13 @@ struct Operand {
   bool wide;  // vectors of four are aligned
 };
 
+// Place of an element in a stage, [row][k] or [k][row], the latter swizzled: the lanes of a read
+// meet different banks.
+template <bool kKFast>
+__device__ __forceinline__ int offset(int row, int l) {
+  return kKFast ? row * kK + l : l * kTile + (row ^ l / 4 * 8);
+}
+
 template <bool kKFast, int kWidth>
 __device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64_t l0, int64_t k) {
   constexpr int kFast = (kKFast ? kK : kTile) / kWidth;  // vectors along the fast index
@@ -64,7 +68,7 @@ __device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64
     const bool inside = rows > 0 && ks > 0;
     const int valid = inside ? static_cast<int>(min(along, int64_t{kWidth})) : 0;
     const float* from = op.x + (inside ? row * op.row_stride + (l0 + l) * op.k_stride : 0);
-    copy_async<kWidth>(smem + (kKFast ? row * kPitchK + l : l * kPitchRow + row), from, valid);
+    copy_async<kWidth>(smem + offset<kKFast>(row, l), from, valid);
   }
 }
 
@@ -77,33 +81,17 @@ __device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64
   }
 }
 
+// A lane's four of k of one row.
 template <bool kKFast>
-__device__ __forceinline__ float element(const float* smem, int row, int l) {
-  return smem[kKFast ? row * kPitchK + l : l * kPitchRow + row];
-}
-
-__device__ __forceinline__ uint32_t to_tf32(float x) {
-  uint32_t bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return bits;
-}
-
-// Splits x; finds out whether the parts represent it to float accuracy. Inf and NaN need no check
-// here, nor what rounds up to Inf: they end in a sum that is not finite.
-struct Parts {
-  uint32_t high, low;
-  __device__ __forceinline__ bool set(float x) {
-    high = to_tf32(x);
-    low = to_tf32(x - __uint_as_float(high));
-    return (__float_as_uint(x) & 0x7fffffffu) - 1 < kSmallest - 1;  // zero is all right
+__device__ __forceinline__ void read(const float* smem, int row, int lane, float (&v)[4]) {
+  const float* const at = smem + offset<kKFast>(row, chunk_k(lane));
+  if constexpr (kKFast) {
+    const float4 f = *reinterpret_cast<const float4*>(at);
+    v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) v[e] = at[e * kTile];
   }
-};
-
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 constexpr int kMmaM = 4, kMmaN = 4;  // 16 x 8 pieces of a warp's share
@@ -116,51 +104,52 @@ __device__ __forceinline__ int column_of(int j, int x) {
   return threadIdx.x / 32 % 4 * 32 + j * 8 + threadIdx.x % 4 * 2 + x % 2;
 }
 
-// acc += a b over one stage. True if an element is too small for its parts.
+// a b for a tile of 16 x 8 and one half of a chunk of k: the fewer products a tensor core adds at a
+// time, the less it cuts off.
+__device__ __forceinline__ void mma_half(float (&out)[4], uint32_t a_top, uint32_t a_bottom,
+                                         uint32_t b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+      : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
+      : "r"(a_top), "r"(a_bottom), "r"(b), "f"(0.0f));
+}
+
+// acc += a b over one stage; takes the magnitudes of the elements in.
 template <bool kAKFast, bool kBKFast>
-__device__ __forceinline__ bool multiply(const float* a, const float* b,
+__device__ __forceinline__ void multiply(const float* a, const float* b, Range& range,
                                          float (&acc)[kMmaM][kMmaN][4]) {
-  const int lane = threadIdx.x % 32, group = lane / 4, at = lane % 4;
+  const int lane = threadIdx.x % 32, group = lane / 4;
   const int row0 = threadIdx.x / 128 * 64 + group, col0 = threadIdx.x / 32 % 4 * 32 + group;
-  bool small = false;
+  uint2 b_parts[kMmaN][kParts];
 #pragma unroll
-  for (int l = 0; l < kK; l += 8) {
-    uint32_t b_high[kMmaN][2], b_low[kMmaN][2];
+  for (int j = 0; j < kMmaN; ++j) {
+    float v[4];
+    read<kBKFast>(b, col0 + j * 8, lane, v);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) range.add(v[e]);
+    split_column(v, b_parts[j]);
+  }
+#pragma unroll
+  for (int i = 0; i < kMmaM; ++i) {
+    float top[4], bottom[4];
+    read<kAKFast>(a, row0 + i * 16, lane, top);
+    read<kAKFast>(a, row0 + i * 16 + 8, lane, bottom);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) range.add(top[e]), range.add(bottom[e]);
+    uint4 a_parts[kParts];
+    split_rows(top, bottom, a_parts);
+    float rest[kMmaN][4] = {};
+    add_other_products(rest, a_parts, b_parts);
 #pragma unroll
     for (int j = 0; j < kMmaN; ++j) {
+      float first[4], second[4];
+      mma_half(first, a_parts[0].x, a_parts[0].y, b_parts[j][0].x);
+      mma_half(second, a_parts[0].z, a_parts[0].w, b_parts[j][0].y);
 #pragma unroll
-      for (int x = 0; x < 2; ++x) {
-        Parts parts;
-        small |= parts.set(element<kBKFast>(b, col0 + j * 8, l + at + x * 4));
-        b_high[j][x] = parts.high;
-        b_low[j][x] = parts.low;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kMmaM; ++i) {
-      uint32_t a_high[4], a_low[4];
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        Parts parts;
-        small |= parts.set(element<kAKFast>(a, row0 + i * 16 + x % 2 * 8, l + at + x / 2 * 4));
-        a_high[x] = parts.high;
-        a_low[x] = parts.low;
-      }
-      float piece[kMmaN][4] = {};
-#pragma unroll
-      for (int j = 0; j < kMmaN; ++j) mma(piece[j], a_low, b_high[j]);
-#pragma unroll
-      for (int j = 0; j < kMmaN; ++j) mma(piece[j], a_high, b_low[j]);
-#pragma unroll
-      for (int j = 0; j < kMmaN; ++j) mma(piece[j], a_high, b_high[j]);
-#pragma unroll
-      for (int j = 0; j < kMmaN; ++j) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) acc[i][j][x] += piece[j][x];
-      }
+      for (int x = 0; x < 4; ++x) acc[i][j][x] += rest[j][x] + first[x] + second[x];
     }
   }
-  return small;
 }
 
 // A thread's sums over the whole of k, in shared memory: they are touched once per piece.
@@ -190,7 +179,7 @@ struct Sums {
   }
 };
 
-// The tile in plain float arithmetic, for data that three products do not represent.
+// The tile in plain float arithmetic, for data that the parts do not hold.
 __device__ __forceinline__ void multiply_exactly(const Operand& a, const Operand& b, int64_t k,
                                                  const Sums& sums) {
   sums.clear();
@@ -240,7 +229,7 @@ template <bool kAKFast, bool kBKFast>
 __global__ void __launch_bounds__(kThreads)
     fp32_sm80_kernel(const __grid_constant__ Launch launch) {
 #if __CUDA_ARCH__ >= 800
-  extern __shared__ float smem[];
+  extern __shared__ __align__(16) float smem[];
   const GemmArgs<float, float>& args = launch.args;
   // Tiles in columns of 8 rows, so that blocks at work share operands in L2.
   constexpr int kGroup = 8;
@@ -269,18 +258,20 @@ __global__ void __launch_bounds__(kThreads)
   const Sums sums{smem + kStages * 2 * kOperand};
   sums.clear();
   float acc[kMmaM][kMmaN][4] = {};
-  bool exactly = false;
+  Range range;
   for (int64_t block = 0; block * kK < args.k; ++block) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
     __syncthreads();  // this stage is filled, the one before has been read
     load(block + kStages - 1);
-    exactly |= multiply<kAKFast, kBKFast>(stage_a(block), stage_a(block) + kOperand, acc);
+    multiply<kAKFast, kBKFast>(stage_a(block), stage_a(block) + kOperand, range, acc);
     if (block % kPieceBlocks == kPieceBlocks - 1) sums.take(acc);
   }
   sums.take(acc);
+  bool exactly = range.min_magnitude() < kTiny;
 #pragma unroll
   for (int e = 0; e < kMmaM * kMmaN * 4; ++e) {
-    exactly |= !isfinite(sums.at[e * kThreads + threadIdx.x]);
+    const float sum = fabsf(sums.at[e * kThreads + threadIdx.x]);
+    exactly |= !isfinite(sum) || (sum > 0.0f && sum < args.k * kTinyProduct);
   }
   if (__syncthreads_or(exactly)) multiply_exactly(a, b, args.k, sums);
 
