@@ -153,9 +153,14 @@ struct AHalf {
 __device__ __forceinline__ float plain_product(const Args& args, int row, int col, int lane) {
   const float* const a = args.a + row * args.a_row;
   const float* const b = args.b + col * args.b_col;
+  constexpr int64_t kPiece = 1024;  // of k, whose sum is formed on its own
   float sum = 0.0f;
-  for (int64_t l = lane; l < args.k; l += 32) {
-    sum = fmaf(a[l * args.a_col], b[l * args.b_row], sum);
+  for (int64_t l0 = 0; l0 < args.k; l0 += kPiece) {
+    float of_piece = 0.0f;
+    for (int64_t l = l0 + lane; l < min(l0 + kPiece, args.k); l += 32) {
+      of_piece = fmaf(a[l * args.a_col], b[l * args.b_row], of_piece);
+    }
+    sum += of_piece;
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
