@@ -1,7 +1,8 @@
 // Splits float operands into fp16 or bf16 parts (gemm_split.h says which and why).
-// Plan: operands with contiguous k take one pass, one to eight warps holding a row in registers;
-// others take two, per-chunk extremes first, then 32 x 64 tiles transposed through shared memory.
-// Bound by memory: 4 bytes read and 4 written per element, 4 more read for the two-pass form.
+// Plan: operands with contiguous k take one pass, one to eight warps holding a row in registers,
+// and so do others with a short one, eight rows in shared memory; the rest take two, per-chunk
+// extremes first, then 32 x 64 tiles transposed through shared memory. Bound by memory: 4 bytes
+// read and 4 written per element, 4 more read for the two-pass form.
 #include "gemm_split.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ constexpr int kTileRows = 32, kTileK = kSplitBlockK;
 constexpr int kRowBlocksPerSm = 3;   // of each operand; each loads a row ahead
 constexpr int kTileBlocksPerSm = 4;  // longer chunks: 16 cost 15 us more at 2048
 constexpr int kMaxChunks = 256;
-constexpr int kMaxColumnK = 1024;  // longer columns: few blocks fit, and two passes are as fast
+constexpr int kMaxColumnK = 2048;  // of longer columns too few blocks fit on a multiprocessor
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 

@@ -322,29 +322,48 @@ __device__ __forceinline__ RowStats shuffle_xor(const RowStats& stats, int lanes
           __shfl_xor_sync(~0u, stats.nonzero, lanes)};
 }
 
+// Everything a block needs, on its way to shared memory at once; zeros beyond the operand's end.
+__device__ __forceinline__ void load_columns(const SplitOperand& op, int z, int row0, float* held) {
+  const float* x = op.x + z * op.batch_stride + row0;
+  const bool wide = row0 + kColumnRows <= op.rows && op.k_stride % 4 == 0 &&
+                    reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  if (wide) {
+    constexpr int kVectors = kColumnRows / 4;
+    for (int v = threadIdx.x; v < op.k * kVectors; v += kThreads) {
+      const int r = v % kVectors * 4, l = v / kVectors;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                       sm90::smem_address(held + column_index(r, l))),
+                   "l"(x + l * op.k_stride + r));
+    }
+  } else {
+    for (int v = threadIdx.x; v < op.k * kColumnRows; v += kThreads) {
+      const int r = v % kColumnRows, l = v / kColumnRows;
+      const bool inside = row0 + r < op.rows;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                       sm90::smem_address(held + column_index(r, l))),
+                   "l"(x + l * op.k_stride + (inside ? r : 0)), "r"(inside ? 4 : 0));
+    }
+  }
+  for (int v = op.k * kColumnRows + threadIdx.x; v < op.ld * kColumnRows; v += kThreads) {
+    held[column_index(v % kColumnRows, v / kColumnRows)] = 0.0f;
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 __device__ SplitPath split_columns(const SplitOperand& op, int block, float* held, int parts) {
-  constexpr int kBatch = 4, kStep = kThreads / kColumnRows;  // loads in flight; k between them
   __shared__ RowStats scratch[kWarps][kColumnRows];
   __shared__ uint32_t tiny[2][kColumnRows];
   const int row_blocks = (op.rows + kColumnRows - 1) / kColumnRows;
   const int z = block / row_blocks, row0 = block % row_blocks * kColumnRows;
   if (threadIdx.x < 2 * kColumnRows) tiny[threadIdx.x / kColumnRows][threadIdx.x % kColumnRows] = 0;
+  load_columns(op, z, row0, held);
+  __syncthreads();
 
   const int r = threadIdx.x % kColumnRows;
-  const float* x = op.x + z * op.batch_stride + int64_t{row0 + r} * op.row_stride;
-  const int loaded = row0 + r < op.rows ? op.k : 0;
   RowStats stats;
-  for (int l = threadIdx.x / kColumnRows; l < op.ld; l += kBatch * kStep) {
-    float e[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      e[i] = l + i * kStep < loaded ? x[(l + i * kStep) * op.k_stride] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (l + i * kStep < op.ld) held[column_index(r, l + i * kStep)] = e[i];
-      if (l + i * kStep < loaded) stats.add(e[i]);
-    }
+#pragma unroll 4
+  for (int l = threadIdx.x / kColumnRows; l < op.k; l += kThreads / kColumnRows) {
+    stats.add(held[column_index(r, l)]);
   }
   for (int lanes = kColumnRows; lanes < 32; lanes *= 2) stats.add(shuffle_xor(stats, lanes));
   if (threadIdx.x % 32 < kColumnRows) scratch[threadIdx.x / 32][r] = stats;
