@@ -224,8 +224,17 @@ def no_grad(run: Run) -> Run:
     return torch.no_grad()(run)
 
 
+LLTM_SIZES = [  # steps, batch, inputs and hidden
+    (512, 16, 512),
+    (512, 64, 1024),
+    (512, 256, 1024),
+    (1024, 1, 256),
+    (128, 32, 128),
+]
+
+
 def lltm() -> Iterator[Case]:
-    for steps, batch, size in ((512, 16, 512), (512, 64, 1024), (1024, 1, 256), (128, 32, 128)):
+    for steps, batch, size in LLTM_SIZES:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
             h = torch.zeros(batch, size, device="cuda", dtype=dtype)

@@ -15,10 +15,33 @@ class Cuda {
 
   static ScalarType storage(ScalarType dtype) { return dtype; }
 
+  // The b of many products.
+  struct Factor {
+    Tensor b;
+    std::optional<Tensor> packed;
+  };
+  Factor factor(const Tensor& b) const {
+    if (b.scalar_type() != ScalarType::Float) return {b, std::nullopt};
+    const cuda::PackArgs args{.b = in<float>(b),
+                              .batch = 1,
+                              .k = b.size(0),
+                              .n = b.size(1),
+                              .batch_stride = 0,
+                              .row_stride = b.stride(0),
+                              .col_stride = b.stride(1)};
+    return {b, pack(args, b, device_.stream(), "lltm")};
+  }
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
+    matmul(a, Factor{b, std::nullopt}, out);
+  }
+  void matmul(const Tensor& a, const Factor& factor, const Tensor& out) const {
+    const Tensor& b = factor.b;
     const Product p = product(a, b, out);
     dispatch_floating<CudaTypes>(a.scalar_type(), [&]<typename T>() {
-      const auto args = gemm_args<T, acc_t<T>>(p, Precision::kHighest);
+      auto args = gemm_args<T, acc_t<T>>(p, Precision::kHighest);
+      if (factor.packed && factor.packed->numel() > 0) {
+        args.packed_b = factor.packed->const_data_ptr();
+      }
       if (launch_gemm(args, a, device_.stream(), "lltm")) return;
       if (a.scalar_type() == out.scalar_type()) {
         aten_gemm(p);
@@ -50,7 +73,10 @@ class Cuda {
 
   bool sequence(const SequenceTensors& s) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
-    return persistent(s.output, batch, hidden, [&]<typename T>() {
+    const auto supported = [&]<typename T>() {
+      return cuda::lltm_persistent_supported<T>(batch, hidden, s.output.get_device_index());
+    };
+    return persistent(s.output, supported, [&]<typename T>() {
       const Tensor gates_x = gates_of_input(*this, s.input, s.weights, s.lengths, hidden);
       const Tensor h0 = aligned(s.h0), c0 = aligned(s.c0), weights = unit_columns(s.weights);
       const Tensor workspace =
@@ -76,7 +102,10 @@ class Cuda {
 
   bool sequence_backward(const SequenceBackwardTensors& s) const {
     const int64_t steps = s.cells.size(0), batch = s.cells.size(1), hidden = s.cells.size(2);
-    return persistent(s.gates, batch, hidden, [&]<typename T>() {
+    const auto supported = [&]<typename T>() {
+      return cuda::lltm_persistent_backward_supported<T>(batch, hidden, s.gates.get_device_index());
+    };
+    return persistent(s.gates, supported, [&]<typename T>() {
       const auto dense = [](const std::optional<Tensor>& t) {
         return t ? std::optional(aligned(as_contiguous(*t))) : std::nullopt;
       };
@@ -106,14 +135,13 @@ class Cuda {
   }
 
  private:
-  // Calls f where the persistent kernels take the problem.
-  template <typename F>
-  static bool persistent(const Tensor& like, int64_t batch, int64_t hidden, const F& f) {
+  // Calls f where the persistent kernels take the problem. like: of its type, empty if it is.
+  template <typename Supported, typename F>
+  static bool persistent(const Tensor& like, const Supported& supported, const F& f) {
     bool taken = false;
     dispatch_floating<CudaTypes>(like.scalar_type(), [&]<typename T>() {
       if constexpr (!std::is_same_v<T, double>) {
-        taken = batch > 0 && hidden > 0 &&
-                cuda::lltm_persistent_supported<T>(batch, hidden, like.get_device_index());
+        taken = like.numel() > 0 && supported.template operator()<T>();
         if (taken) f.template operator()<T>();
       }
     });

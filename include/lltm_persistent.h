@@ -52,10 +52,14 @@ struct LltmSequenceBackward {
   int64_t hidden;
 };
 
-// Whether one launch fits the device: W_h on chip and all blocks resident together. Where this is
-// false, the launchers below return cudaErrorNotSupported. Forward and backward have one answer.
+// Whether one launch is the way to take: W_h on chip, all blocks resident together, and so few rows
+// that it beats a product and a cell for each step. Where this is false, the launchers below return
+// cudaErrorNotSupported.
 template <typename T>
 bool lltm_persistent_supported(int64_t batch, int64_t hidden, int device);
+
+template <typename T>
+bool lltm_persistent_backward_supported(int64_t batch, int64_t hidden, int device);
 
 // Bytes of scratch for the two directions, aligned to 16. The launcher initialises it; two launches
 // that may overlap need two of them.

@@ -46,8 +46,18 @@ bool plan_cluster(int64_t batch, int64_t hidden, const DeviceFacts& facts, Clust
   return best != 0;
 }
 
+enum class Pass { kForward, kBackward };
+
+// Rows of a group up to which all steps in one launch beat a product and a cell for each, as timed
+// for hidden sizes from 128 to 2048: a launch splits the weights over the device, not the rows.
 template <typename T>
-bool plan_grid(int64_t batch, int64_t hidden, const DeviceFacts& facts, GridPlan& plan) {
+constexpr int64_t max_rows(Pass pass, int64_t hidden) {
+  if (hidden > 512) return pass == Pass::kForward ? 40 : 28;
+  return pass == Pass::kForward || sizeof(T) == 4 ? 64 : 48;
+}
+
+template <typename T>
+bool plan_grid(Pass pass, int64_t batch, int64_t hidden, const DeviceFacts& facts, GridPlan& plan) {
   if (facts.major < 8) return false;
   constexpr int64_t kChunk = 64 / sizeof(T);
   const int64_t slots = ceil_div(ceil_div(hidden, kChunk), kRecurrentWarps);
@@ -64,7 +74,7 @@ bool plan_grid(int64_t batch, int64_t hidden, const DeviceFacts& facts, GridPlan
   const int64_t groups = facts.sm_count / plan.members;
   if (groups == 0) return false;
   const int64_t rows = ceil_div(batch, groups);
-  if (rows > 256) return false;  // c of every row stays in shared memory
+  if (rows > max_rows<T>(pass, hidden)) return false;
   plan.rows = static_cast<int>(rows);
   plan.groups = static_cast<int>(ceil_div(batch, rows));
   plan.row_tiles = rows > 8 ? 2 : 1;
@@ -72,23 +82,48 @@ bool plan_grid(int64_t batch, int64_t hidden, const DeviceFacts& facts, GridPlan
 }
 
 template <typename T>
-Plan make_plan(int64_t batch, int64_t hidden, const DeviceFacts& facts) {
+Plan make_plan(Pass pass, int64_t batch, int64_t hidden, const DeviceFacts& facts) {
   Plan plan;
   if (plan_cluster(batch, hidden, facts, plan.cluster)) {
     plan.kind = Plan::Kind::kCluster;
-  } else if (plan_grid<T>(batch, hidden, facts, plan.grid)) {
+  } else if (plan_grid<T>(pass, batch, hidden, facts, plan.grid)) {
     plan.kind = Plan::Kind::kGrid;
   }
   return plan;
 }
 
 template <typename T>
-cudaError_t plan_for_current_device(int64_t steps, int64_t batch, int64_t hidden, Plan& plan) {
+cudaError_t plan_for_current_device(Pass pass, int64_t steps, int64_t batch, int64_t hidden,
+                                    Plan& plan) {
   if (steps <= 0 || batch < 0 || hidden < 0) return cudaErrorInvalidValue;
   DeviceFacts facts;
   if (auto err = current_device(&facts); err != cudaSuccess) return err;
-  plan = make_plan<T>(batch, hidden, facts);
+  plan = make_plan<T>(pass, batch, hidden, facts);
   return plan.kind == Plan::Kind::kNone ? cudaErrorNotSupported : cudaSuccess;
+}
+
+template <typename T>
+bool supported(Pass pass, int64_t batch, int64_t hidden, int device) {
+  if (batch <= 0 || hidden <= 0) return batch >= 0 && hidden >= 0;
+  DeviceFacts facts;
+  if (query_device(device, &facts) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return false;
+  }
+  const Plan plan = make_plan<T>(pass, batch, hidden, facts);
+  const bool forward = pass == Pass::kForward;
+  switch (plan.kind) {
+    case Plan::Kind::kCluster:
+      return (forward ? lltm_cluster_resident<T>(plan.cluster)
+                      : lltm_cluster_backward_resident<T>(plan.cluster)) > 0;
+    case Plan::Kind::kGrid: {
+      const int64_t resident =
+          forward ? lltm_grid_resident<T>(plan.grid) : lltm_grid_backward_resident<T>(plan.grid);
+      return int64_t{plan.grid.members} * plan.grid.groups <= facts.sm_count * resident;
+    }
+    default:
+      return false;
+  }
 }
 
 }  // namespace
@@ -96,25 +131,12 @@ cudaError_t plan_for_current_device(int64_t steps, int64_t batch, int64_t hidden
 
 template <typename T>
 bool my_ops::cuda::lltm_persistent_supported(int64_t batch, int64_t hidden, int device) {
-  if (batch <= 0 || hidden <= 0) return batch >= 0 && hidden >= 0;
-  DeviceFacts facts;
-  if (query_device(device, &facts) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    return false;
-  }
-  const Plan plan = make_plan<T>(batch, hidden, facts);
-  switch (plan.kind) {
-    case Plan::Kind::kCluster:
-      return lltm_cluster_resident<T>(plan.cluster) > 0 &&
-             lltm_cluster_backward_resident<T>(plan.cluster) > 0;
-    case Plan::Kind::kGrid: {
-      const int64_t blocks = int64_t{plan.grid.members} * plan.grid.groups;
-      return blocks <= int64_t{facts.sm_count} * lltm_grid_resident<T>(plan.grid) &&
-             blocks <= int64_t{facts.sm_count} * lltm_grid_backward_resident<T>(plan.grid);
-    }
-    default:
-      return false;
-  }
+  return supported<T>(Pass::kForward, batch, hidden, device);
+}
+
+template <typename T>
+bool my_ops::cuda::lltm_persistent_backward_supported(int64_t batch, int64_t hidden, int device) {
+  return supported<T>(Pass::kBackward, batch, hidden, device);
 }
 
 template <typename T>
@@ -135,7 +157,8 @@ cudaError_t my_ops::cuda::lltm_persistent(const LltmSequence<T>& args, void* wor
                                           cudaStream_t stream) {
   if (args.steps > 0 && (args.batch == 0 || args.hidden == 0)) return cudaSuccess;
   Plan plan;
-  if (auto err = plan_for_current_device<T>(args.steps, args.batch, args.hidden, plan);
+  if (auto err =
+          plan_for_current_device<T>(Pass::kForward, args.steps, args.batch, args.hidden, plan);
       err != cudaSuccess) {
     return err;
   }
@@ -148,7 +171,8 @@ cudaError_t my_ops::cuda::lltm_persistent_backward(const LltmSequenceBackward<T>
                                                    void* workspace, cudaStream_t stream) {
   if (args.steps > 0 && (args.batch == 0 || args.hidden == 0)) return cudaSuccess;
   Plan plan;
-  if (auto err = plan_for_current_device<T>(args.steps, args.batch, args.hidden, plan);
+  if (auto err =
+          plan_for_current_device<T>(Pass::kBackward, args.steps, args.batch, args.hidden, plan);
       err != cudaSuccess) {
     return err;
   }
@@ -158,8 +182,12 @@ cudaError_t my_ops::cuda::lltm_persistent_backward(const LltmSequenceBackward<T>
 }
 
 template bool my_ops::cuda::lltm_persistent_supported<float>(int64_t, int64_t, int);
+template bool my_ops::cuda::lltm_persistent_backward_supported<float>(int64_t, int64_t, int);
 template bool my_ops::cuda::lltm_persistent_supported<__half>(int64_t, int64_t, int);
+template bool my_ops::cuda::lltm_persistent_backward_supported<__half>(int64_t, int64_t, int);
 template bool my_ops::cuda::lltm_persistent_supported<__nv_bfloat16>(int64_t, int64_t, int);
+template bool my_ops::cuda::lltm_persistent_backward_supported<__nv_bfloat16>(int64_t, int64_t,
+                                                                              int);
 template size_t my_ops::cuda::lltm_persistent_workspace<float>(int64_t, int64_t, int64_t);
 template size_t my_ops::cuda::lltm_persistent_workspace<__half>(int64_t, int64_t, int64_t);
 template size_t my_ops::cuda::lltm_persistent_workspace<__nv_bfloat16>(int64_t, int64_t, int64_t);
