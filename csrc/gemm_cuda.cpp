@@ -78,7 +78,12 @@ Tensor prepack(const Tensor& weight) {
   check_prepack(weight);
   const Device device(weight);
   if (weight.scalar_type() != ScalarType::Float) return empty(weight, {0}, ScalarType::Byte);
-  return pack(pack_args(weight), weight, device.stream(), "prepack");
+  const cuda::PackArgs args = pack_args(weight);
+  const Tensor packed = empty(weight, {cuda::gemm_packed_bytes(args)}, ScalarType::Byte);
+  if (packed.numel() > 0) {
+    check_launch(cuda::gemm_pack(args, packed.mutable_data_ptr(), device.stream()), "prepack");
+  }
+  return packed;
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,

@@ -51,14 +51,4 @@ bool launch_gemm(const cuda::GemmArgs<T, Out>& args, const Tensor& like, cudaStr
   return true;
 }
 
-// What products by b gain from, made once: no bytes where there is nothing.
-inline Tensor pack(const cuda::PackArgs& args, const Tensor& like, cudaStream_t stream,
-                   const char* op) {
-  const Tensor packed = empty(like, {cuda::gemm_packed_bytes(args)}, ScalarType::Byte);
-  if (packed.numel() > 0) {
-    check_launch(cuda::gemm_pack(args, packed.mutable_data_ptr(), stream), op);
-  }
-  return packed;
-}
-
 }  // namespace my_ops

@@ -14,7 +14,6 @@ struct Cpu {
 
   static ScalarType storage(ScalarType dtype) { return compute_dtype(dtype); }
 
-  static const Tensor& factor(const Tensor& b) { return b; }
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
     aten("aten::mm", "out", a, b, out);
   }

@@ -15,33 +15,10 @@ class Cuda {
 
   static ScalarType storage(ScalarType dtype) { return dtype; }
 
-  // The b of many products.
-  struct Factor {
-    Tensor b;
-    std::optional<Tensor> packed;
-  };
-  Factor factor(const Tensor& b) const {
-    if (b.scalar_type() != ScalarType::Float) return {b, std::nullopt};
-    const cuda::PackArgs args{.b = in<float>(b),
-                              .batch = 1,
-                              .k = b.size(0),
-                              .n = b.size(1),
-                              .batch_stride = 0,
-                              .row_stride = b.stride(0),
-                              .col_stride = b.stride(1)};
-    return {b, pack(args, b, device_.stream(), "lltm")};
-  }
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
-    matmul(a, Factor{b, std::nullopt}, out);
-  }
-  void matmul(const Tensor& a, const Factor& factor, const Tensor& out) const {
-    const Tensor& b = factor.b;
     const Product p = product(a, b, out);
     dispatch_floating<CudaTypes>(a.scalar_type(), [&]<typename T>() {
-      auto args = gemm_args<T, acc_t<T>>(p, Precision::kHighest);
-      if (factor.packed && factor.packed->numel() > 0) {
-        args.packed_b = factor.packed->const_data_ptr();
-      }
+      const auto args = gemm_args<T, acc_t<T>>(p, Precision::kHighest);
       if (launch_gemm(args, a, device_.stream(), "lltm")) return;
       if (a.scalar_type() == out.scalar_type()) {
         aten_gemm(p);

@@ -2,7 +2,6 @@
 //
 // A Backend is made from a tensor, whose device it makes current, and has
 //   storage(dtype)             the type in which it keeps activations of that dtype,
-//   factor(b)                  a b of many products, for matmul,
 //   matmul(a, b, out)          out in the type of the arithmetic,
 //   cell(...), cell_backward(...)   the pointwise part of a step,
 //   sequence(...), sequence_backward(...)   all steps in one launch, or false where it has none,
@@ -214,7 +213,7 @@ LltmForward lltm_forward_steps(const Backend& backend, const Tensor& input, cons
     return result;
   }
   const Tensor gates_x = gates_of_input(backend, input, weights, lengths, hidden);
-  const auto weights_h = backend.factor(split_weights(weights, hidden).first);
+  const Tensor weights_h = split_weights(weights, hidden).first;
   CellTensors step{.gates_x = {},
                    .gates_h = empty(input, {batch, 3 * hidden}, acc),
                    .bias = as_contiguous(bias),
@@ -279,7 +278,7 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
   if (steps > 0 && backend.sequence_backward(sequence)) {
     return {grad_gates, sequence.grad_h0, sequence.grad_c0};
   }
-  const auto weights_h = backend.factor(recurrent_weights(weights, hidden));
+  const Tensor weights_h = recurrent_weights(weights, hidden);
   const auto start = [&](const std::optional<Tensor>& grad) {
     if (grad) return copy(*grad, acc);
     Tensor zeros = empty(gates, {batch, hidden}, acc);
