@@ -40,6 +40,9 @@ for step in $steps; do
       small+=' or test_gemm_float32_layouts and 640 and False-False'
       small+=' or test_sequence_values and (17 or 5) and (float32 or bfloat16)'
       small+=' or test_gemm_half_layouts and 513 and bfloat16'
+      small+=' or test_gemm_float32_few_rows_layouts and False-False and (1027 or 4099)'
+      small+=' or test_gemm_small_layouts and contiguous-transposed and 161'
+      small+=' or test_gemm_fp32_sm80 and normal-257'
       small+=' or test_ragged_in_every_type and (float32 or bfloat16)'
       for tool in memcheck racecheck; do
         PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
