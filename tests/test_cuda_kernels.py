@@ -85,11 +85,13 @@ SMALL = [  # m, k, n
 ]
 
 
-def small_operand(rows, columns, layout, dtype):
+def operand(rows, columns, layout, dtype):
     if layout == "transposed":
         return normal(columns, rows).to(dtype).mT
     if layout == "both-strides":
-        return normal(2 * rows, 3 * columns)[::2, ::3].to(dtype)[:, :columns]
+        return normal(2 * rows, 3 * columns).to(dtype)[::2, ::3]
+    if layout == "odd-offset":
+        return normal(rows, columns + 1).to(dtype)[:, 1:]
     return normal(rows, columns).to(dtype)
 
 
@@ -100,7 +102,7 @@ def small_operand(rows, columns, layout, dtype):
 def test_gemm_small_layouts(dtype, a_layout, b_layout, size, cuda):
     """Into a view, of which nothing else may change."""
     m, k, n = size
-    a, b = small_operand(m, k, a_layout, dtype), small_operand(k, n, b_layout, dtype)
+    a, b = operand(m, k, a_layout, dtype), operand(k, n, b_layout, dtype)
     for shape, transposed in (((m + 2, n + 9), False), ((n + 9, m + 2), True)):
         whole = torch.full(shape, 7.0, dtype=dtype, device="cuda")
         out = (whole.mT if transposed else whole)[1 : m + 1, 3 : n + 3]
@@ -135,7 +137,7 @@ def test_linear_small_epilogues(dtype, size, activation, cuda):
     m, k, n = size
     x, weight = normal(m, k).to(dtype), normal(n, k).div(k**0.5).to(dtype)
     bias = normal(n, 1)[:, 0].to(dtype)
-    residuals = None, normal(m, n).to(dtype), normal(n, 2 * m)[:, ::2].mT.to(dtype)
+    residuals = None, normal(m, n).to(dtype), normal(n, 2 * m).to(dtype)[:, ::2].mT
     for residual in residuals:
         got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
         assert linear_excess(got, x, weight, bias, activation, residual) <= 1
@@ -195,16 +197,6 @@ def test_gemm_fp32_sm80_repeats_bitwise(cuda):
 HALF_SIZES = [(512, 643, 520), (513, 640, 519), (1000, 1003, 1001), (515, 2051, 1530)]  # m, k, n
 
 
-def half_operand(rows, columns, layout, dtype):
-    if layout == "transposed":
-        return normal(columns, rows).to(dtype).mT
-    if layout == "both-strides":
-        return normal(rows, 3 * columns)[:, ::3].to(dtype)[:, :columns]
-    if layout == "odd-offset":
-        return normal(rows, columns + 1).to(dtype)[:, 1:]
-    return normal(rows, columns).to(dtype)
-
-
 @pytest.mark.parametrize("size", HALF_SIZES)
 @pytest.mark.parametrize("b_layout", ["contiguous", "transposed", "odd-offset"])
 @pytest.mark.parametrize("a_layout", ["contiguous", "transposed", "both-strides"])
@@ -212,7 +204,7 @@ def half_operand(rows, columns, layout, dtype):
 def test_gemm_half_layouts(dtype, a_layout, b_layout, size, cuda):
     """Into a view, of which nothing else may change."""
     m, k, n = size
-    a, b = half_operand(m, k, a_layout, dtype), half_operand(k, n, b_layout, dtype)
+    a, b = operand(m, k, a_layout, dtype), operand(k, n, b_layout, dtype)
     whole = torch.full((m + 2, n + 9), 7.0, dtype=dtype, device="cuda")
     for first in (1, 8):
         whole.fill_(7)
@@ -230,7 +222,7 @@ def test_linear_half_epilogues(dtype, size, activation, cuda):
     m, k, n = size
     x, weight = normal(m, k).to(dtype), normal(n, k).div(8).to(dtype)
     bias = normal(n, 1)[:, 0].to(dtype)
-    residuals = None, normal(m, n).to(dtype), normal(n, 2 * m)[:, ::2].mT.to(dtype)
+    residuals = None, normal(m, n).to(dtype), normal(n, 2 * m).to(dtype)[:, ::2].mT
     for residual in residuals:
         got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
         assert linear_excess(got, x, weight, bias, activation, residual) <= 1
