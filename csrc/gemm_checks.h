@@ -131,13 +131,11 @@ inline Tensor out_matrices(const Product& p) {
   if (p.batch == 1) return as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col});
   return as_strided(p.out, {p.batch, p.m, p.n}, {p.out_batch, p.out_row, p.out_col});
 }
-inline const char* aten_product(const Product& p) {
-  return p.batch == 1 ? "aten::mm" : "aten::bmm";
-}
 
 // The product by ATen, which is oneDNN, MKL or cuBLAS underneath.
 inline void aten_gemm(const Product& p) {
-  aten(aten_product(p), "out", a_matrices(p), b_matrices(p), out_matrices(p));
+  aten(p.batch == 1 ? "aten::mm" : "aten::bmm", "out", a_matrices(p), b_matrices(p),
+       out_matrices(p));
 }
 
 inline Sizes linear_sizes(const Tensor& x, const Tensor& weight) {

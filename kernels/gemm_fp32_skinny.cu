@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "copy_async.cuh"
 #include "device.h"
 #include "gemm_bf16_parts.cuh"
 #include "gemm_epilogue.cuh"
@@ -60,8 +61,7 @@ struct Ring {
         // Rows a multiple of 16 apart are swizzled alike.
         const int at = kSlowStep % 16 == 0 ? offset(slow, fast) + i * kSlowStep * kPitch
                                            : offset(slow + i * kSlowStep, fast);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(sm90::smem_address(to + at)),
-                     "l"(from));
+        copy_async<16>(to + at, from);
         from += kSlowStep * slow_stride;
       }
       return;
@@ -70,9 +70,8 @@ struct Ring {
       const int fast = v % kPitch, slow = v / kPitch;
       const int64_t row = kKFast ? slow : fast, l = l0 + (kKFast ? fast : slow);
       const bool inside = row < rows && l < k;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                       sm90::smem_address(to + offset(slow, fast))),
-                   "l"(x + (inside ? row * row_stride + l * k_stride : 0)), "r"(inside ? 4 : 0));
+      copy_async<4>(to + offset(slow, fast), x + (inside ? row * row_stride + l * k_stride : 0),
+                    inside ? 4 : 0);
     }
   }
   // A lane's four elements of k of one column.
@@ -212,7 +211,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
 
   const auto load_b = [&](int block) {
     if (block < blocks) b.load(block % K::kStages, int64_t{first + block} * kK);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    copy_async_commit();
   };
   AHalf held[K::kUnitsPerWarp][2];
 #pragma unroll
@@ -262,7 +261,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
   load_a(1);
   float sum[kTilesM][2][4] = {};
   for (int block = 0; block < blocks; ++block) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(K::kStages - 2) : "memory");
+    copy_async_wait_group<K::kStages - 2>();
     __syncthreads();  // this stage has landed for all, and what is written next has been read
     load_b(block + K::kStages - 1);
     split_a(block + 1);

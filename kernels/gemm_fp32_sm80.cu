@@ -10,6 +10,7 @@
 
 #include <climits>
 
+#include "copy_async.cuh"
 #include "device.h"
 #include "gemm_bf16_parts.cuh"
 #include "gemm_epilogue.cuh"
@@ -25,19 +26,6 @@ constexpr int kSmemBytes = (kStages * 2 * kOperand + kTile * kTile) * 4;  // rin
 
 constexpr int64_t kMinK = 96;              // from here on as accurate as a chain of float FMAs
 constexpr float kTinyProduct = 0x1p-126f;  // of smaller products, the last bits may be lost
-
-// Copies a vector of 1 or 4 floats, of which `valid` exist; the rest becomes zero.
-template <int kWidth>
-__device__ __forceinline__ void copy_async(float* to, const float* from, int valid) {
-  const auto smem = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  if constexpr (kWidth == 4) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(from),
-                 "r"(valid * 4));
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(from),
-                 "r"(valid * 4));
-  }
-}
 
 // One operand, seen as rows of k: a[m, k], or b[n, k].
 struct Operand {
@@ -68,7 +56,7 @@ __device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64
     const bool inside = rows > 0 && ks > 0;
     const int valid = inside ? static_cast<int>(min(along, int64_t{kWidth})) : 0;
     const float* from = op.x + (inside ? row * op.row_stride + (l0 + l) * op.k_stride : 0);
-    copy_async<kWidth>(smem + offset<kKFast>(row, l), from, valid);
+    copy_async<4 * kWidth>(smem + offset<kKFast>(row, l), from, 4 * valid);
   }
 }
 
@@ -251,7 +239,7 @@ __global__ void __launch_bounds__(kThreads)
       load_stage<kAKFast>(a, stage_a(block), block * kK, args.k);
       load_stage<kBKFast>(b, stage_a(block) + kOperand, block * kK, args.k);
     }
-    asm volatile("cp.async.commit_group;");
+    copy_async_commit();
   };
   for (int block = 0; block < kStages - 1; ++block) load(block);
 
@@ -260,7 +248,7 @@ __global__ void __launch_bounds__(kThreads)
   float acc[kMmaM][kMmaN][4] = {};
   Range range;
   for (int64_t block = 0; block * kK < args.k; ++block) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
+    copy_async_wait_group<kStages - 2>();
     __syncthreads();  // this stage is filled, the one before has been read
     load(block + kStages - 1);
     multiply<kAKFast, kBKFast>(stage_a(block), stage_a(block) + kOperand, range, acc);

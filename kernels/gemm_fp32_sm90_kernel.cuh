@@ -13,6 +13,7 @@
 
 #include <climits>
 
+#include "copy_async.cuh"
 #include "gemm_fp32_exact.cuh"
 #include "gemm_split.cuh"
 #include "sm90.cuh"
@@ -91,13 +92,10 @@ struct TileExponents {
   __device__ __forceinline__ void load(const Fp32Product& p, const TileOrigin& origin, int row0) {
     const int32_t* a = p.a_exponent + (p.a_repeats ? 0 : origin.z * p.m);
     const int32_t* b = p.b_exponent + (p.b_repeats ? 0 : origin.z * p.n);
-    const auto copy = [](int* to, const int32_t* from) {
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(sm90::smem_address(to)),
-                   "l"(from));
-    };
     const int thread = threadIdx.x % 128;
-    if (thread < 64) copy(row + thread, a + min(row0 + thread, p.m - 1));
-    for (int j = thread; j < kN; j += 128) copy(column + j, b + min(origin.n + j, p.n - 1));
+    if (thread < 64) copy_async<4>(row + thread, a + min(row0 + thread, p.m - 1));
+    for (int j = thread; j < kN; j += 128)
+      copy_async<4>(column + j, b + min(origin.n + j, p.n - 1));
   }
   // All of the warpgroup's threads have come here, and what they load has landed.
   static __device__ __forceinline__ void wait(int consumer) {
@@ -160,9 +158,8 @@ struct TileExponents {
 struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
   static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6;
   unsigned char ring[kRingBytes];
-  uint64_t full[kMaxStages];  // loads landed: 1 arrival and the bytes
-  // of each warpgroup
-  TileExponents exponents[2];
+  uint64_t full[kMaxStages];   // loads landed: 1 arrival and the bytes
+  TileExponents exponents[2];  // of each warpgroup
   uint64_t empty[kMaxStages];  // consumers are done, in every block loaded together with this one
 };
 static_assert(sizeof(ProductSmem) <= 227 * 1024);

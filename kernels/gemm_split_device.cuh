@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "copy_async.cuh"
 #include "gemm_split.cuh"
 #include "sm90.cuh"
 
@@ -331,23 +332,20 @@ __device__ __forceinline__ void load_columns(const SplitOperand& op, int z, int 
     constexpr int kVectors = kColumnRows / 4;
     for (int v = threadIdx.x; v < op.k * kVectors; v += kThreads) {
       const int r = v % kVectors * 4, l = v / kVectors;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                       sm90::smem_address(held + column_index(r, l))),
-                   "l"(x + l * op.k_stride + r));
+      copy_async<16>(held + column_index(r, l), x + l * op.k_stride + r);
     }
   } else {
     for (int v = threadIdx.x; v < op.k * kColumnRows; v += kThreads) {
       const int r = v % kColumnRows, l = v / kColumnRows;
       const bool inside = row0 + r < op.rows;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                       sm90::smem_address(held + column_index(r, l))),
-                   "l"(x + l * op.k_stride + (inside ? r : 0)), "r"(inside ? 4 : 0));
+      copy_async<4>(held + column_index(r, l), x + l * op.k_stride + (inside ? r : 0),
+                    inside ? 4 : 0);
     }
   }
   for (int v = op.k * kColumnRows + threadIdx.x; v < op.ld * kColumnRows; v += kThreads) {
     held[column_index(v % kColumnRows, v / kColumnRows)] = 0.0f;
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  copy_async_wait_all();
 }
 
 __device__ SplitPath split_columns(const SplitOperand& op, int block, float* held, int parts) {

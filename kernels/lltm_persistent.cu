@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common.cuh"
 #include "device.h"
 #include "lltm_persistent.cuh"
 
@@ -15,8 +16,6 @@ struct Plan {
   ClusterPlan cluster{};
   GridPlan grid{};
 };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Hidden sizes up to 256 whose rows all run at once: the cheapest step by far.
 bool plan_cluster(int64_t batch, int64_t hidden, const DeviceFacts& facts, ClusterPlan& plan) {
