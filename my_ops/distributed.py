@@ -8,14 +8,16 @@ Afterwards every op takes ``DTensor`` arguments, and ``parallelize_module`` take
   ``Partial`` (linear: without an activation, which needs the whole sum);
 - lltm_cell and lltm: the batch.
 
-Arguments that are laid out otherwise are redistributed first, as for torch's own ops. The steps of
-lltm may only be split evenly: DTensor has no view of the others that backward needs. Before torch
-2.13 it has none of a batch that comes second either: gradients of linear and lltm need it. DDP,
-``fully_shard`` and ``torch.distributed.checkpoint`` need none of this.
+Arguments that are laid out otherwise are redistributed first, as for torch's own ops. Backward of
+linear and lltm takes rows that are split in any dimension; those that are split unevenly it gathers
+for the gradient of the weight. DDP, ``fully_shard`` and ``torch.distributed.checkpoint`` need none
+of this.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -124,3 +126,28 @@ _register_batch(
     [Shard(1), Shard(0), Shard(0)],
     [Shard(1), Shard(0), Shard(0), Shard(1), Shard(1), Shard(0), Replicate(), Shard(0)],
 )
+
+
+def flattenable(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """DTensors ``(*, size)``, laid out so that all but their last dimension can be flattened.
+
+    Before torch 2.13 only the first of flattened dimensions may be sharded, and evenly: a later one
+    is moved to the front, in all tensors alike. What is sharded otherwise is gathered.
+    """
+    last = tensors[0].ndim - 1
+    sharded = [p.dim for t in tensors for p in t.placements if p.is_shard() and p.dim < last]
+    return tuple(_flattenable(t, sharded[0] if sharded else 0, last) for t in tensors)
+
+
+def _flattenable(t: Any, first: int, last: int) -> Any:
+    sizes = zip(t.device_mesh.shape, t.placements, strict=True)
+    even = t.shape[first] % math.prod(size for size, p in sizes if p.is_shard(first)) == 0
+    places = [
+        Replicate() if p.is_shard() and p.dim < last and not (p.dim == first and even) else p
+        for p in t.placements
+    ]
+    if first == 0 and places == list(t.placements):
+        return t
+    # The strides of what was gathered unevenly are not those that DTensor believes: hence clone.
+    moved = t.redistribute(placements=places).movedim(first, 0)
+    return moved.clone(memory_format=torch.contiguous_format)

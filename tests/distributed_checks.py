@@ -11,7 +11,14 @@ from samples import DIFFERENTIABLE, as_tuple, leaves
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -23,9 +30,6 @@ import my_ops
 import my_ops.distributed
 
 RANKS = 2
-# Before, DTensor flattened no dimensions but the first of which was split: no gradient of a product
-# over a batch that comes second, in torch's own linear either.
-FLATTENS = torch.__version__ >= torch.torch_version.TorchVersion("2.13")
 LIMIT = 2.0**-36  # of float64 sums in another order
 OPS = {op.name: op for op in DIFFERENTIABLE}
 
@@ -59,20 +63,27 @@ def assert_close(got, want, limit=LIMIT):
         torch.testing.assert_close(ours, exact, rtol=limit, atol=limit)
 
 
-def every_sharding(mesh, name):
+def gradients(results, tensors, slopes):
+    """The gradients, and those of the sum of their squares, in so far as there are any."""
+    first = torch.autograd.grad(results, tensors, slopes, create_graph=True)
+    squares = [f.square().sum() for f in first if f.requires_grad]
+    if not squares:
+        return first, ()
+    return first, torch.autograd.grad(sum(squares), tensors, materialize_grads=True)
+
+
+def every_sharding(mesh, name, size):
     """Each argument in turn sharded along each of its dimensions, or all replicated."""
     op = OPS[name]
-    tensors = op.tensors(4, torch.float64, mesh.device_type)
+    tensors = op.tensors(size, torch.float64, mesh.device_type)
     plain = leaves(tensors)
     want = op(*plain)
     grads = [torch.randn_like(r) for r in want]
-    wanted = torch.autograd.grad(want, plain, grads)
+    wanted, wanted_twice = gradients(want, plain, grads)
     whole = [Replicate()] * len(tensors)
     layouts = [whole]
     for place, tensor in enumerate(tensors):
         for d in range(tensor.dim()):
-            if tensor.dim() == 3 and tensor.shape[d] % RANKS:
-                continue  # DTensor flattens no dimensions of which the first is split unevenly
             layouts.append([*whole[:place], Shard(d), *whole[place + 1 :]])
     for layout in layouts:
         sharded = tuple(
@@ -81,15 +92,15 @@ def every_sharding(mesh, name):
         )
         got = op(*sharded)
         assert_close(got, want)
-        if tensors[0].dim() == 3 and not FLATTENS:
-            continue
         slopes = [
             distribute_tensor(g, mesh, [Replicate()]).redistribute(mesh, r.placements)
             if not any(p.is_partial() for p in r.placements)
             else distribute_tensor(g, mesh, [Replicate()])
             for g, r in zip(grads, got, strict=True)
         ]
-        assert_close(torch.autograd.grad(got, sharded, slopes), wanted)
+        first, twice = gradients(got, sharded, slopes)
+        assert_close(first, wanted)
+        assert_close(twice, wanted_twice)
 
 
 def placements_of_products(mesh):
@@ -129,11 +140,21 @@ def batches_of_lltm(mesh):
         got = op(*args)
         assert all(r.placements[0].is_shard() for r in got)
         assert_close(got, op(*tensors))
-        if name == "lltm" and not FLATTENS:
-            continue
         grads = torch.autograd.grad(got[0].sum(), args)
         plain = leaves(tensors)
         assert_close(grads, torch.autograd.grad(op(*plain)[0].sum(), plain))
+
+    x = torch.randn(5, 4, 3, dtype=torch.float64)
+    for layer, input, place in (
+        (my_ops.nn.LLTM(3, 2, num_layers=2), x, Shard(1)),
+        (my_ops.nn.LLTMCell(3, 2), x[0], Shard(0)),
+    ):
+        layer = layer.double()
+        want = layer(input)[0]
+        distribute_module(layer, mesh)
+        got = layer(distribute_tensor(input, mesh, [place]))[0]
+        assert got.placements == (place,)
+        assert_close(got, want)
 
 
 class Model(torch.nn.Module):

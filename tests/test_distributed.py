@@ -49,9 +49,10 @@ def on_both_ranks(request, tmp_path_factory):
             process.kill()
 
 
+@pytest.mark.parametrize("size", [4, 3])
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
-def test_every_sharding(op, on_both_ranks):
-    on_both_ranks(distributed_checks.every_sharding, op.name)
+def test_every_sharding(op, size, on_both_ranks):
+    on_both_ranks(distributed_checks.every_sharding, op.name, size)
 
 
 def test_products_keep_what_is_sharded(on_both_ranks):

@@ -64,9 +64,7 @@ class LLTMCell(nn.Module):
         state: Optional[State] = None,  # noqa: UP045
     ) -> State:
         if state is None:
-            zero = torch.zeros(
-                [input.size(0), self.hidden_size], dtype=input.dtype, device=input.device
-            )
+            zero = input.new_zeros([input.size(0), self.hidden_size])
             state = (zero, zero)
         if torch.jit.is_scripting():
             return torch.ops.my_ops.lltm_cell(input, self.weights, self.bias, state[0], state[1])
@@ -174,8 +172,7 @@ class LLTM(nn.Module):
         one = input.dim() == 2
         x = input.unsqueeze(1) if one else input.transpose(0, 1) if self.batch_first else input
         if state is None:
-            shape = [len(self.cells), x.size(1), self.hidden_size]
-            h_0 = torch.zeros(shape, dtype=x.dtype, device=x.device)
+            h_0 = x.new_zeros([len(self.cells), x.size(1), self.hidden_size])
             c_0 = h_0
         else:
             h_0 = state[0].unsqueeze(1) if one else state[0]

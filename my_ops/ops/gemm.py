@@ -190,14 +190,15 @@ class _Linear(torch.autograd.Function):
         grad_residual = grad if ctx.needs_input_grad[4] else None
         if ctx.activation != "none":
             grad = activation_backward(grad, _Linear._before(ctx.precision, *saved), ctx.activation)
-        rows = _rows(grad)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             grad_x = ops.linear(grad, weight.mT, None, "none", None, ctx.precision)
-        if ctx.needs_input_grad[1]:
-            grad_weight = ops.gemm(rows.mT, _rows(x), ctx.precision)
-        if ctx.needs_input_grad[2]:
-            grad_bias = rows.sum(0)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            grad_rows, x_rows = as_rows(grad, x)
+            if ctx.needs_input_grad[1]:
+                grad_weight = ops.gemm(grad_rows.mT, x_rows, ctx.precision)
+            if ctx.needs_input_grad[2]:
+                grad_bias = grad_rows.sum(0)
         return grad_x, grad_weight, grad_bias, None, grad_residual, None, None
 
     @staticmethod
@@ -224,8 +225,13 @@ class _Linear(torch.autograd.Function):
         return tangent if residual_t is None else tangent + residual_t
 
 
-def _rows(t: Tensor) -> Tensor:
-    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+def as_rows(*tensors: Tensor) -> list[Tensor]:
+    """Each ``(*, size)`` as ``(rows, size)``, for sums over the rows: of all in the same order."""
+    if type(tensors[0]) is not Tensor and hasattr(tensors[0], "placements"):
+        from my_ops.distributed import flattenable  # only who has a DTensor pays for it
+
+        tensors = flattenable(tensors)
+    return [t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
 
 
 def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from my_ops._autograd import differentiated, register_gradient
 from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import check_tensor, fake, ops
-from my_ops.ops.gemm import _gemm
+from my_ops.ops.gemm import _gemm, as_rows
 
 # ----------------------------------------------------------------------------------- lltm_cell
 
@@ -52,12 +52,14 @@ def _cell_gates_backward(
     """What ``lltm_cell_backward`` computes, from the inputs and differentiable again."""
     z = ops.linear(torch.cat([old_h, input], dim=1), weights, bias.reshape(-1))
     z_i, z_o, z_g = z.chunk(3, dim=1)
-    i, o, g = torch.sigmoid(z_i), torch.sigmoid(z_o), torch.nn.functional.elu(z_g)
+    i, o = torch.sigmoid(z_i), torch.sigmoid(z_o)
+    below = torch.clamp(z_g, max=0.0)
+    g = torch.where(z_g > 0, z_g, torch.expm1(below))  # elu, which DTensor lacks before torch 2.13
     squashed = torch.tanh(old_cell + g * i)
     grad_h = torch.zeros_like(old_h) if grad_h is None else grad_h
     grad_cell = torch.zeros_like(old_cell) if grad_cell is None else grad_cell
     grad_cell = grad_cell + grad_h * o * (1 - squashed * squashed)
-    elu_slope = torch.where(z_g > 0, 1.0, torch.exp(torch.clamp(z_g, max=0.0)))
+    elu_slope = torch.where(z_g > 0, 1.0, torch.exp(below))
     grad_gates = torch.cat(
         [
             grad_cell * g * ops.d_sigmoid(z_i),
@@ -262,18 +264,19 @@ def _lltm_gates_backward(
     def where(t: int, running: Tensor, over: Tensor | float) -> Tensor:
         return running if runs is None else torch.where(runs[t], running, over)
 
+    steps = [input[t] for t in range(input.shape[0])]  # DTensor unbinds no sharded dimension
     states = [(h0, c0)]
-    for t, step in enumerate(input):
+    for t, step in enumerate(steps):
         h, c = ops.lltm_cell(step, weights, bias, *states[-1])
         states.append((where(t, h, states[-1][0]), where(t, c, states[-1][1])))
     grad_h = torch.zeros_like(h0) if grad_h_n is None else grad_h_n
     grad_c = torch.zeros_like(c0) if grad_c_n is None else grad_c_n
     grad_gates = []
-    for t in range(input.shape[0] - 1, -1, -1):
+    for t in range(len(steps) - 1, -1, -1):
         if grad_output is not None:
             grad_h = where(t, grad_h + grad_output[t], grad_h)
         grad_step, grad_c_before = _cell_gates_backward(
-            where(t, grad_h, 0.0), where(t, grad_c, 0.0), input[t], weights, bias, *states[t]
+            where(t, grad_h, 0.0), where(t, grad_c, 0.0), steps[t], weights, bias, *states[t]
         )
         grad_h = where(t, ops.gemm(grad_step, weights[:, :hidden]), grad_h)
         grad_c = where(t, grad_c_before, grad_c)
@@ -348,21 +351,16 @@ class _LLTM(torch.autograd.Function):
             except RuntimeError as error:
                 raise_out_of_memory(error)
                 raise
-        rows = grad_gates.flatten(0, 1)
         grad_input = grad_weights = grad_bias = None
         if needs[0]:
             grad_input = ops.linear(grad_gates, weights[:, hidden:].mT)
         if needs[3]:
-            before = torch.cat([h0.unsqueeze(0), output])[:-1].flatten(0, 1)
-            grad_weights = torch.cat(
-                [
-                    _gemm(rows.mT, before, None),
-                    _gemm(rows.mT, input.flatten(0, 1), None),
-                ],
-                dim=1,
-            )
+            before = torch.cat([h0.unsqueeze(0), output])[:-1]
+            rows, h_rows, x_rows = as_rows(grad_gates, before, input)
+            products = [_gemm(rows.mT, h_rows, None), _gemm(rows.mT, x_rows, None)]
+            grad_weights = torch.cat(products, dim=1)
         if needs[4]:
-            grad_bias = rows.sum(0).reshape(bias.shape)
+            grad_bias = grad_gates.sum((0, 1)).reshape(bias.shape)
         return (
             grad_input,
             grad_h0 if needs[1] else None,
