@@ -44,7 +44,8 @@ ROUND = 0.2  # seconds that the steps of a round take, about
 TIMEOUT = 240  # seconds for all that one number of processes does
 
 RULES = {
-    "global batch": "batch x GPUs; with ddp and fsdp a GPU sees its share, with tp all of it",
+    "global batch": "batch x GPUs; a GPU runs its share of it; with tp, its part of the linear "
+    "layers on all of it, and so the whole LSTM of torch.nn, which has no rule for DTensor",
     "tokens/s": "global batch x length / median over the rounds of the slowest process's step",
     "efficiency": "tokens/s at N GPUs / (N x tokens/s at 1 GPU), of the same model and way",
     "torch.nn": "float32 as PyTorch sets it: TF32 in nn.LSTM, not in nn.Linear",
@@ -72,9 +73,9 @@ class TorchCharLM(nn.Module):
 class Trainee:
     """A model that is split over the processes, its optimizer and its batch."""
 
-    def __init__(self, model: nn.Module, way: str, tf32: bool, batch: Tensor) -> None:
+    def __init__(self, model: nn.Module, tf32: bool, batch: Tensor) -> None:
         self.model, self.tf32, self.batch = model, tf32, batch
-        self.optimizer = adam(model, way)
+        self.optimizer = adam(model)
 
     def seconds(self, steps: int) -> float:
         """Seconds a step, on this process, all having begun together."""
@@ -112,7 +113,7 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> dic
     trainees: dict[str, Trainee] = {}
     for peer, (kind, tf32) in peers.items():
         model = parallel(kind(VOCABULARY, options.hidden).to(device), mesh, way, bf16)
-        trainees[peer] = Trainee(model, way, tf32, batch)
+        trainees[peer] = Trainee(model, tf32, batch)
 
     steps = {}
     for peer, trainee in trainees.items():

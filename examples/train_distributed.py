@@ -4,7 +4,8 @@
 
 ddp    every process holds the model and a share of the batch (DistributedDataParallel)
 fsdp   the parameters are split as well (fully_shard); --bf16 computes in bfloat16
-tp     every process sees the whole batch; the two linear layers are split (parallelize_module)
+tp     the two linear layers are split (parallelize_module); every process reads the whole batch and
+       runs the embedding and LLTM on a share of it
 
 With ``--checkpoint FOLDER`` the state is saved every ``--save-every`` steps and training goes on
 from the newest one. What a step sees depends on its number alone, so a run that was interrupted
@@ -31,8 +32,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -47,9 +50,17 @@ def parallel(model: nn.Module, mesh: DeviceMesh, way: str, bf16: bool = False) -
     if way == "ddp":
         return DistributedDataParallel(model)
     if way == "tp":
-        return parallelize_module(
-            model, mesh, {"encode": ColwiseParallel(), "decode": RowwiseParallel()}
-        )
+        # By the rules of my_ops LLTM runs on a share of the batch. torch.nn.LSTM has no such rules:
+        # every process runs it on the whole.
+        shared = hasattr(model, "lltm")
+        layout = Shard(1) if shared else Replicate()
+        plan = {"encode": ColwiseParallel(input_layouts=layout), "decode": RowwiseParallel()}
+        parallelize_module(model, mesh, plan)
+        if shared:
+            distribute_module(model, mesh)  # the other parameters: whole, on every process
+            share = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=layout)
+            parallelize_module(model, mesh, share)
+        return model
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else None
     for part in (*model.children(), model):
         if any(True for _ in part.parameters()):
@@ -57,10 +68,12 @@ def parallel(model: nn.Module, mesh: DeviceMesh, way: str, bf16: bool = False) -
     return model
 
 
-def adam(model: nn.Module, way: str) -> torch.optim.Adam:
-    # Under tp some parameters are split and some are not, which its grouped steps do not take.
-    foreach = False if way == "tp" else None
-    return torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, foreach=foreach)
+def adam(model: nn.Module) -> torch.optim.Adam:
+    # In groups: the fused step takes no mixture of DTensor and plain parameters.
+    plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    split = [p for p in model.parameters() if isinstance(p, DTensor)]
+    groups = [{"params": group} for group in (plain, split) if group]
+    return torch.optim.Adam(groups, lr=LEARNING_RATE, fused=True)
 
 
 def windows(text: Tensor, step: int, options: argparse.Namespace) -> Tensor:
@@ -110,7 +123,7 @@ def train(options: argparse.Namespace, device: torch.device, mesh: DeviceMesh) -
     text = torch.tensor([code[character] for character in corpus], device=device)
     torch.manual_seed(0)
     model = parallel(CharLM(len(characters)).to(device), mesh, options.parallel, options.bf16)
-    optimizer = adam(model, options.parallel)
+    optimizer = adam(model)
     first = resume(options.checkpoint, model, optimizer) if options.checkpoint else 0
 
     began = time.perf_counter()

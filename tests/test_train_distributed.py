@@ -42,7 +42,8 @@ def test_losses_are_those_of_one_process(way, alone, tmp_path):
     assert run(tmp_path, "--parallel", way) == pytest.approx(alone, rel=LIMIT)
 
 
-def test_a_process_that_dies_costs_no_step(alone, tmp_path):
+@pytest.mark.parametrize("way", ["fsdp", "tp"])
+def test_a_process_that_dies_costs_no_step(way, alone, tmp_path):
     """Rank 1 is killed once; torchrun starts both again, and they go on from the checkpoint."""
     script = tmp_path / "dies.py"
     script.write_text(
@@ -66,5 +67,5 @@ def test_a_process_that_dies_costs_no_step(alone, tmp_path):
         """)
     )
     folder = ["--checkpoint", str(tmp_path / "checkpoint"), "--save-every", "2"]
-    losses = run(tmp_path, "--parallel", "fsdp", *folder, script=script, restarts=1)
+    losses = run(tmp_path, "--parallel", way, *folder, script=script, restarts=1)
     assert losses == pytest.approx(alone, rel=LIMIT)
