@@ -78,6 +78,17 @@ __device__ __forceinline__ void mma(float (&out)[4], const uint4& a, const uint2
         "f"(sum[2]), "f"(sum[3]));
 }
 
+// a b for a tile of 16 x 8 and one half of a chunk of k: the fewer products a tensor core adds at a
+// time, the less it cuts off.
+__device__ __forceinline__ void mma_half(float (&out)[4], uint32_t a_top, uint32_t a_bottom,
+                                         uint32_t b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+      : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
+      : "r"(a_top), "r"(a_bottom), "r"(b), "f"(0.0f));
+}
+
 // sum += the products but the leading one, 2^-8 of it, for neighbouring tiles, the smallest first.
 // Tensor cores do not round sums but cut them: the leading products are to be added outside.
 template <int kTiles>

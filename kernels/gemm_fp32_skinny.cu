@@ -2,9 +2,10 @@
 // split over the whole device.
 // Plan: a block forms kM x kN sums over a piece of k. b comes through a ring of 32 of k by
 // cp.async, in the order it has in memory; a warp splits its own 16 columns in registers. a, small,
-// is read straight from memory, split once a block and laid down as the fragments of mma. A second
-// kernel adds the pieces, applies the epilogue, and does in plain arithmetic what bf16 parts cannot
-// hold. Bound by memory, the larger operand once.
+// is read straight from memory, split once a block and laid down as the fragments of mma. Sums are
+// compensated: what an addition loses goes on to the next. A second kernel adds the pieces in
+// double, applies the epilogue, and does in plain arithmetic what bf16 parts cannot hold. Bound by
+// memory, the larger operand once.
 #include "gemm_fp32_skinny.h"
 
 #include <algorithm>
@@ -22,6 +23,7 @@ using Args = GemmArgs<float, float>;
 
 constexpr int kK = 32;            // of k, a stage
 constexpr int kChunks = kK / 16;  // of k, an mma
+constexpr int kPiece = 2;         // stages, after which their sum goes to that of all
 constexpr int kWarpColumns = 16;  // two mma tiles
 constexpr int kReduceThreads = 256;
 
@@ -260,14 +262,13 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
   split_a(0);
   load_a(1);
   float sum[kTilesM][2][4] = {};
+  float pending[kTilesM][2][4] = {};  // what is still to be added to the sum
   for (int block = 0; block < blocks; ++block) {
     copy_async_wait_group<K::kStages - 2>();
     __syncthreads();  // this stage has landed for all, and what is written next has been read
     load_b(block + K::kStages - 1);
     split_a(block + 1);
     load_a(block + 2);
-    // Added up on their own, and once a stage to the sum: a short chain of roundings.
-    float of_stage[kTilesM][2][4] = {}, rest[kTilesM][2][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       uint2 b_part[2][kParts];
@@ -286,22 +287,29 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
         for (int part = 0; part < kParts; ++part) {
           a_part[part] = fragments[block % 2][m * kChunks + chunk][part][lane];
         }
-        add_other_products(rest[m], a_part, b_part);
+        float rest[2][4] = {};
+        add_other_products(rest, a_part, b_part);
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-          float leading[4];
-          mma(leading, a_part[0], b_part[t][0], {0.0f, 0.0f, 0.0f, 0.0f});
+          float first[4], second[4];
+          mma_half(first, a_part[0].x, a_part[0].y, b_part[t][0].x);
+          mma_half(second, a_part[0].z, a_part[0].w, b_part[t][0].y);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) of_stage[m][t][i] += leading[i];
+          for (int i = 0; i < 4; ++i) pending[m][t][i] += rest[t][i] + first[i] + second[i];
         }
       }
     }
+    if (block % kPiece != kPiece - 1) continue;
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m) {
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[m][t][i] += of_stage[m][t][i] + rest[m][t][i];
+        for (int i = 0; i < 4; ++i) {
+          const float before = sum[m][t][i];
+          sum[m][t][i] += pending[m][t][i];
+          pending[m][t][i] -= sum[m][t][i] - before;  // what the sum cannot hold
+        }
       }
     }
   }
@@ -315,7 +323,9 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
       for (int i = 0; i < 4; ++i) {
         const int64_t row = m0 + m * 16 + i / 2 * 8 + group;
         const int64_t col = n0 + warp * kWarpColumns + t * 8 + lane % 4 * 2 + i % 2;
-        if (row < args.m && col < args.n) partial[row * args.n + col] = sum[m][t][i];
+        if (row < args.m && col < args.n) {
+          partial[row * args.n + col] = sum[m][t][i] + pending[m][t][i];
+        }
       }
     }
   }
@@ -335,13 +345,15 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
 __global__ void __launch_bounds__(kReduceThreads)
     fp32_skinny_reduce_kernel(const __grid_constant__ Skinny p, int tile_m, int tile_n) {
 #if __CUDA_ARCH__ >= 900
-  __shared__ float2 lanes[kReduceThreads];
+  __shared__ double sums[kReduceThreads];
+  __shared__ float bounds[kReduceThreads];
   const int n = static_cast<int>(p.args.n), total = static_cast<int>(p.args.m) * n;
   const int at = blockIdx.x * blockDim.x + threadIdx.x, row = at / n, col = at % n;
   const float* const pieces = p.partial + at;
   const float* const errors = p.error + row / tile_m * p.tiles_n + col / tile_n;
   sm90::griddepcontrol_wait();
-  float sum = 0.0f, error = 0.0f;
+  double sum = 0.0;
+  float error = 0.0f;
   if (at < total) {
 #pragma unroll 8
     for (int split = threadIdx.y; split < p.splits; split += blockDim.y) {
@@ -351,17 +363,18 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
   if (blockDim.y > 1) {
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-    lanes[thread] = make_float2(sum, error);
+    sums[thread] = sum;
+    bounds[thread] = error;
     __syncthreads();
     if (thread >= max(blockDim.x, 32)) return;
     sum = error = 0.0f;
 #pragma unroll 8
     for (int lane = threadIdx.x; lane < kReduceThreads; lane += blockDim.x) {
-      sum += lanes[lane].x;
-      error += lanes[lane].y;
+      sum += sums[lane];
+      error += bounds[lane];
     }
   }
-  finish(p.args, row, col, sum, error, at < total && threadIdx.y == 0);
+  finish(p.args, row, col, static_cast<float>(sum), error, at < total && threadIdx.y == 0);
 #endif
 }
 

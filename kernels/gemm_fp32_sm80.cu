@@ -92,17 +92,6 @@ __device__ __forceinline__ int column_of(int j, int x) {
   return threadIdx.x / 32 % 4 * 32 + j * 8 + threadIdx.x % 4 * 2 + x % 2;
 }
 
-// a b for a tile of 16 x 8 and one half of a chunk of k: the fewer products a tensor core adds at a
-// time, the less it cuts off.
-__device__ __forceinline__ void mma_half(float (&out)[4], uint32_t a_top, uint32_t a_bottom,
-                                         uint32_t b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
-      : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
-      : "r"(a_top), "r"(a_bottom), "r"(b), "f"(0.0f));
-}
-
 // acc += a b over one stage; takes the magnitudes of the elements in.
 template <bool kAKFast, bool kBKFast>
 __device__ __forceinline__ void multiply(const float* a, const float* b, Range& range,

@@ -1,8 +1,9 @@
 // The product kernel of gemm_fp32_sm90.cu.
 // Plan: persistent blocks; one producer warp fills a ring of k-blocks of all parts by TMA, consumer
-// warpgroups own 64 rows each. Per 32 of k the product of the leading parts is formed from zero and
-// added to float registers with rounding (the tensor core truncates), while the tensor core goes on
-// with the small cross products, which have an accumulator of their own for the whole of k.
+// warpgroups own 64 rows each. Per 16 or 32 of k the product of the leading parts is formed from
+// zero and added to float registers with rounding (the tensor core truncates), while the tensor
+// core goes on with the small cross products, which have an accumulator of their own for the whole
+// of k. Where registers allow, sums are compensated: what an addition loses goes on to the next.
 // Bound by tensor cores: 3 (fp16) or 6 (bf16) times 2*m*n*k flop.
 #pragma once
 
@@ -75,8 +76,10 @@ struct Tile {
   static constexpr int kConsumers = M / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
-  // Three sets of accumulators at n = 128 need more than an even share of the registers.
-  static constexpr bool kMoveRegisters = N > 64;
+  // Whether what the sums' additions lose is added later: up to where registers allow.
+  static constexpr bool kCompensated = N < 128;
+  // Accumulators that need more than an even share of the registers.
+  static constexpr bool kMoveRegisters = kConsumers > 1;
 };
 
 struct TileOrigin {
@@ -292,7 +295,8 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
   }
   const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(base) % 8 == 0;
   const bool residual = whole && p.args.residual;
-  constexpr int kPiece = 8;  // column pairs loaded together; more would not fit in registers
+  // Column pairs loaded together; more would not fit in registers.
+  constexpr int kPiece = Tile::kN % 64 == 0 ? 8 : 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = row0 + 8 * i;
@@ -368,10 +372,15 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
   using Layout = RingLayout<Scheme, Tile>;
   using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
   constexpr int kParts = Scheme::kParts;
-  constexpr int kPromote = 32;  // of k, between additions to the rounded sum
+  constexpr bool kCompensated = Tile::kCompensated;
+  constexpr int kPromote = kCompensated ? 16 : 32;  // of k, between additions to the rounded sum
   float lead[kCount], cross[kCount];
+  float pending[kCompensated ? kCount : 1];  // what is still to be added to the sum
+  const int piece = k_blocks <= 8 ? 2 : 4;   // blocks of k, after which it is
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+#pragma unroll
+  for (float& x : pending) x = 0.0f;
   int previous = -1;
   for (int block = 0; block < k_blocks; ++block) {
     sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
@@ -401,7 +410,17 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
       sm90::wgmma_pin(lead);
       if (k0 == 0 && previous >= 0) release(previous);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) sum[i] += lead[i];
+      for (int i = 0; i < kCount; ++i) (kCompensated ? pending : sum)[i] += lead[i];
+    }
+    if constexpr (kCompensated) {
+      if (block % piece == piece - 1) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          const float before = sum[i];
+          sum[i] += pending[i];
+          pending[i] -= sum[i] - before;  // what the sum cannot hold
+        }
+      }
     }
     previous = at.stage;
     at.advance();
@@ -411,7 +430,12 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
   release(previous);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    sum[i] = fmaf(cross[i], 1.0f / (1 << Scheme::kLowBits), sum[i]);
+    constexpr float kUnit = 1.0f / (1 << Scheme::kLowBits);
+    if constexpr (kCompensated) {
+      sum[i] += fmaf(cross[i], kUnit, pending[i]);
+    } else {
+      sum[i] = fmaf(cross[i], kUnit, sum[i]);
+    }
   }
 }
 

@@ -4,6 +4,9 @@ An error is |got - a @ b| / (|a| @ |b|), element by element. Its mean is at most
 (1.5 times for short k), its maximum at most 1.5 times.
 """
 
+import math
+import random
+
 import pytest
 import torch
 from test_cuda_kernels import FEW_ROWS, SMALL_OUTPUTS
@@ -13,9 +16,8 @@ import my_ops
 MEAN_SHARE = 1.0
 SHORT_K, SHORT_K_MEAN_SHARE = 64, 1.5  # below this k, sums have few roundings to average out
 WORST_SHARE = 1.5
-LONG_K, LONG_K_MEAN_SHARE = 1024, 1 / 3  # of normal data on CUDA, a as it is
-# Where cuBLAS splits a long k over idle processors, its sums are shorter and its error smaller.
-SPLIT_K_MEAN_SHARE, SPLIT_K_WORST_SHARE = 1.75, 2.0
+# Of normal data on CUDA, where cuBLAS does not cut k into pieces to keep the device busy.
+LONG_K, LONG_K_MEAN_SHARE = 1024, 1 / 3
 
 KS = [1, 7, 16, 33, 64, 257, 1024, 4096, 16384]
 INVERSE_KS = [64, 257, 1024, 2048]
@@ -90,9 +92,7 @@ def check(got, a, b, what, mean_share, worst_share):
     assert ours[1] <= worst_share * theirs[1], f"maximum, {message}"
 
 
-def mean_share(k, family=None):
-    if family == "normal" and k >= LONG_K:
-        return LONG_K_MEAN_SHARE
+def mean_share(k):
     return SHORT_K_MEAN_SHARE if k < SHORT_K else MEAN_SHARE
 
 
@@ -106,16 +106,37 @@ def label(family, size, layout="NN"):
 SIZES = [(1000, k, 1024) for k in KS]  # m, k, n
 SIZES += [(2048, 1024, 2048), (2048, 4096, 2048)]
 SIZES += [(1000, 1003, 1001), (4096, 4096, 4096)]
-UNEVEN = (1024, 4096, 2048)  # here cuBLAS splits k in the layout NN
-PRODUCTS = [(size, layout) for size in SIZES for layout in ("NN", "NT")] + [(UNEVEN, "NT")]
+PRODUCTS = [(size, layout) for size in SIZES for layout in ("NN", "NT")]
 
 
 @pytest.mark.parametrize(("size", "layout"), PRODUCTS)
 @pytest.mark.parametrize("family", CONTRACT)
 def test_gemm(family, size, layout, strict_cublas):
     a, b = operands(family, size, "cuda", layout)
+    share = mean_share(size[1])
+    if family == "normal" and size[1] >= LONG_K:
+        share = LONG_K_MEAN_SHARE
+    check(my_ops.gemm(a, b), a, b, label(family, size, layout), share, WORST_SHARE)
+
+
+RANDOM_BITS = (6, 12.5), (4, 14.2), (6, 12.5)  # of m, k, n
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("family", CONTRACT)
+def test_gemm_of_random_shapes(family, seed, strict_cublas):
+    """Among them many where cuBLAS cuts k: its sums are shorter then, its error is smaller."""
+    choose = random.Random(f"{family} {seed}")
+    while True:
+        size = tuple(round(2 ** choose.uniform(*bits)) for bits in RANDOM_BITS)
+        if choose.random() < 0.5:
+            size = tuple(-(-x // 64) * 64 for x in size)
+        if math.prod(size) < 2**36:
+            break
+    layout = choose.choice(["NN", "NT", "TN", "TT"])
+    a, b = operands(family, size, "cuda", layout)
     what = label(family, size, layout)
-    check(my_ops.gemm(a, b), a, b, what, mean_share(size[1], family), WORST_SHARE)
+    check(my_ops.gemm(a, b), a, b, what, mean_share(size[1]), WORST_SHARE)
 
 
 @pytest.mark.parametrize("layout", ["TN", "TT"])
@@ -133,9 +154,7 @@ def test_gemm_of_batches(family, strict_cublas):
     pairs = [operands(family, size, "cuda", layout) for layout in ("NN", "NT", "NN")]
     got = my_ops.gemm(torch.stack([a for a, _ in pairs]), torch.stack([b for _, b in pairs]))
     for product, (a, b) in zip(got, pairs, strict=True):
-        check(
-            product, a, b, f"batch, {label(family, size)}", SPLIT_K_MEAN_SHARE, SPLIT_K_WORST_SHARE
-        )
+        check(product, a, b, f"batch, {label(family, size)}", MEAN_SHARE, WORST_SHARE)
 
 
 @pytest.mark.parametrize("k", [257, 4096])
@@ -160,28 +179,29 @@ def test_linear_prepacked(family, strict_cublas):
     check(got, x, weight_t, what, MEAN_SHARE, WORST_SHARE)
 
 
-# ------------------------------------------------------------------------- few rows, small outputs
+# ------------------------------------- few rows, small outputs, others for which cuBLAS cuts k
 
 SMALL_SIZES = [(m, k, n) for m in (2, 5, 8, 16) for n in (512, 4096) for k in (4096, 16384)]
 SMALL_SIZES += [(m, k, n) for m, n in ((64, 64), (32, 96)) for k in (4096, 65536)]
 SPLIT_K_SIZES = [*SMALL_SIZES, *FEW_ROWS, *SMALL_OUTPUTS]
 SPLIT_K_SIZES += [(512, 512, 512), (640, 4096, 512)]
 SPLIT_K = [(size, layout) for size in dict.fromkeys(SPLIT_K_SIZES) for layout in ("NN", "NT")]
-SPLIT_K += [(UNEVEN, "NN"), ((512, 1024, 1024), "TN"), ((640, 1024, 768), "TT")]
+SPLIT_K += [((512, 1024, 1024), "TN"), ((640, 1024, 768), "TT"), ((1792, 1024, 1792), "NT")]
+SPLIT_K += [((1024, 4096, 2048), "NN"), ((1024, 16384, 1536), "NN"), ((2560, 16384, 2560), "NT")]
 
 
-def check_split_k(a, b, what):
+def check_repeated(a, b, what):
     first = my_ops.gemm(a, b)
-    check(first, a, b, what, SPLIT_K_MEAN_SHARE, SPLIT_K_WORST_SHARE)
+    check(first, a, b, what, MEAN_SHARE, WORST_SHARE)
     for _ in range(3):
         assert torch.equal(my_ops.gemm(a, b), first), f"{what}: not the same bits again"
 
 
 @pytest.mark.parametrize(("size", "layout"), SPLIT_K)
 @pytest.mark.parametrize("family", CONTRACT)
-def test_gemm_where_cublas_splits_k(family, size, layout, strict_cublas):
+def test_gemm_where_cublas_cuts_k(family, size, layout, strict_cublas):
     a, b = operands(family, size, "cuda", layout)
-    check_split_k(a, b, label(family, size, layout))
+    check_repeated(a, b, label(family, size, layout))
 
 
 # Powers of two on a and on b. Largest elements beside FLT_MAX; outputs that are denormal.
@@ -194,7 +214,7 @@ def test_gemm_of_extreme_magnitudes(extreme, size, strict_cublas):
     a, b = operands("normal", size, "cuda")
     a, b = (t * 2.0**power for t, power in zip((a, b), EXTREMES[extreme], strict=True))
     assert a.isfinite().all()
-    check_split_k(a, b, label(extreme, size))
+    check_repeated(a, b, label(extreme, size))
 
 
 @pytest.mark.parametrize("size", [*SMALL_SIZES, (700, 2200, 640)])
