@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=64, help="of one GPU")
-    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs, the first of them 1")
     options = parser.parse_args()
     sizes = [int(size) for size in options.gpus.split(",")]
