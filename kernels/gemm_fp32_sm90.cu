@@ -1,7 +1,8 @@
 // GEMM for Hopper: float in, float out, formed from three fp16 (or six bf16) tensor-core products.
 // Plan: split both operands into parts, one or two launches; split again into bf16 if the data call
 // for it (large problems; small ones go to plain float arithmetic); one product kernel that reads
-// the verdict on the device; a reduction if k was split. Each launch overlaps the end of the last.
+// the verdict on the device, and forms again in plain arithmetic what bf16 parts cannot hold; a
+// reduction if k was split. Each launch overlaps the end of the last.
 // Bound by tensor cores, 3 * 2*m*n*k fp16 flop (a third at TF32's precision), plus 8 bytes of
 // traffic per operand element.
 #include "gemm_sm90.h"
@@ -34,8 +35,8 @@ __global__ void __launch_bounds__(kReduceThreads)
     fp32_reduce_kernel(const __grid_constant__ Fp32Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   sm90::griddepcontrol_wait();
-  const SplitPath path = split_path(p.a_status, p.b_status);
-  if (path == SplitPath::kExact || (path == SplitPath::kBf16 && !p.has_bf16)) return;
+  const SplitPath path = product_path(p);
+  if (path == SplitPath::kExact) return;
   const int shift = 2 * (path == SplitPath::kFp16 ? kFp16Shift : kBf16Shift);
   const int64_t plane = int64_t{p.m} * p.n, total = p.args.batch * plane;
   for (int64_t i = int64_t{blockIdx.x} * kReduceThreads + threadIdx.x; i < total;
@@ -100,7 +101,7 @@ bool pays(const Args& args) {
     return true;
   }
   constexpr int64_t kMinSide = 96, kMinK = 192, kLongK = 2048;
-  constexpr double kLaunches = 1.8e8, kSecondPass = 0.8e8, kContiguous = 100, kStrided = 150;
+  constexpr double kLaunches = 1.5e8, kSecondPass = 1.2e8, kContiguous = 100, kStrided = 150;
   if (args.m < kMinSide || args.n < kMinSide || args.k < kMinK) return false;
   const auto batch = static_cast<double>(args.batch), k = static_cast<double>(args.k);
   const bool a_strided = args.a_col != 1, b_strided = args.b_row != 1 && !args.packed_b;

@@ -7,163 +7,30 @@
 // Bound by tensor cores: 3 (fp16) or 6 (bf16) times 2*m*n*k flop.
 #pragma once
 
-#include <cuda.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
+#include <type_traits>
 
-#include <climits>
-
-#include "copy_async.cuh"
 #include "gemm_fp32_exact.cuh"
-#include "gemm_split.cuh"
+#include "gemm_fp32_sm90_tile.cuh"
 #include "sm90.cuh"
 #include "sm90_wgmma.cuh"
 
 namespace my_ops::cuda {
 namespace {
 
-// Tiles of the output, walked by clusters.
-struct ProductGrid {
-  int units_m, units_n;  // of a cluster's tiles each
-  int units;             // units_m * units_n * batch * splits
-};
-
-// Parts of a [parts * batch * m, ld] and of b [parts * batch * n, ld], and how to walk them.
-struct ProductSource {
-  CUtensorMap a, b;
-  ProductGrid grid;
-};
-
-struct Fp32Product {
-  ProductSource fast, full;  // of fp16 and of bf16 parts
-  GemmArgs<float, float> args;
-  const int32_t* a_exponent;  // [batch * m]
-  const int32_t* b_exponent;  // [batch * n]
-  SplitStatus a_status, b_status;
-  float* partial;             // [splits][batch][m][n] sums over a piece of k, if splits > 1
-  bool has_bf16;              // the bf16 split has run; else kBf16 data take the exact path
-  bool a_repeats, b_repeats;  // the same matrix for every batch
-  int m, n;
-  int a_rows, b_rows;  // batch * m and batch * n, the distance of parts in the maps
-  int k_blocks, k_blocks_per_split, splits;
-};
-
-struct Fp16Scheme {
-  using Type = __half;
-  static constexpr int kParts = 2, kShift = kFp16Shift, kLowBits = kFp16LowBits;
-};
-
-// TF32's accuracy: the leading parts alone.
-struct SingleScheme {
-  using Type = __half;
-  static constexpr int kParts = 1, kShift = kFp16Shift;
-};
-
-struct Bf16Scheme {
-  using Type = __nv_bfloat16;
-  static constexpr int kParts = 3, kShift = kBf16Shift, kLowBits = 0;
-};
-
-// A cluster works on kClusterM x kClusterN tiles: blocks in a line along n share their rows of a,
-// blocks in a line along m their columns of b; each loads only a part and sends it to the others.
-template <int M, int N, int ClusterM, int ClusterN>
-struct Tile {
-  static constexpr int kM = M, kN = N, kK = kSplitBlockK;
-  static constexpr int kClusterM = ClusterM, kClusterN = ClusterN;
-  static constexpr int kCluster = ClusterM * ClusterN;
-  static constexpr int kUnitM = M * ClusterM, kUnitN = N * ClusterN;
-  static constexpr int kConsumers = M / 64;
-  static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
-  // Whether what the sums' additions lose is added later: up to where registers allow.
-  static constexpr bool kCompensated = N < 128;
-  // Accumulators that need more than an even share of the registers.
-  static constexpr bool kMoveRegisters = kConsumers > 1;
-};
-
-struct TileOrigin {
-  int m, n, z, split;
-};
-
-// The exponents of a warpgroup's rows and columns: on their way to shared memory while the products
-// are summed.
-struct TileExponents {
-  int row[64], column[256];
-
-  template <int kN>
-  __device__ __forceinline__ void load(const Fp32Product& p, const TileOrigin& origin, int row0) {
-    const int32_t* a = p.a_exponent + (p.a_repeats ? 0 : origin.z * p.m);
-    const int32_t* b = p.b_exponent + (p.b_repeats ? 0 : origin.z * p.n);
-    const int thread = threadIdx.x % 128;
-    if (thread < 64) copy_async<4>(row + thread, a + min(row0 + thread, p.m - 1));
-    for (int j = thread; j < kN; j += 128)
-      copy_async<4>(column + j, b + min(origin.n + j, p.n - 1));
-  }
-  // All of the warpgroup's threads have come here, and what they load has landed.
-  static __device__ __forceinline__ void wait(int consumer) {
-    asm volatile("cp.async.wait_all;\nbar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
-  }
-
-  // Undoes the scaling, exactly: acc *= 2^(row + column - 2 * shift).
-  template <typename Scheme, int kCount>
-  __device__ __forceinline__ void unscale(float (&acc)[kCount]) const {
-    constexpr unsigned kWarp = 0xFFFFFFFF;
-    constexpr int kN = kCount * 2;
-    const int thread = threadIdx.x % 128, of_thread = thread / 32 * 16 + thread % 32 / 4;
-    const int e_row[2] = {row[of_thread] - 2 * Scheme::kShift,
-                          row[of_thread + 8] - 2 * Scheme::kShift};
-    // Whether every factor is a normal float: lanes look at different columns of the tile.
-    int lowest = INT_MAX, highest = INT_MIN;
-#pragma unroll
-    for (int j = threadIdx.x % 32; j < kN; j += 32) {
-      lowest = min(lowest, column[j]);
-      highest = max(highest, column[j]);
-    }
-    lowest = __reduce_min_sync(kWarp, lowest) + __reduce_min_sync(kWarp, min(e_row[0], e_row[1]));
-    highest = __reduce_max_sync(kWarp, highest) + __reduce_max_sync(kWarp, max(e_row[0], e_row[1]));
-    // Volatile: loaded where they are used, or they would take more registers than there are.
-    const uint32_t first = sm90::smem_address(column + threadIdx.x % 4 * 2);
-    const auto pair = [&](int j) {
-      int2 e;
-      asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(e.x), "=r"(e.y) : "r"(first + j * 32));
-      return e;
-    };
-    if (lowest >= -126 && highest <= 127) {
-      const int bits[2] = {__float_as_int(1.0f) + (e_row[0] << 23),
-                           __float_as_int(1.0f) + (e_row[1] << 23)};
-#pragma unroll
-      for (int j = 0; j < kCount / 4; ++j) {
-        const int2 e = pair(j);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          acc[j * 4 + i * 2] *= __int_as_float(bits[i] + (e.x << 23));
-          acc[j * 4 + i * 2 + 1] *= __int_as_float(bits[i] + (e.y << 23));
-        }
-      }
-      return;
-    }
-    // In two factors, so that exponents may go twice as far; below 2^-252 every float vanishes.
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int j = 0; j < kCount / 4; ++j) {
-        const int2 e = pair(j);
-#pragma unroll
-        for (int x = 0; x < 4; ++x) {
-          acc[j * 4 + x] *= pow2(max((e_row[x / 2] + (x % 2 ? e.y : e.x) + half) >> 1, -126));
-        }
-      }
-    }
-  }
-};
-
 struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
-  static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6;
+  static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6, kSpoiltWords = 64;
   unsigned char ring[kRingBytes];
   uint64_t full[kMaxStages];   // loads landed: 1 arrival and the bytes
   TileExponents exponents[2];  // of each warpgroup
   uint64_t empty[kMaxStages];  // consumers are done, in every block loaded together with this one
+  uint32_t spoilt[kSpoiltWords];  // a bit for each of the block's tiles; beyond as many, shared
+  bool wide;                      // outputs that may be spoilt are looked for
+
+  // The bit of one of the units that the blocks of a grid take in turn.
+  template <typename Tile>
+  static __device__ __forceinline__ int turn(int unit) {
+    return unit / (static_cast<int>(gridDim.x) / Tile::kCluster) % (32 * kSpoiltWords);
+  }
 };
 static_assert(sizeof(ProductSmem) <= 227 * 1024);
 
@@ -256,75 +123,6 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
         load_share<Tile::kClusterM>(b, &source.b, full, k, part * p.b_rows + b_row, same_n);
       }
       at.advance();
-    }
-  }
-}
-
-// Stores a warpgroup's rows: finished, or as they are if k was split.
-template <typename Scheme, typename Tile, int kCount>
-__device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& origin, int row0,
-                                       const TileExponents& exponents, int consumer,
-                                       float (&acc)[kCount]) {
-  const int col0 = origin.n + threadIdx.x % 4 * 2;
-  const bool whole = p.splits == 1;
-  float* base;
-  int64_t ld;
-  if (whole) {
-    base = p.args.out + origin.z * p.args.out_batch;
-    ld = p.args.out_row;
-    exponents.wait(consumer);
-    exponents.unscale<Scheme>(acc);
-    if (p.args.bias) {
-      const float* bias = p.args.bias + col0;
-      const int columns = p.n - col0;
-#pragma unroll
-      for (int j = 0; j < kCount / 2; ++j) {
-        const int col = j / 2 * 8 + j % 2;
-        const float x = col < columns ? bias[col] : 0.0f;
-        acc[j / 2 * 4 + j % 2] += x;
-        acc[j / 2 * 4 + 2 + j % 2] += x;
-      }
-    }
-    with_activation(p.args.activation, [&](auto activation) {
-#pragma unroll
-      for (int x = 0; x < kCount; ++x) acc[x] = activation(acc[x]);
-    });
-  } else {
-    base = p.partial + (int64_t{origin.split} * p.args.batch + origin.z) * p.m * p.n;
-    ld = p.n;
-  }
-  const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(base) % 8 == 0;
-  const bool residual = whole && p.args.residual;
-  // Column pairs loaded together; more would not fit in registers.
-  constexpr int kPiece = Tile::kN % 64 == 0 ? 8 : 4;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = row0 + 8 * i;
-    if (row >= p.m) continue;
-    float* out = base + row * ld;
-#pragma unroll
-    for (int j0 = 0; j0 < Tile::kN / 8; j0 += kPiece) {
-      if (residual) {
-#pragma unroll
-        for (int j = j0; j < j0 + kPiece; ++j) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int col = min(col0 + 8 * j + c, p.n - 1);
-            acc[4 * j + 2 * i + c] += residual_at(p.args, origin.z, row, col);
-          }
-        }
-      }
-#pragma unroll
-      for (int j = j0; j < j0 + kPiece; ++j) {
-        const int col = col0 + 8 * j;
-        const float2 x{acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]};
-        if (pairs && col + 1 < p.n) {
-          *reinterpret_cast<float2*>(out + col) = x;
-        } else {
-          if (col < p.n) out[col] = x.x;
-          if (col + 1 < p.n) out[col + 1] = x.y;
-        }
-      }
     }
   }
 }
@@ -466,11 +264,33 @@ __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Til
   release(previous);
 }
 
+// The block's spoilt tiles in plain arithmetic, by all consumers.
+template <typename Tile>
+__device__ __forceinline__ void redo_spoilt(const Fp32Product& p, const ProductGrid& grid,
+                                            ProductSmem& smem, ClusterPlace place) {
+  static_assert(Tile::kCanRedo);
+  ExactSmem& exact = reinterpret_cast<ExactSmem&>(smem.ring);
+  exact_barrier();  // all tiles are done, and with them the ring
+  for (int unit = blockIdx.x / Tile::kCluster; unit < grid.units;
+       unit += gridDim.x / Tile::kCluster) {
+    const int turn = ProductSmem::turn<Tile>(unit);
+    if (!(smem.spoilt[turn / 32] >> turn % 32 & 1)) continue;
+    const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
+    for (int i = 0; i < Tile::kM; i += kExactTile) {
+      for (int j = 0; j < Tile::kN; j += kExactTile) {
+        multiply_tile_exactly(p.args, exact, threadIdx.x - 128, origin.z, origin.m + i,
+                              origin.n + j, origin.n + Tile::kN);
+      }
+    }
+  }
+}
+
 template <typename Scheme, typename Tile>
 __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid& grid,
                                         ProductSmem& smem, ClusterPlace place) {
   const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
   const int thread = threadIdx.x % 128;
+  constexpr bool kMayLose = std::is_same_v<Scheme, Bf16Scheme> && Tile::kCanRedo;
   const Releaser<Tile> release(smem, place);
   float sum[Tile::kN / 2];
   sm90::RingPlace<RingLayout<Scheme, Tile>::kStages> at;
@@ -486,8 +306,22 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
     } else {
       sum_parts<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
     }
-    const int row0 = origin.m + consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
+    const int first_row = origin.m + consumer * 64;
+    if constexpr (kMayLose) {
+      if (smem.wide) {
+        exponents.wait(consumer);
+        const float limit = kSpoiltBelow * static_cast<float>(p.args.k);
+        if (exponents.spoilt(sum, limit, p.m - first_row, p.n - origin.n)) {
+          const int turn = ProductSmem::turn<Tile>(unit);
+          atomicOr(&smem.spoilt[turn / 32], 1u << turn % 32);
+        }
+      }
+    }
+    const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
     finish<Scheme, Tile>(p, origin, row0, exponents, consumer, sum);
+  }
+  if constexpr (kMayLose) {
+    if (smem.wide) redo_spoilt<Tile>(p, grid, smem, place);
   }
 }
 
@@ -507,14 +341,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       sm90::mbarrier_init(&smem.empty[i],
                           Tile::kConsumers * (Tile::kClusterM + Tile::kClusterN - 1));
     }
+    for (uint32_t& word : smem.spoilt) word = 0;
     sm90::fence_mbarrier_init();
     sm90::prefetch_tensor_map(&p.fast.a);
     sm90::prefetch_tensor_map(&p.fast.b);
   }
   sm90::griddepcontrol_launch_dependents();
   sm90::griddepcontrol_wait();
-  SplitPath path = split_path(p.a_status, p.b_status);  // also publishes the barriers
-  if (path == SplitPath::kBf16 && !p.has_bf16) path = SplitPath::kExact;
+  SplitPath path = product_path(p);  // also publishes the barriers
+  if (path == SplitPath::kWide && !FullTile::kCanRedo) path = SplitPath::kExact;
+  if (threadIdx.x == 0) smem.wide = path == SplitPath::kWide;
+  __syncthreads();
   if constexpr (Tile::kCluster > 1) {
     sm90::barrier_cluster_arrive();  // the barriers of every block are ready
     sm90::barrier_cluster_wait();

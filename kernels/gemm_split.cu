@@ -237,9 +237,8 @@ __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split)
   sm90::griddepcontrol_launch_dependents();
   sm90::griddepcontrol_wait();
   const SplitOperand &a = split.operand[0], &b = split.operand[1];
-  if (split_path({a.status, a.status_count}, {b.status, b.status_count}) != SplitPath::kBf16) {
-    return;
-  }
+  const SplitPath path = split_path({a.status, a.status_count}, {b.status, b.status_count});
+  if (path != SplitPath::kBf16 && path != SplitPath::kWide) return;
   int buffer = 0;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {

@@ -42,13 +42,14 @@ struct SplitStatus {
 
 // The verdict on both operands; the same in every thread. Contains __syncthreads.
 __device__ __forceinline__ SplitPath split_path(const SplitStatus& a, const SplitStatus& b) {
-  static_assert((static_cast<int>(SplitPath::kBf16) & static_cast<int>(SplitPath::kExact)) == 0);
-  const uint32_t found = a.gather() | b.gather();
   constexpr uint32_t kEveryByte = 0x01010101;
-  if (__syncthreads_or(found & static_cast<uint32_t>(SplitPath::kExact) * kEveryByte)) {
-    return SplitPath::kExact;
-  }
-  return __syncthreads_or(found) ? SplitPath::kBf16 : SplitPath::kFp16;
+  const uint32_t found = a.gather() | b.gather();
+  const auto any = [&](SplitPath path) {
+    return __syncthreads_or(found & static_cast<uint32_t>(path) * kEveryByte);
+  };
+  if (!__syncthreads_or(found)) return SplitPath::kFp16;
+  if (any(SplitPath::kExact)) return SplitPath::kExact;
+  return any(SplitPath::kWide) ? SplitPath::kWide : SplitPath::kBf16;
 }
 
 }  // namespace my_ops::cuda

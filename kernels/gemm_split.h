@@ -3,7 +3,8 @@
 //
 // Row r of an operand (a row of a, a column of b) with 2^e <= max|x| < 2^(e+1) becomes
 //   fp16: x * 2^(14-e) = p0 + p1 * 2^-11          23 bits, for |x| >= 2^(e-27)
-//   bf16: x * 2^(30-e) = p0 + p1 + p2             24 bits, for |x| >= 2^(e-90)
+//   bf16: x * 2^(30-e) = p0 + p1 + p2             24 bits, for |x| >= 2^(e-90); of smaller ones
+//                                                 products with others as small may be lost
 // Parts are always stored k-major, whatever the strides of x, and padded with zeros to whole blocks
 // of k, so the product that follows has one layout and no edge in k.
 #pragma once
@@ -15,9 +16,15 @@
 namespace my_ops::cuda {
 
 inline constexpr int kSplitBlockK = 64;
+inline constexpr int kZeroExponent = -150;  // below that of every float
 
 // How the data may be multiplied. The largest of all blocks' findings holds.
-enum class SplitPath : uint8_t { kFp16 = 0, kBf16 = 1, kExact = 2 };
+enum class SplitPath : uint8_t {
+  kFp16 = 0,
+  kBf16 = 1,
+  kWide = 2,   // bf16; outputs that smaller elements may have spoilt are formed again
+  kExact = 4,  // plain arithmetic: Inf or NaN
+};
 
 enum class SplitMode : uint8_t {
   kRows,     // one pass, k is the fast index: a group of threads takes a whole row
@@ -36,7 +43,7 @@ struct SplitOperand {
   int chunks;         // ceil(k / chunk_k)
   uint16_t* parts;    // [fp16_parts][batch * rows][ld]
   uint16_t* wide;     // [3][batch * rows][ld] bf16 parts; may be the same memory
-  int32_t* exponent;  // [batch * rows]  e, 0 for a row of zeros
+  int32_t* exponent;  // [batch * rows]  e, kZeroExponent for a row of zeros
   uint8_t* status;    // [status_count] SplitPath found by each block of both passes
   int status_count;
   uint32_t* stats;  // [3][chunks][batch * rows], kChunks only; else null

@@ -89,9 +89,9 @@ __device__ __forceinline__ Extremes warp_reduce(Extremes e) {
   return {__reduce_max_sync(~0u, e.largest), __reduce_min_sync(~0u, e.smallest)};
 }
 
-// floor(log2) of a positive float given by its bits, denormals included; 0 for 0.
+// floor(log2) of a positive float given by its bits, denormals included; kZeroExponent for 0.
 __device__ __forceinline__ int exponent_of(uint32_t bits) {
-  if (bits == 0) return 0;
+  if (bits == 0) return kZeroExponent;
   return bits >> 23 ? static_cast<int>(bits >> 23) - 127 : -118 - __clz(bits);
 }
 
@@ -131,7 +131,7 @@ __device__ __forceinline__ uint32_t dense_row(int fp16_parts) {
 __device__ __forceinline__ SplitPath verdict(uint32_t tiny_fp16, uint32_t tiny_bf16,
                                              uint32_t nonzero, uint32_t dense) {
   if (nonzero == 0) return SplitPath::kFp16;
-  if (too_many(tiny_bf16, nonzero)) return SplitPath::kExact;
+  if (too_many(tiny_bf16, nonzero)) return SplitPath::kWide;
   if (nonzero < dense || too_many(tiny_fp16, nonzero)) return SplitPath::kBf16;
   return SplitPath::kFp16;
 }
@@ -166,13 +166,13 @@ __device__ __forceinline__ bool aligned4(const SplitOperand& op) {
 
 // Block-wide; contains __syncthreads.
 __device__ __forceinline__ void report(SplitPath path, uint8_t* status) {
-  const bool exact = __syncthreads_or(path == SplitPath::kExact);
-  const bool wide = __syncthreads_or(path == SplitPath::kBf16);
-  if (threadIdx.x == 0) {
-    *status = static_cast<uint8_t>(exact  ? SplitPath::kExact
-                                   : wide ? SplitPath::kBf16
-                                          : SplitPath::kFp16);
+  SplitPath worst = SplitPath::kFp16;
+  if (__syncthreads_or(path != SplitPath::kFp16)) {
+    const bool exact = __syncthreads_or(path == SplitPath::kExact);
+    const bool wide = __syncthreads_or(path == SplitPath::kWide);
+    worst = exact ? SplitPath::kExact : wide ? SplitPath::kWide : SplitPath::kBf16;
   }
+  if (threadIdx.x == 0) *status = static_cast<uint8_t>(worst);
 }
 
 // ---- one pass: rows with contiguous k ----

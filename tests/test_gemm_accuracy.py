@@ -164,6 +164,41 @@ def test_gemm_full_range(k, strict_cublas):
     check(my_ops.gemm(a, b), a, b, label("scaled-elements", size), MEAN_SHARE, WORST_SHARE)
 
 
+WIDE_SIZES = [(1000, 4096, 1024), (2048, 1024, 2048), (3072, 8192, 1024), (300, 5000, 2000)]
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("size", WIDE_SIZES)
+def test_gemm_wide_range(size, layout, strict_cublas):
+    """Rows whose magnitudes span more than bf16 parts hold in every product."""
+    m, k, n = size
+    a, b = operands("normal", size, "cuda", layout)
+    a.copy_(torch.ldexp(a, torch.randint(-110, 11, (m, k), device="cuda")))
+    b.copy_(torch.ldexp(b, torch.randint(-60, 61, (k, n), device="cuda")))
+    a[5], b[:, 7] = 0.0, 0.0
+    check_repeated(a, b, label("wide range", size, layout))
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("size", WIDE_SIZES)
+def test_linear_of_small_outputs_of_a_wide_range(size, layout, strict_cublas):
+    """Half the outputs come from elements that bf16 parts lose beside the others of their row."""
+    m, k, n = size
+    x, weight_t = operands("normal", size, "cuda", layout)
+    x[:, : k // 2] *= 2.0**60
+    x[:, k // 2 :] *= 2.0**-100
+    x[3] = 0.0
+    weight_t[: k // 2, : n // 2] = 0.0
+    weight_t[:, 9] = 0.0
+    bias = torch.randn(n, device="cuda") * 2.0**-98
+    residual = torch.randn(m, n, device="cuda") * 2.0**-98
+    got = my_ops.linear(x, weight_t.mT, bias, activation="relu", residual=residual).double()
+    x, weight_t, bias, residual = (t.double() for t in (x, weight_t, bias, residual))
+    want = (x @ weight_t + bias).relu() + residual
+    sizes = x.abs() @ weight_t.abs() + bias.abs() + residual.abs()
+    assert ((got - want).abs() <= 2.0**-20 * sizes).all()
+
+
 @pytest.mark.parametrize("k", INVERSE_KS)
 def test_gemm_cancelling(k, strict_cublas):
     a, b = inverse_operands(k, "cuda")
