@@ -114,6 +114,33 @@ __device__ void multiply_tile_exactly(const GemmArgs<float, float>& args, ExactS
   });
 }
 
+// An output in plain arithmetic if it is wanted, else x; whole warps come here, and work together.
+__device__ __forceinline__ float formed_exactly(const GemmArgs<float, float>& args, int64_t z,
+                                                int row, int col, bool wanted, float x) {
+  constexpr unsigned kWarp = 0xFFFFFFFF;
+  constexpr int64_t kPiece = 1024;  // of k, whose sum is formed on its own
+  const int lane = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x) % 32;
+  for (unsigned rest = __ballot_sync(kWarp, wanted); rest; rest &= rest - 1) {
+    const int of = __ffs(rest) - 1;
+    const float* const a = args.a + __shfl_sync(kWarp, z, of) * args.a_batch +
+                           __shfl_sync(kWarp, row, of) * args.a_row;
+    const float* const b = args.b + __shfl_sync(kWarp, z, of) * args.b_batch +
+                           __shfl_sync(kWarp, col, of) * args.b_col;
+    float sum = 0.0f;
+    for (int64_t l0 = 0; l0 < args.k; l0 += kPiece) {
+      float of_piece = 0.0f;
+      for (int64_t l = l0 + lane; l < min(l0 + kPiece, args.k); l += 32) {
+        of_piece = fmaf(a[l * args.a_col], b[l * args.b_row], of_piece);
+      }
+      sum += of_piece;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kWarp, sum, step);
+    if (lane == of) x = sum;
+  }
+  return x;
+}
+
 template <int kThreads>
 __device__ void multiply_exactly(const GemmArgs<float, float>& args, ExactSmem& smem) {
   static_assert(kThreads >= kExactThreads);

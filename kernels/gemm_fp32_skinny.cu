@@ -14,6 +14,7 @@
 #include "device.h"
 #include "gemm_bf16_parts.cuh"
 #include "gemm_epilogue.cuh"
+#include "gemm_fp32_exact.cuh"
 #include "sm90.cuh"
 
 namespace my_ops::cuda {
@@ -150,36 +151,12 @@ struct AHalf {
   }
 };
 
-// An element of the product in plain arithmetic, by a warp of which this is a lane.
-__device__ __forceinline__ float plain_product(const Args& args, int row, int col, int lane) {
-  const float* const a = args.a + row * args.a_row;
-  const float* const b = args.b + col * args.b_col;
-  constexpr int64_t kPiece = 1024;  // of k, whose sum is formed on its own
-  float sum = 0.0f;
-  for (int64_t l0 = 0; l0 < args.k; l0 += kPiece) {
-    float of_piece = 0.0f;
-    for (int64_t l = l0 + lane; l < min(l0 + kPiece, args.k); l += 32) {
-      of_piece = fmaf(a[l * args.a_col], b[l * args.b_row], of_piece);
-    }
-    sum += of_piece;
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
-  return sum;
-}
-
 // The end of an element, of whose sum a thread knows; whole warps come here, `inside` or not.
 __device__ __forceinline__ void finish(const Args& args, int row, int col, float sum, float error,
                                        bool inside) {
   // Not kept: Inf, NaN, what rounds to Inf in bf16, and what tiny numbers may have spoilt.
   const bool kept = fabsf(sum) <= 0x1.fffffep127f && fabsf(sum) >= error * kErrorMargin;
-  const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
-  for (unsigned rest = __ballot_sync(0xffffffff, inside && !kept); rest; rest &= rest - 1) {
-    const int of = __ffs(rest) - 1;
-    const float plain = plain_product(args, __shfl_sync(0xffffffff, row, of),
-                                      __shfl_sync(0xffffffff, col, of), lane);
-    if (lane == of) sum = plain;
-  }
+  sum = formed_exactly(args, 0, row, col, inside && !kept, sum);
   if (!inside) return;
   if (args.bias) sum += args.bias[col];
   with_activation(args.activation, [&](auto activation) { sum = activation(sum); });

@@ -39,17 +39,25 @@ __global__ void __launch_bounds__(kReduceThreads)
   if (path == SplitPath::kExact) return;
   const int shift = 2 * (path == SplitPath::kFp16 ? kFp16Shift : kBf16Shift);
   const int64_t plane = int64_t{p.m} * p.n, total = p.args.batch * plane;
-  for (int64_t i = int64_t{blockIdx.x} * kReduceThreads + threadIdx.x; i < total;
-       i += int64_t{gridDim.x} * kReduceThreads) {
+  const float limit = path == SplitPath::kWide ? kSpoiltBelow * static_cast<float>(p.args.k) : 0.0f;
+  const int64_t step = int64_t{gridDim.x} * kReduceThreads;
+  for (int64_t first = int64_t{blockIdx.x} * kReduceThreads; first < total; first += step) {
+    const bool inside = first + threadIdx.x < total;
+    const int64_t i = inside ? first + threadIdx.x : 0;
     double sum = 0.0;
     for (int split = 0; split < p.splits; ++split) sum += p.partial[split * total + i];
     float x = static_cast<float>(sum);
-    const int64_t z = i / plane, row = i % plane / p.n, col = i % p.n;
-    const int e = p.a_exponent[(p.a_repeats ? 0 : z * p.m) + row] +
-                  p.b_exponent[(p.b_repeats ? 0 : z * p.n) + col];
-    const Pow2Pair factor = pow2_pair(e - shift);
-    float* out = p.args.out + z * p.args.out_batch + row * p.args.out_row + col;
+    const int64_t z = i / plane;
+    const int row = static_cast<int>(i % plane / p.n), col = static_cast<int>(i % p.n);
+    const int a_exponent = p.a_exponent[(p.a_repeats ? 0 : z * p.m) + row];
+    const int b_exponent = p.b_exponent[(p.b_repeats ? 0 : z * p.n) + col];
+    const bool spoilt =
+        fabsf(x) < limit && a_exponent != kZeroExponent && b_exponent != kZeroExponent;
+    const Pow2Pair factor = pow2_pair(a_exponent + b_exponent - shift);
     x = x * factor.first * factor.second;
+    x = formed_exactly(p.args, z, row, col, inside && spoilt, x);
+    if (!inside) continue;
+    float* out = p.args.out + z * p.args.out_batch + row * p.args.out_row + col;
     if (p.args.bias) x += p.args.bias[col];
     with_activation(p.args.activation, [&](auto activation) {
       *out = activation(x) + residual_at(p.args, z, row, col);

@@ -264,11 +264,10 @@ __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Til
   release(previous);
 }
 
-// The block's spoilt tiles in plain arithmetic, by all consumers.
+// The block's spoilt tiles in plain arithmetic, by threads 0 to 255.
 template <typename Tile>
 __device__ __forceinline__ void redo_spoilt(const Fp32Product& p, const ProductGrid& grid,
-                                            ProductSmem& smem, ClusterPlace place) {
-  static_assert(Tile::kCanRedo);
+                                            ProductSmem& smem, ClusterPlace place, int thread) {
   ExactSmem& exact = reinterpret_cast<ExactSmem&>(smem.ring);
   exact_barrier();  // all tiles are done, and with them the ring
   for (int unit = blockIdx.x / Tile::kCluster; unit < grid.units;
@@ -278,8 +277,8 @@ __device__ __forceinline__ void redo_spoilt(const Fp32Product& p, const ProductG
     const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
     for (int i = 0; i < Tile::kM; i += kExactTile) {
       for (int j = 0; j < Tile::kN; j += kExactTile) {
-        multiply_tile_exactly(p.args, exact, threadIdx.x - 128, origin.z, origin.m + i,
-                              origin.n + j, origin.n + Tile::kN);
+        multiply_tile_exactly(p.args, exact, thread, origin.z, origin.m + i, origin.n + j,
+                              origin.n + Tile::kN);
       }
     }
   }
@@ -290,7 +289,7 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
                                         ProductSmem& smem, ClusterPlace place) {
   const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
   const int thread = threadIdx.x % 128;
-  constexpr bool kMayLose = std::is_same_v<Scheme, Bf16Scheme> && Tile::kCanRedo;
+  constexpr bool kMayLose = std::is_same_v<Scheme, Bf16Scheme>;
   const Releaser<Tile> release(smem, place);
   float sum[Tile::kN / 2];
   sm90::RingPlace<RingLayout<Scheme, Tile>::kStages> at;
@@ -320,8 +319,8 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
     const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
     finish<Scheme, Tile>(p, origin, row0, exponents, consumer, sum);
   }
-  if constexpr (kMayLose) {
-    if (smem.wide) redo_spoilt<Tile>(p, grid, smem, place);
+  if constexpr (kMayLose && Tile::kConsumers > 1) {
+    if (smem.wide) redo_spoilt<Tile>(p, grid, smem, place, threadIdx.x - 128);
   }
 }
 
@@ -348,9 +347,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   sm90::griddepcontrol_launch_dependents();
   sm90::griddepcontrol_wait();
-  SplitPath path = product_path(p);  // also publishes the barriers
-  if (path == SplitPath::kWide && !FullTile::kCanRedo) path = SplitPath::kExact;
-  if (threadIdx.x == 0) smem.wide = path == SplitPath::kWide;
+  const SplitPath path = product_path(p);  // also publishes the barriers
+  // Pieces of k are looked over when they are added.
+  if (threadIdx.x == 0) smem.wide = path == SplitPath::kWide && p.splits == 1;
   __syncthreads();
   if constexpr (Tile::kCluster > 1) {
     sm90::barrier_cluster_arrive();  // the barriers of every block are ready
@@ -375,6 +374,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     } else {
       consume<Bf16Scheme, FullTile>(p, p.full.grid, smem, place);
     }
+  }
+  if constexpr (FullTile::kConsumers == 1) {  // too few threads alone
+    __syncthreads();
+    if (smem.wide) redo_spoilt<FullTile>(p, p.full.grid, smem, place, threadIdx.x);
   }
   if constexpr (Tile::kCluster > 1) {
     sm90::barrier_cluster_arrive();  // no block leaves while another may write to it

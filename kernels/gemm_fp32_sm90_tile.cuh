@@ -46,9 +46,7 @@ struct Fp32Product {
 // What the product is made of. Contains __syncthreads.
 __device__ __forceinline__ SplitPath product_path(const Fp32Product& p) {
   const SplitPath path = split_path(p.a_status, p.b_status);
-  if (path != SplitPath::kFp16 && !p.has_bf16) return SplitPath::kExact;
-  // Tiles are looked over as they are finished; pieces of k are not.
-  return path == SplitPath::kWide && p.splits > 1 ? SplitPath::kExact : path;
+  return path != SplitPath::kFp16 && !p.has_bf16 ? SplitPath::kExact : path;
 }
 
 // Parts below 2^-126 may be lost: of an element below 2^-102, up to 2^-125. With the other
@@ -82,7 +80,6 @@ struct Tile {
   static constexpr int kUnitM = M * ClusterM, kUnitN = N * ClusterN;
   static constexpr int kConsumers = M / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr bool kCanRedo = kConsumers * 128 == kExactThreads;
   static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
   // Whether what the sums' additions lose is added later: up to where registers allow.
   static constexpr bool kCompensated = N < 128;

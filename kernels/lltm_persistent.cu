@@ -48,11 +48,10 @@ bool plan_cluster(int64_t batch, int64_t hidden, const DeviceFacts& facts, Clust
 enum class Pass { kForward, kBackward };
 
 // Rows of a group up to which all steps in one launch beat a product and a cell for each, as timed
-// for hidden sizes from 128 to 2048. Not for float: its products take several times as long where
-// gradients span a wide range.
+// for hidden sizes from 128 to 2048.
 template <typename T>
 constexpr int64_t max_rows(Pass pass, int64_t hidden) {
-  if (sizeof(T) == 4) return 256;  // c of every row stays in shared memory
+  if (sizeof(T) == 4) return hidden <= 512 ? 112 : pass == Pass::kForward ? 88 : 52;
   if (hidden > 512) return pass == Pass::kForward ? 40 : 28;
   return pass == Pass::kForward ? 64 : 48;
 }

@@ -165,6 +165,7 @@ def test_gemm_full_range(k, strict_cublas):
 
 
 WIDE_SIZES = [(1000, 4096, 1024), (2048, 1024, 2048), (3072, 8192, 1024), (300, 5000, 2000)]
+WIDE_SIZES += [(256, 3072, 1024), (700, 1100, 700)]  # k in pieces; the smallest tile
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT"])
