@@ -1,5 +1,6 @@
 """lltm_cell and lltm: values and gradients, saturation, empty sizes, layouts, errors."""
 
+import contextlib
 import math
 
 import pytest
@@ -68,6 +69,15 @@ def with_gradients(function, tensors, grads):
     return [*(r.detach() for r in results), *got]
 
 
+@contextlib.contextmanager
+def yardstick_threads():
+    """torch's products round otherwise with other numbers of threads: here the same everywhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
 def check_precision(function, oracle, tensors):
     """Results and gradients of ``function`` against ``oracle`` in float64."""
     dtype = tensors[0].dtype
@@ -81,7 +91,8 @@ def check_precision(function, oracle, tensors):
     if dtype == torch.float64:
         assert max(error.max() for error in ours) <= FLOAT64_LIMIT
         return
-    plain = errors(with_gradients(oracle, tensors, grads), want)
+    with yardstick_threads():
+        plain = errors(with_gradients(oracle, tensors, grads), want)
     floor = FLOAT32_FLOOR * math.sqrt(tensors[0].shape[:-1].numel())
     for error, theirs in zip(ours, plain, strict=True):
         if dtype == torch.float32:
