@@ -19,8 +19,8 @@ namespace my_ops::cuda {
 namespace {
 
 // Sizes at which gemm_small was timed to beat a library's product, or that and an epilogue behind
-// it. A library is fast at a matrix times a vector, and at 16 bits in whole 16-byte vectors; but
-// there it may split a long k and add the pieces in 16 bits.
+// it. Where k is not short, a library is fast at a matrix times a vector, and at 16 bits in whole
+// 16-byte vectors; but there it may split a long k and add the pieces in 16 bits.
 template <typename T, typename Out>
 bool is_small(const GemmArgs<T, Out>& args) {
   constexpr int64_t kMaxOutputs = int64_t{1} << 17, kMaxLongKWork = int64_t{1} << 20;
@@ -29,6 +29,7 @@ bool is_small(const GemmArgs<T, Out>& args) {
   const int64_t outputs = args.batch * args.m * args.n;
   if (outputs > kMaxOutputs || outputs > kMaxWork / (args.k + 1)) return false;
   if (args.activation != Activation::kNone || args.residual) return true;
+  if (sizeof(T) != 8 && args.k <= kShortK<T>) return true;
   if (sizeof(T) != 2) return args.m > 1 && args.n > 1;
   const bool whole_vectors = args.n % kVector == 0 && args.k % kVector == 0;
   return !whole_vectors || (args.k >= kLongK && outputs <= kMaxLongKWork / (args.k + 1));

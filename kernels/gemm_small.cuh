@@ -1,8 +1,9 @@
 // GEMM of small problems on the ordinary cores: every type, size and stride, with the fused
 // epilogue.
-// Plan: a thread sums 2 x 2 outputs over every so many-th element of k, so few that it reads all it
-// needs in a round or two of loads; shared memory adds up the threads that share outputs, in a
-// fixed order. Bound by the latency of memory, that of its own instructions included.
+// Plan: with a short k an output is a thread's. Else a thread sums 2 x 2 outputs over every so
+// many-th element of k, so few that it reads all it needs in a round or two of loads; shared memory
+// adds up the threads that share outputs, in a fixed order.
+// Bound by the latency of memory, that of its own instructions included.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,39 @@
 
 namespace my_ops::cuda {
 namespace {
+
+template <typename T>
+constexpr int kShortK = sizeof(T) == 8 ? 8 : 16;     // up to how long; read in one round of loads
+constexpr int kShortBits = 8, kShortColumnBits = 5;  // of a block's threads; of those along n first
+
+template <int kDepth, typename T, typename Out>
+__global__ void __launch_bounds__(1 << kShortBits)
+    gemm_short_kernel(const __grid_constant__ GemmArgs<T, Out> args) {
+  using C = compute_t<T>;
+  const unsigned z = blockIdx.x;
+  const unsigned column = blockIdx.y * blockDim.x + threadIdx.x;
+  const unsigned row = blockIdx.z * blockDim.y + threadIdx.y;
+  if (row >= args.m || column >= args.n) return;
+  const C bias = args.bias ? load(args.bias[column]) : C(0);
+  const C residual = residual_at(args, z, row, column);
+  const T* a = args.a + z * args.a_batch + row * args.a_row;
+  const T* b = args.b + z * args.b_batch + column * args.b_col;
+  T x[kDepth], y[kDepth];
+#pragma unroll
+  for (int l = 0; l < kDepth; ++l) {
+    x[l] = l < args.k ? *a : store<T>(C(0));
+    y[l] = l < args.k ? *b : store<T>(C(0));
+    a += args.a_col;
+    b += args.b_row;
+  }
+  C sum = C(0);
+#pragma unroll
+  for (int l = 0; l < kDepth; ++l) sum += load(x[l]) * load(y[l]);
+  sum += bias;
+  with_activation(args.activation, [&](auto activation) { sum = activation(sum); });
+  args.out[z * args.out_batch + row * args.out_row + column * args.out_col] =
+      store<Out>(sum + residual);
+}
 
 template <typename T>
 struct SmallTile {
@@ -136,13 +170,32 @@ constexpr int bits_for(int64_t count) {  // the least power of two that reaches 
   return std::bit_width(static_cast<uint64_t>(count - 1));
 }
 
+constexpr int64_t kMaxBlocks = 65535;  // of a launch, in all but its first dimension
+
+template <typename T, typename Out>
+cudaError_t gemm_short(const GemmArgs<T, Out>& args, cudaStream_t stream) {
+  int column_bits = std::min(bits_for(args.n), kShortColumnBits);
+  const int row_bits = std::min(bits_for(args.m), kShortBits - column_bits);
+  column_bits = std::min(bits_for(args.n), kShortBits - row_bits);
+  const dim3 block(1 << column_bits, 1 << row_bits);
+  const int64_t n_blocks = ceil_div(args.n, block.x), m_blocks = ceil_div(args.m, block.y);
+  if (n_blocks > kMaxBlocks || m_blocks > kMaxBlocks) return cudaErrorNotSupported;
+  const dim3 grid(args.batch, n_blocks, m_blocks);
+  if (args.k <= kShortK<T> / 2) {
+    gemm_short_kernel<kShortK<T> / 2><<<grid, block, 0, stream>>>(args);
+  } else {
+    gemm_short_kernel<kShortK<T>><<<grid, block, 0, stream>>>(args);
+  }
+  return cudaGetLastError();
+}
+
 // For batch, m, n from 1 on and all of them, and k, below 2^31.
 template <typename T, typename Out>
 cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream) {
   using Tile = SmallTile<T>;
   constexpr int kBlockBits = 7, kWarpBits = 5;
   constexpr int64_t kDeviceThreads = 1 << 16;  // beyond as many, more of k a thread
-  constexpr int64_t kMaxBlocks = 65535;        // of a launch, in all but its first dimension
+  if (args.k <= kShortK<T>) return gemm_short(args, stream);
   const int64_t m_tiles = ceil_div(args.m, Tile::kSide), n_tiles = ceil_div(args.n, Tile::kSide);
   const int64_t tiles = args.batch * m_tiles * n_tiles;
   SmallPlan plan{};

@@ -67,12 +67,20 @@ def test_linear_float32_few_rows(size, activation, cuda):
     assert linear_excess(got, x, weight, bias, activation, residual) <= 1
 
 
-# The kernel of small products: one thread for a sum, up to a whole block for it.
+# The kernels of small products: one thread for a sum, up to a whole block for it.
 
 SMALL = [  # m, k, n
     (10, 7, 4),
     (12, 2, 3322),
     (1585, 1, 112),
+    (1, 3, 60001),
+    (60001, 4, 1),
+    (301, 5, 2),
+    (24, 8, 40),
+    (2, 9, 303),
+    (77, 13, 33),
+    (40, 16, 128),
+    (5, 17, 301),
     (3, 20, 573),
     (88, 2, 1015),
     (17, 692, 1),
@@ -113,7 +121,7 @@ def test_gemm_small_layouts(dtype, a_layout, b_layout, size, cuda):
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (1, 5), (5, 1)])
-@pytest.mark.parametrize("size", [(3, 5, 2), (7, 300, 33), (1, 4096, 3)])
+@pytest.mark.parametrize("size", [(3, 5, 2), (1, 12, 70), (7, 300, 33), (1, 4096, 3)])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_gemm_small_batches(dtype, size, sizes, cuda):
     m, k, n = size
@@ -143,7 +151,7 @@ def test_linear_small_epilogues(dtype, size, activation, cuda):
         assert linear_excess(got, x, weight, bias, activation, residual) <= 1
 
 
-@pytest.mark.parametrize("size", [(32, 161, 88), (9, 501, 225), (2, 8104, 5)])
+@pytest.mark.parametrize("size", [(77, 13, 33), (32, 161, 88), (9, 501, 225), (2, 8104, 5)])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_gemm_small_special_values(dtype, size, cuda):
     m, k, n = size
