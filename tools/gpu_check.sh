@@ -42,7 +42,7 @@ for step in $steps; do
       small+=' or test_gemm_half_layouts and 513 and bfloat16'
       small+=' or test_gemm_float32_few_rows_layouts and False-False and (1027 or 4099)'
       small+=' or test_linear_of_small_outputs_of_a_wide_range and 300 and NN'
-      small+=' or test_gemm_small_layouts and contiguous-transposed and 161'
+      small+=' or test_gemm_small_layouts and contiguous-transposed and (161 or 13)'
       small+=' or test_gemm_fp32_sm80 and normal-257'
       small+=' or test_ragged_in_every_type and (float32 or bfloat16)'
       for tool in memcheck racecheck; do
