@@ -147,7 +147,7 @@ def gemm() -> Iterator[Case]:
         out = torch.empty_like(a)
         yield Case(
             f"gemm float32 high {size}x{size}x{size}",
-            lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out, precision="high"),
+            with_tf32(lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out)),
             {"cuBLAS TF32": with_tf32(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))},
             flops=2 * size**3,
         )

@@ -20,11 +20,15 @@ struct Product {
   int64_t out_batch, out_row, out_col;
 };
 
-// Absent is "highest".
+// What float32 products need, and what cuBLAS, whose setting is torch's, would give them:
+//   absent       float32's own accuracy; cuBLAS has it
+//   "highest"    float32's own accuracy; cuBLAS may not have it
+//   "high"       TF32's accuracy; cuBLAS has more
+//   "tf32"       TF32's accuracy; cuBLAS has it
 inline void check_precision(const std::optional<Name>& precision, const char* op) {
   if (!precision) return;
-  check(*precision == "highest" || *precision == "high", op,
-        ": precision must be highest or high, got '", *precision, "'");
+  check(*precision == "highest" || *precision == "high" || *precision == "tf32", op,
+        ": precision must be highest, high or tf32, got '", *precision, "'");
 }
 
 inline void check_gemm(const Tensor& a, const Tensor& b, const char* op) {

@@ -6,10 +6,6 @@
 namespace my_ops {
 namespace {
 
-Precision precision_of(const std::optional<Name>& name) {
-  return name == "high" ? Precision::kHigh : Precision::kHighest;
-}
-
 // Of 16-bit matrices, not rounded.
 Tensor float_product(const Product& p) {
   const Tensor product = empty(p.a, {p.m, p.n}, ScalarType::Float);
@@ -17,7 +13,7 @@ Tensor float_product(const Product& p) {
   return product;
 }
 
-void launch(const Product& p, Precision precision, const Device& device) {
+void launch(const Product& p, const std::optional<Name>& precision, const Device& device) {
   dispatch_floating<CudaTypes>(p.a.scalar_type(), [&]<typename T>() {
     const auto args = gemm_args<T, T>(p, precision);
     if (!launch_gemm(args, p.a, device.stream(), "gemm")) aten_gemm(p);
@@ -29,7 +25,7 @@ void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const std::optional<
   check_out(out, a, b, "gemm");
   check_precision(precision, "gemm");
   const Device device(a);
-  launch(product(a, b, out), precision_of(precision), device);
+  launch(product(a, b, out), precision, device);
 }
 
 Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precision) {
@@ -37,7 +33,7 @@ Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precisi
   check_precision(precision, "gemm");
   const Device device(a);
   const Tensor out = empty(a, gemm_sizes(a, b));
-  launch(product(a, b, out), precision_of(precision), device);
+  launch(product(a, b, out), precision, device);
   return out;
 }
 
@@ -49,7 +45,7 @@ Tensor gemm_fp32_sm80(const Tensor& a, const Tensor& b) {
         ": a and b must be float32 matrices, got ", show(a), " and ", show(b));
   const Device device(a);
   const Tensor out = empty(a, gemm_sizes(a, b));
-  const auto args = gemm_args<float, float>(product(a, b, out), Precision::kHighest);
+  const auto args = gemm_args<float, float>(product(a, b, out), std::nullopt);
   check_launch(cuda::gemm_fp32_sm80(args, device.stream()), op);
   return out;
 }
@@ -102,7 +98,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   const Product p = product(rows, weight_t, rows_of(y));
   bool launched = false;
   dispatch_floating<CudaTypes>(x.scalar_type(), [&]<typename T>() {
-    auto args = gemm_args<T, T>(p, precision_of(precision));
+    auto args = gemm_args<T, T>(p, precision);
     args.bias = in<T>(bias_);
     args.activation = activation_of(activation);
     if (residual_) {

@@ -7,9 +7,9 @@
 
 namespace my_ops {
 
-// A plain product; the caller adds an epilogue.
+// A plain product; the caller adds an epilogue. precision: as check_precision describes it.
 template <typename T, typename Out>
-cuda::GemmArgs<T, Out> gemm_args(const Product& p, Precision precision) {
+cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& precision) {
   return {.a = in<T>(p.a),
           .b = in<T>(p.b),
           .bias = nullptr,
@@ -32,7 +32,9 @@ cuda::GemmArgs<T, Out> gemm_args(const Product& p, Precision precision) {
           .residual_row = 0,
           .residual_col = 0,
           .activation = Activation::kNone,
-          .precision = precision};
+          .precision =
+              precision == "high" || precision == "tf32" ? Precision::kHigh : Precision::kHighest,
+          .library_tf32 = precision == "highest" || precision == "tf32"};
 }
 
 // False where the router names the vendor library: nothing has been launched then. like: a tensor

@@ -18,7 +18,7 @@ class Cuda {
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
     const Product p = product(a, b, out);
     dispatch_floating<CudaTypes>(a.scalar_type(), [&]<typename T>() {
-      const auto args = gemm_args<T, acc_t<T>>(p, Precision::kHighest);
+      const auto args = gemm_args<T, acc_t<T>>(p, std::nullopt);
       if (launch_gemm(args, a, device_.stream(), "lltm")) return;
       if (a.scalar_type() == out.scalar_type()) {
         aten_gemm(p);

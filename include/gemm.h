@@ -35,7 +35,12 @@ struct GemmArgs {
   int64_t residual_batch, residual_row, residual_col;
   Activation activation;
   Precision precision;
+  bool library_tf32;               // the vendor library's float products have TF32's accuracy
   const void* packed_b = nullptr;  // what gemm_pack made of b, or null; b is needed all the same
+
+  // Less accurate than is asked for; or just as accurate, with a tensor core's speed.
+  bool library_falls_short() const { return library_tf32 && precision == Precision::kHighest; }
+  bool library_keeps_up() const { return library_tf32 && precision == Precision::kHigh; }
 };
 
 // T: double, float, __half, __nv_bfloat16; Out: T, or float for the 16-bit types. Products are
@@ -46,7 +51,7 @@ struct GemmArgs {
 // workspace: gemm_workspace() bytes, null if that is 0, 256-byte aligned, contents irrelevant
 // before and after; not shared with work on other streams. Both functions speak of the current
 // device. cudaErrorNotSupported, before any launch, means that a vendor library is the faster
-// choice here.
+// choice here, and accurate enough.
 template <typename T, typename Out>
 int64_t gemm_workspace(const GemmArgs<T, Out>& args);
 template <typename T, typename Out>

@@ -33,4 +33,15 @@ inline cudaError_t current_device(DeviceFacts* facts) {
   return query_device(id, facts);
 }
 
+// Whether this build holds the kernel's body: on an architecture below the one that it needs (80,
+// or 90 for clusters) it is compiled empty.
+inline bool compiled_for(const void* kernel, int architecture) {
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
+    return false;
+  }
+  return attributes.ptxVersion >= architecture;
+}
+
 }  // namespace my_ops::cuda

@@ -5,10 +5,13 @@
 //   16 bits on Hopper, where it is faster       gemm_half_sm90: tensor cores, epilogue on the sums
 //   small problems                              gemm_small
 //   the rest                                    the caller's vendor library
+// A vendor library that rounds floats to TF32 where more is asked for is no choice: then the same
+// kernels take all.
 #include "gemm.h"
 
 #include <type_traits>
 
+#include "device.h"
 #include "gemm_fp32_skinny.h"
 #include "gemm_fp32_sm80.h"
 #include "gemm_half_sm90.h"
@@ -37,6 +40,14 @@ bool is_small(const GemmArgs<T, Out>& args) {
 
 template <typename T, typename Out>
 constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
+
+// Whether no vendor library will do. Before compute capability 8.0 none knows TF32.
+template <typename T, typename Out>
+bool only_ours(const GemmArgs<T, Out>& args) {
+  DeviceFacts device;
+  return kIsFp32<T, Out> && args.library_falls_short() && current_device(&device) == cudaSuccess &&
+         device.major >= 8;
+}
 
 template <typename T, typename Out>
 constexpr bool kIsHalf = std::is_same_v<T, Out> && sizeof(T) == 2;
@@ -86,7 +97,7 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cu
   if constexpr (kIsHalf<T, Out>) {
     if (gemm_half_sm90_supported(args)) return gemm_half_sm90(args, workspace, stream);
   }
-  return is_small(args) ? gemm_small(args, stream) : cudaErrorNotSupported;
+  return is_small(args) || only_ours(args) ? gemm_small(args, stream) : cudaErrorNotSupported;
 }
 
 template <typename T>

@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kThreads)
   with_activation(args.activation, [&](auto activation) {
 #pragma unroll
     for (int i = 0; i < kMmaM; ++i) {
-#pragma unroll
+#pragma unroll 1  // in full, an architecture takes two minutes to compile, of activations
       for (int j = 0; j < kMmaN; ++j) {
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
@@ -296,12 +296,21 @@ cudaError_t run(const Launch& launch, cudaStream_t stream) {
 }  // namespace my_ops::cuda
 
 bool my_ops::cuda::gemm_fp32_sm80_supported(const GemmArgs<float, float>& args) {
+  constexpr int64_t kMinSide = 16;
   DeviceFacts device;
-  if (current_device(&device) != cudaSuccess || !device.is(8, 0)) return false;
-  // One tile for every multiprocessor at least: k is not split.
+  if (args.k < kMinK || current_device(&device) != cudaSuccess || device.major < 8) return false;
   const double blocks =
       static_cast<double>(args.batch) * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
-  return args.k >= kMinK && blocks >= device.sm_count && blocks < INT_MAX;
+  if (blocks >= INT_MAX) return false;
+  if (args.library_falls_short()) {
+    const bool thin = args.m < kMinSide || args.n < kMinSide;
+    if (thin && args.k <= INT_MAX) return false;  // gemm_small's
+  } else if (!device.is(8, 0) || args.library_keeps_up() || blocks < device.sm_count) {
+    return false;  // blocks: a tile for every multiprocessor at least, as k is not split
+  }
+  static const bool built =
+      compiled_for(reinterpret_cast<const void*>(fp32_sm80_kernel<true, true>), 80);
+  return built;
 }
 
 cudaError_t my_ops::cuda::gemm_fp32_sm80(const GemmArgs<float, float>& args, cudaStream_t stream) {

@@ -8,7 +8,8 @@
 namespace my_ops::cuda {
 
 // Whether the current device gains by it: six bf16 products must cost less than one of floats,
-// which holds for 8.0 (16 times the rate) and not for 8.6 and 8.9 (two to four times).
+// which holds for 8.0 (16 times the rate) and not for 8.6 and 8.9 (two to four times). Or, from 8.0
+// on, whether it has to serve because the vendor library falls short.
 bool gemm_fp32_sm80_supported(const GemmArgs<float, float>& args);
 
 // GEMM as gemm.h describes it, as accurate as a float GEMM from k = 96 on, for any strides.

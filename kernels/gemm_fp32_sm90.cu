@@ -22,7 +22,8 @@ using LargeTile = Tile<128, 128, 2, 1>;
 using WideTile = Tile<128, 96, 2, 1>;
 using MediumTile = Tile<128, 64, 1, 2>;
 using SmallTile = Tile<64, 64, 1, 1>;
-using SingleTile = Tile<128, 256, 2, 1>;  // of one fp16 product per element
+using SingleTile = Tile<128, 256, 2, 1>;        // of one fp16 product per element
+using SinglePiecesTile = Tile<128, 192, 2, 1>;  // of one, in pieces of k
 
 // Below this many multiply-adds the bf16 split is not launched: an empty launch costs 2 us of a
 // call that takes 20, and plain arithmetic is the fallback.
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kReduceThreads)
 #endif
 }
 
-enum class TileChoice { kLarge, kWide, kMedium, kSmall, kSingle };
+enum class TileChoice { kLarge, kWide, kMedium, kSmall, kSingle, kSinglePieces };
 
 // Everything that follows from the arguments and the device.
 struct Plan {
@@ -99,6 +100,23 @@ bool fits(const Args& args) {
          args.batch * ceil_div(args.m, 64) * ceil_div(args.n, 64) < kLimit;
 }
 
+// What a product costs and saves, of the elements that are split for it and of multiply-adds.
+struct Size {
+  double work, a, b;
+  bool a_strided, b_strided;  // k is not contiguous
+};
+
+Size size_of(const Args& args) {
+  const auto batch = static_cast<double>(args.batch), k = static_cast<double>(args.k);
+  return {.work = batch * args.m * args.n * k,
+          .a = (args.a_batch == 0 ? 1 : batch) * args.m * k,
+          .b = args.packed_b ? 0 : (args.b_batch == 0 ? 1 : batch) * args.n * k,
+          .a_strided = args.a_col != 1,
+          .b_strided = args.b_row != 1 && !args.packed_b};
+}
+
+constexpr int64_t kMinSide = 96, kMinK = 192;
+
 // Sizes at which the measured times beat a library's float GEMM: what the products save, in
 // multiply-adds of the library, has to pay for the launches and for the split of each element,
 // which is dearer where k is not contiguous, and takes two launches where it is long besides.
@@ -108,37 +126,68 @@ bool pays(const Args& args) {
       args.k >= kMinWeight) {
     return true;
   }
-  constexpr int64_t kMinSide = 96, kMinK = 192, kLongK = 2048;
+  constexpr int64_t kLongK = 2048;
   constexpr double kLaunches = 1.5e8, kSecondPass = 1.2e8, kContiguous = 100, kStrided = 150;
   if (args.m < kMinSide || args.n < kMinSide || args.k < kMinK) return false;
-  const auto batch = static_cast<double>(args.batch), k = static_cast<double>(args.k);
-  const bool a_strided = args.a_col != 1, b_strided = args.b_row != 1 && !args.packed_b;
-  const double a = (args.a_batch == 0 ? 1 : batch) * args.m * k;
-  const double b = args.packed_b ? 0 : (args.b_batch == 0 ? 1 : batch) * args.n * k;
-  const bool two_passes = (a_strided || b_strided) && args.k > kLongK;
-  const double cost = kLaunches + (two_passes ? kSecondPass : 0) +
-                      a * (a_strided ? kStrided : kContiguous) +
-                      b * (b_strided ? kStrided : kContiguous);
-  return batch * args.m * args.n * k >= cost;
+  const Size size = size_of(args);
+  const bool two_passes = (size.a_strided || size.b_strided) && args.k > kLongK;
+  return size.work >= kLaunches + (two_passes ? kSecondPass : 0) +
+                          size.a * (size.a_strided ? kStrided : kContiguous) +
+                          size.b * (size.b_strided ? kStrided : kContiguous);
 }
 
-// Sizes at which one product per element, in its large tile, beats three.
+// Sizes at which one product per element beats three.
 bool use_single(const Args& args) {
   constexpr double kMinWork = 4e9;
-  return args.precision == Precision::kHigh &&
-         static_cast<double>(args.batch) * args.m * args.n * args.k >= kMinWork;
+  return args.precision == Precision::kHigh && size_of(args).work >= kMinWork;
+}
+
+// Whether all rows, or columns where these are contiguous, are whole 16-byte vectors.
+bool whole_vectors(const Args& args) {
+  const auto whole = [](const float* x, int64_t batch, int64_t row, int64_t col) {
+    return reinterpret_cast<uintptr_t>(x) % 16 == 0 && batch % 4 == 0 &&
+           (row == 1 ? col : row) % 4 == 0;
+  };
+  return whole(args.a, args.a_batch, args.a_row, args.a_col) &&
+         whole(args.b, args.b_batch, args.b_row, args.b_col) &&
+         whole(args.out, args.out_batch, args.out_row, args.out_col);
+}
+
+// Sizes at which one product beats a library's of TF32. That needs no split, but whole vectors, and
+// is half as fast where k is contiguous in neither operand.
+bool pays_beside_tf32(const Args& args) {
+  constexpr double kLaunches = 8e9, kElement = 1100, kStrided = 2.3;
+  if (args.m < kMinSide || args.n < kMinSide || args.k < kMinK || !use_single(args)) return false;
+  if (!whole_vectors(args)) return true;
+  const Size size = size_of(args);
+  const bool strided = args.a_col != 1 && args.b_row != 1;
+  return size.work * (strided ? kStrided : 1) >= kLaunches + kElement * (size.a + size.b);
+}
+
+// Where no library will do: what is too large for gemm_small, and not too thin for tiles.
+bool serves(const Args& args) {
+  constexpr int64_t kMinRows = 16, kMinLength = 96;
+  constexpr double kSmallWork = 1 << 22;
+  return args.m >= kMinRows && args.n >= kMinRows && args.k >= kMinLength &&
+         size_of(args).work > kSmallWork;
+}
+
+bool takes(const Args& args) {
+  if (args.library_falls_short()) return serves(args);
+  if (args.library_keeps_up()) return pays_beside_tf32(args);
+  return pays(args);
 }
 
 // Where a library's tiles leave processors idle, or k is long, it may cut k, as its errors show:
-// its sums are then shorter, and the large tile's, not compensated, not always as accurate.
-bool needs_compensation(const Args& args, int sm_count) {
+// its sums are then shorter, and the largest tiles', neither compensated nor in pieces, not always
+// as accurate.
+bool library_may_cut_k(const Args& args, int sm_count) {
   constexpr int64_t kTile = 128, kMaxWaves = 6, kLongK = 2048;
   constexpr double kIdle = 0.05;
   const int64_t tiles = args.batch * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
   const int64_t waves = ceil_div(tiles, int64_t{sm_count}), slots = waves * sm_count;
   const bool idle = static_cast<double>(slots - tiles) > kIdle * static_cast<double>(slots);
-  return args.precision == Precision::kHighest && waves <= kMaxWaves &&
-         (idle || args.k > waves * kLongK);
+  return waves <= kMaxWaves && (idle || args.k > waves * kLongK);
 }
 
 // Clusters that run at once. Four blocks do not fit everywhere: they ran at half the rate.
@@ -172,6 +221,23 @@ Cover cover(const Args& args, int k_blocks, int sm_count, double slowdown) {
     cost += kReduce + kReduceElement * static_cast<double>(args.batch * args.m * args.n * splits);
   }
   return {static_cast<int>(splits), cost};
+}
+
+// The area that a tile's whole waves cover.
+template <typename Tile>
+double wave_area(const Args& args, int sm_count) {
+  const int64_t units =
+      ceil_div(args.m, Tile::kUnitM) * ceil_div(args.n, Tile::kUnitN) * args.batch;
+  return Tile::kM * Tile::kN * static_cast<double>(ceil_div(units, cluster_slots<Tile>(sm_count)));
+}
+
+// Whether one product per element is summed in pieces of k: for accuracy, or where tiles of that
+// size leave fewer processors idle.
+bool in_pieces(const Args& args, int sm_count) {
+  constexpr double kSlowdown = 1.04;
+  return library_may_cut_k(args, sm_count) || !whole_vectors(args) ||
+         kSlowdown * wave_area<SinglePiecesTile>(args, sm_count) <
+             wave_area<SingleTile>(args, sm_count);
 }
 
 template <typename Tile>
@@ -305,9 +371,13 @@ Plan make_plan(const Args& given, const DeviceFacts& device, void* workspace) {
   const auto medium = cover<MediumTile>(args, product.k_blocks, device.sm_count, 1.55);
   const auto small = cover<SmallTile>(args, product.k_blocks, device.sm_count, 2.05);
   const double compensated = std::min({wide.cost, medium.cost, small.cost});
-  if (single) {
+  const bool compensate =
+      args.precision == Precision::kHighest && library_may_cut_k(args, device.sm_count);
+  if (single && in_pieces(args, device.sm_count)) {
+    set_tile<SinglePiecesTile, LargeTile>(&plan, TileChoice::kSinglePieces, 1);
+  } else if (single) {
     set_tile<SingleTile, LargeTile>(&plan, TileChoice::kSingle, 1);
-  } else if (large.cost <= compensated && !needs_compensation(args, device.sm_count)) {
+  } else if (large.cost <= compensated && !compensate) {
     set_tile<LargeTile, LargeTile>(&plan, TileChoice::kLarge, large.splits);
   } else if (wide.cost == compensated) {
     set_tile<WideTile, WideTile>(&plan, TileChoice::kWide, wide.splits);
@@ -430,7 +500,7 @@ cudaError_t my_ops::cuda::gemm_pack(const PackArgs& args, void* packed, cudaStre
 }
 
 bool my_ops::cuda::gemm_fp32_sm90_supported(const GemmArgs<float, float>& args) {
-  if (!fits(args) || !pays(merge_batch(args))) return false;
+  if (!fits(args) || !takes(merge_batch(args))) return false;
   DeviceFacts device;
   if (current_device(&device) != cudaSuccess || !device.is(9, 0)) return false;
   constexpr auto kKernel = fp32_product_kernel<Fp16Scheme, LargeTile, LargeTile>;
@@ -461,6 +531,8 @@ cudaError_t my_ops::cuda::gemm_fp32_sm90(const GemmArgs<float, float>& args, voi
       return run<Fp16Scheme, SmallTile>(&plan, stream);
     case TileChoice::kSingle:
       return run<SingleScheme, SingleTile, LargeTile>(&plan, stream);
+    case TileChoice::kSinglePieces:
+      return run<SingleScheme, SinglePiecesTile, LargeTile>(&plan, stream);
   }
   return cudaErrorInvalidValue;
 }

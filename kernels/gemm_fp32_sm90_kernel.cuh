@@ -237,7 +237,7 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
   }
 }
 
-// Sum of one part's products, left in the tensor core: its truncation is far below the part's.
+// Sum of one part's products, left in the tensor core.
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Tile>& release,
                                            int consumer, int k_blocks,
@@ -262,6 +262,23 @@ __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Til
   sm90::wgmma_wait_group<0>();
   sm90::wgmma_pin(sum);
   release(previous);
+}
+
+// The same, but pieces of k are added with rounding.
+template <typename Scheme, typename Tile, int kCount>
+__device__ __forceinline__ void sum_single_pieces(
+    ProductSmem& smem, const Releaser<Tile>& release, int consumer, int k_blocks,
+    sm90::RingPlace<RingLayout<Scheme, Tile>::kStages>& at, float (&sum)[kCount]) {
+  constexpr int kPiece = 8;  // blocks of k
+  float piece[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+  for (int block = 0; block < k_blocks; block += kPiece) {
+    const int blocks = min(kPiece, k_blocks - block);
+    sum_single<Scheme, Tile>(smem, release, consumer, blocks, at, piece);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] += piece[i];
+  }
 }
 
 // The block's spoilt tiles in plain arithmetic, by threads 0 to 255.
@@ -300,7 +317,9 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
     TileExponents& exponents = smem.exponents[consumer];
     TileExponents::wait(consumer);  // those of the tile before have been read
     if (p.splits == 1) exponents.load<Tile::kN>(p, origin, origin.m + consumer * 64);
-    if constexpr (Scheme::kParts == 1) {
+    if constexpr (Scheme::kParts == 1 && Tile::kInPieces) {
+      sum_single_pieces<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
+    } else if constexpr (Scheme::kParts == 1) {
       sum_single<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
     } else {
       sum_parts<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);

@@ -81,8 +81,9 @@ struct Tile {
   static constexpr int kConsumers = M / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
-  // Whether what the sums' additions lose is added later: up to where registers allow.
-  static constexpr bool kCompensated = N < 128;
+  // Up to where registers allow: whether what the sums' additions lose is added later; and whether
+  // a single product is summed in pieces of k.
+  static constexpr bool kCompensated = N < 128, kInPieces = N < 256;
   // Accumulators that need more than an even share of the registers.
   static constexpr bool kMoveRegisters = kConsumers > 1;
 };

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <climits>
 
 #include "gemm_epilogue.cuh"
 
@@ -173,13 +174,37 @@ constexpr int bits_for(int64_t count) {  // the least power of two that reaches 
 constexpr int64_t kMaxBlocks = 65535;  // of a launch, in all but its first dimension
 
 template <typename T, typename Out>
+cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream);
+
+// The product in two, for more than a launch takes: in halves of args.*size, batch, m or n.
+template <typename T, typename Out>
+cudaError_t gemm_halves(const GemmArgs<T, Out>& args, int64_t GemmArgs<T, Out>::* size,
+                        cudaStream_t stream) {
+  GemmArgs<T, Out> first = args, second = args;
+  first.*size = args.*size / 2;
+  second.*size = args.*size - first.*size;
+  const int64_t z = args.batch - second.batch, row = args.m - second.m, col = args.n - second.n;
+  second.a += z * args.a_batch + row * args.a_row;
+  second.b += z * args.b_batch + col * args.b_col;
+  if (args.bias) second.bias += col;
+  if (args.residual) {
+    second.residual += z * args.residual_batch + row * args.residual_row + col * args.residual_col;
+  }
+  second.out += z * args.out_batch + row * args.out_row + col * args.out_col;
+  if (auto err = gemm_small(first, stream); err != cudaSuccess) return err;
+  return gemm_small(second, stream);
+}
+
+template <typename T, typename Out>
 cudaError_t gemm_short(const GemmArgs<T, Out>& args, cudaStream_t stream) {
   int column_bits = std::min(bits_for(args.n), kShortColumnBits);
   const int row_bits = std::min(bits_for(args.m), kShortBits - column_bits);
   column_bits = std::min(bits_for(args.n), kShortBits - row_bits);
   const dim3 block(1 << column_bits, 1 << row_bits);
   const int64_t n_blocks = ceil_div(args.n, block.x), m_blocks = ceil_div(args.m, block.y);
-  if (n_blocks > kMaxBlocks || m_blocks > kMaxBlocks) return cudaErrorNotSupported;
+  if (args.batch > INT_MAX) return gemm_halves(args, &GemmArgs<T, Out>::batch, stream);
+  if (m_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::m, stream);
+  if (n_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::n, stream);
   const dim3 grid(args.batch, n_blocks, m_blocks);
   if (args.k <= kShortK<T> / 2) {
     gemm_short_kernel<kShortK<T> / 2><<<grid, block, 0, stream>>>(args);
@@ -189,18 +214,19 @@ cudaError_t gemm_short(const GemmArgs<T, Out>& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// For batch, m, n from 1 on and all of them, and k, below 2^31.
+// For batch, m and n from 1 on, and k below 2^31.
 template <typename T, typename Out>
 cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream) {
   using Tile = SmallTile<T>;
   constexpr int kBlockBits = 7, kWarpBits = 5;
-  constexpr int64_t kDeviceThreads = 1 << 16;  // beyond as many, more of k a thread
+  constexpr int64_t kDeviceThreads = 1 << 16;  // beyond as many, more of k a thread,
+  constexpr int64_t kMaxSum = 32;              // but no longer sums, which round more
   if (args.k <= kShortK<T>) return gemm_short(args, stream);
   const int64_t m_tiles = ceil_div(args.m, Tile::kSide), n_tiles = ceil_div(args.n, Tile::kSide);
   const int64_t tiles = args.batch * m_tiles * n_tiles;
   SmallPlan plan{};
   while (plan.k_bits < Tile::kMaxBits && Tile::kDepth << plan.k_bits < args.k &&
-         tiles << plan.k_bits < kDeviceThreads) {
+         (tiles << plan.k_bits < kDeviceThreads || args.k >> plan.k_bits > kMaxSum)) {
     ++plan.k_bits;
   }
   const int tile_bits = std::max(kBlockBits - plan.k_bits, 0);
@@ -212,7 +238,9 @@ cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream) {
 
   const int64_t n_blocks = ceil_div(n_tiles, int64_t{1} << plan.n_bits);
   const int64_t m_blocks = ceil_div(m_tiles, int64_t{1} << plan.m_bits);
-  if (n_blocks > kMaxBlocks || m_blocks > kMaxBlocks) return cudaErrorNotSupported;
+  if (args.batch > INT_MAX) return gemm_halves(args, &GemmArgs<T, Out>::batch, stream);
+  if (m_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::m, stream);
+  if (n_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::n, stream);
   const dim3 grid(args.batch, n_blocks, m_blocks);
   const int threads = 1 << (plan.k_bits + plan.n_bits + plan.m_bits);
   gemm_small_kernel<<<grid, threads, threads * Tile::kPartialBytes, stream>>>(args, plan);

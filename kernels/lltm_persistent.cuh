@@ -3,6 +3,7 @@
 
 #include "lltm_persistent.h"
 
+#include "device.h"
 #include "lltm_ptx.cuh"
 
 namespace my_ops::cuda {
@@ -138,17 +139,6 @@ constexpr int64_t grid_exchange_bytes(int64_t vectors, int64_t rounds, int64_t b
   constexpr int64_t kChunkUnits = 64 / sizeof(T);
   return (rounds < kExchangeSlots ? rounds : kExchangeSlots) * vectors *
          ((hidden + kChunkUnits - 1) / kChunkUnits) * batch * 64;
-}
-
-// Whether this build holds the kernel's body: on an architecture below the one that it needs (80
-// for the grid kernels, 90 for the cluster kernels) it is compiled empty.
-inline bool compiled_for(const void* kernel, int architecture) {
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
-    return false;
-  }
-  return attributes.ptxVersion >= architecture;
 }
 
 constexpr int kRecurrentThreads = 256;

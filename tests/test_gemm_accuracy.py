@@ -103,10 +103,11 @@ def label(family, size, layout="NN"):
 
 # ---------------------------------------------------------------------------------- large products
 
-SIZES = [(1000, k, 1024) for k in KS]  # m, k, n
-SIZES += [(2048, 1024, 2048), (2048, 4096, 2048)]
-SIZES += [(1000, 1003, 1001), (4096, 4096, 4096)]
+# cuBLAS cuts no k in these layouts of these sizes, or in so few that a third of its error is kept.
+SIZES = [*((1000, k, 1024) for k in KS), (1000, 1003, 1001)]  # m, k, n
 PRODUCTS = [(size, layout) for size in SIZES for layout in ("NN", "NT")]
+SIZES = [*((2048, k, 2048) for k in KS), (4096, 1024, 4096), (4096, 4096, 4096)]
+PRODUCTS += [(size, layout) for size in SIZES for layout in ("NN", "NT", "TN", "TT")]
 
 
 @pytest.mark.parametrize(("size", "layout"), PRODUCTS)
@@ -268,6 +269,95 @@ def test_gemm_special_values(place, value, size, strict_cublas):
     infinite = want.isinf()
     assert torch.equal(got.isinf(), infinite)
     assert torch.equal(got[infinite], want[infinite])
+
+
+# --------------------------------------------------------------- where torch lets cuBLAS use TF32
+
+
+def while_cublas_uses_tf32(call):
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return call()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+# cuBLAS takes them otherwise: few rows, few columns, short k, sizes in between, many blocks.
+CUBLAS_SIZES = [(1, 4096, 4096), (64, 4096, 4096), (4096, 1000, 1), (7, 3000, 500), (3, 200001, 5)]
+CUBLAS_SIZES += [(1000, k, 1024) for k in (1, 7, 16, 33, 64, 95, 96)]
+CUBLAS_SIZES += [(300, 300, 300), (96, 192, 1000), (257, 2000, 130), (90, 4000, 3000)]
+CUBLAS_SIZES += [(20, 100, 5000), (17, 130, 17), (500, 120, 800), (16, 512, 4096), (2000, 150, 16)]
+CUBLAS_SIZES += [(700_000, 5, 70), (300_000, 40, 70), (70, 40, 300_000), (2, 5, 9_000_000)]
+
+
+@pytest.mark.parametrize("size", CUBLAS_SIZES)
+@pytest.mark.parametrize("family", CONTRACT)
+def test_highest_while_cublas_uses_tf32(family, size, strict_cublas):
+    layout = random.choice(["NN", "NT", "TN", "TT"])
+    a, b = operands(family, size, "cuda", layout)
+    got = while_cublas_uses_tf32(lambda: my_ops.gemm(a, b, precision="highest"))
+    check(got, a, b, label(family, size, layout), mean_share(size[1]), WORST_SHARE)
+
+
+def test_highest_of_other_operands_while_cublas_uses_tf32(strict_cublas):
+    a, b = torch.randn(3, 200, 300, device="cuda"), torch.randn(3, 300, 150, device="cuda")
+    x, weight = torch.randn(70, 500, device="cuda"), torch.randn(3000, 500, device="cuda")
+    residual = torch.randn(70, 3000, device="cuda")
+    out = torch.empty(3000, 70, device="cuda").mT
+
+    def call():
+        assert errors(torch.mm(x, weight.mT), x, weight.mT)[0] > 1e-6  # that of TF32
+        batches = my_ops.gemm(a, b, precision="highest")
+        my_ops.gemm(x, weight.mT, out=out, precision="highest")
+        y = my_ops.linear(
+            x, weight, None, activation="relu", residual=residual, precision="highest"
+        )
+        return batches, y
+
+    batches, y = while_cublas_uses_tf32(call)
+    for z in range(3):
+        check(batches[z], a[z], b[z], f"batch {z}", MEAN_SHARE, WORST_SHARE)
+    check(out, x, weight.mT, "out=, by columns", MEAN_SHARE, WORST_SHARE)
+    want = (x.double() @ weight.double().mT).relu() + residual
+    sizes = x.double().abs() @ weight.double().abs().mT + residual.abs()
+    assert ((y - want).abs() <= 2.0**-21 * sizes).all()
+
+
+# One fp16 product, three of them where cuBLAS has more than TF32, and cuBLAS's TF32.
+HIGH_SIZES = [(2048, 2048, 2048), (2000, 3001, 1003), (4096, 1024, 4096), (700, 1200, 800)]
+HIGH_SIZES += [(100, 300, 200), (1000, 16384, 1024)]
+HIGH_SHARE = 1.001  # both round to 11 bits: what is left is chance
+
+
+@pytest.mark.parametrize("size", HIGH_SIZES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_high(family, size, strict_cublas):
+    check_high(family, size, random.choice(["NN", "NT", "TN", "TT"]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_high_of_random_shapes(family, seed, strict_cublas):
+    choose = random.Random(f"high {family} {seed}")
+    size = tuple(round(2 ** choose.uniform(9, 12.5)) for _ in range(3))
+    if choose.random() < 0.5:
+        size = tuple(-(-x // 64) * 64 for x in size)
+    check_high(family, size, choose.choice(["NN", "NT", "TN", "TT"]))
+
+
+def check_high(family, size, layout):
+    """No more error than cuBLAS with TF32."""
+    a, b = operands(family, size, "cuda", layout)
+    theirs = errors(while_cublas_uses_tf32(lambda: torch.mm(a, b)), a, b)
+    for got in (
+        my_ops.gemm(a, b, precision="high"),
+        while_cublas_uses_tf32(lambda: my_ops.gemm(a, b, precision="high")),
+        while_cublas_uses_tf32(lambda: my_ops.gemm(a, b)),
+    ):
+        ours = errors(got, a, b)
+        message = f"high, {label(family, size, layout)}: ours {ours}, TF32's {theirs}"
+        assert ours[0] <= HIGH_SHARE * theirs[0], f"mean, {message}"
+        assert ours[1] <= WORST_SHARE * theirs[1], f"maximum, {message}"
 
 
 # ------------------------------------------- the kernel of compute capability 8.0, on any device

@@ -17,17 +17,31 @@ def test_wrong_precision(precision, device, rejects):
     for op, call in (("gemm", my_ops.gemm), ("linear", my_ops.linear)):
         with rejects(ValueError, f"{op}: precision must be None or one of .*{precision!r}", a):
             call(a, a, precision=precision)
-    with rejects(RuntimeError, "gemm: precision must be highest or high, got 'low'", a):
+    with rejects(RuntimeError, "gemm: precision must be highest, high or tf32, got 'low'", a):
         torch.ops.my_ops.gemm(a, a, "low")
-    with rejects(RuntimeError, "linear: precision must be highest or high, got 'low'", a):
+    with rejects(RuntimeError, "linear: precision must be highest, high or tf32, got 'low'", a):
         torch.ops.my_ops.linear(a, a, None, "none", None, "low")
 
 
+def set_everywhere(precision):
+    torch.backends.fp32_precision = precision
+
+
+def set_cublas(precision):
+    torch.backends.cuda.matmul.fp32_precision = precision
+
+
+def allow_tf32(allowed):
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
 @pytest.fixture
-def float32_matmul_precision():
-    before = torch.get_float32_matmul_precision()
-    yield torch.set_float32_matmul_precision
-    torch.set_float32_matmul_precision(before)
+def torch_precision():
+    """A function that makes a setting of torch's, which is undone."""
+    yield lambda setter, value: setter(value)
+    set_everywhere("none")
+    torch.set_float32_matmul_precision("highest")
+    set_cublas("none")
 
 
 def precisions_passed(call):
@@ -47,20 +61,35 @@ def precisions_passed(call):
     return seen
 
 
-@pytest.mark.parametrize(
-    "setting, argument, passed",
-    [
-        ("highest", None, None),
-        ("high", None, "high"),
-        ("medium", None, "high"),
-        ("high", "highest", "highest"),
-        ("highest", "high", "high"),
-    ],
-)
+# Of torch, each of which says whether cuBLAS may use TF32.
+STRICT = [
+    (torch.set_float32_matmul_precision, "highest"),
+    (set_cublas, "ieee"),
+    (allow_tf32, False),
+]
+TF32 = [
+    (torch.set_float32_matmul_precision, "high"),
+    (torch.set_float32_matmul_precision, "medium"),
+    (set_cublas, "tf32"),
+    (set_everywhere, "tf32"),
+    (allow_tf32, True),
+]
+PASSED = [(setting, None, None) for setting in STRICT]
+PASSED += [(setting, "highest", None) for setting in STRICT]
+PASSED += [(setting, "high", "high") for setting in STRICT]
+PASSED += [(setting, None, "tf32") for setting in TF32]
+PASSED += [(setting, "highest", "highest") for setting in TF32]
+PASSED += [(setting, "high", "tf32") for setting in TF32]
+
+
+PASSED_IDS = [f"{setter.__name__}-{value}-{argument}" for (setter, value), argument, _ in PASSED]
+
+
+@pytest.mark.parametrize("setting, argument, passed", PASSED, ids=PASSED_IDS)
 def test_precision_follows_torch_and_reaches_every_product(
-    setting, argument, passed, device, float32_matmul_precision
+    setting, argument, passed, device, torch_precision
 ):
-    float32_matmul_precision(setting)
+    torch_precision(*setting)
     a = torch.randn(3, 3, device=device, requires_grad=True)
     out = torch.empty(3, 3, device=device)
     for call in (
@@ -72,7 +101,8 @@ def test_precision_follows_torch_and_reaches_every_product(
         assert seen and set(seen) == {passed}
 
 
-def test_precision_in_a_compiled_graph(device, float32_matmul_precision):
+@pytest.mark.parametrize("setting", TF32, ids=[f"{setter.__name__}-{v}" for setter, v in TF32])
+def test_precision_in_a_compiled_graph(setting, device, torch_precision):
     a = torch.randn(3, 3, device=device)
     graphs = []
 
@@ -80,12 +110,13 @@ def test_precision_in_a_compiled_graph(device, float32_matmul_precision):
         graphs.append(graph.code)
         return graph
 
+    torch._dynamo.reset()
     compiled = torch.compile(lambda t: my_ops.gemm(t, t), backend=backend, fullgraph=True)
-    for setting in ("highest", "high"):
-        float32_matmul_precision(setting)
-        torch._dynamo.reset()
-        torch.testing.assert_close(compiled(a), a @ a, rtol=1e-2, atol=1e-2)
-    assert "'high'" not in graphs[0] and "'high'" in graphs[1]
+    compiled(a)
+    torch_precision(*setting)  # which compiles again
+    torch.testing.assert_close(compiled(a), a @ a, rtol=1e-2, atol=1e-2)
+    compiled(a)
+    assert ["'tf32'" in graph for graph in graphs] == [False, True]
 
 
 @pytest.mark.parametrize("activation", [None, "gelu"])

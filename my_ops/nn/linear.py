@@ -12,7 +12,8 @@ class Linear(nn.Linear):
     """``torch.nn.Linear`` with the activation fused in: see :func:`my_ops.linear`.
 
     Parameters, their initialisation and the state dict are those of ``torch.nn.Linear``. In
-    TorchScript float32 has its full precision, whatever torch's setting.
+    TorchScript float32 has its full precision, but for products that go to cuBLAS where torch lets
+    that use TF32.
 
     Args:
         in_features, out_features: sizes of the last dimension of input and output.

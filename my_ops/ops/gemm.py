@@ -17,21 +17,33 @@ from my_ops.ops._common import check_tensor, fake, ops
 PRECISIONS = ("highest", "high")
 
 
-def _default_precision() -> str | None:
-    return None if torch.get_float32_matmul_precision() == "highest" else "high"
+try:  # a private name, present in torch 2.10 to 2.15: a fifth of the property's host time
+    from torch._C import _get_fp32_precision_getter
+
+    def _cublas_precision() -> str:
+        return _get_fp32_precision_getter("cuda", "matmul")
+except ImportError:
+
+    def _cublas_precision() -> str:
+        return torch.backends.cuda.matmul.fp32_precision
+
+
+def _cublas_tf32() -> bool:
+    """Whether cuBLAS may use TF32, by whichever of torch's settings."""
+    return _cublas_precision() == "tf32"
 
 
 # What torch.compiler.assume_constant_result sets; calling that would import the compiler.
-_default_precision._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_cublas_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def effective_precision(op: str, precision: str | None) -> str | None:
-    """What the dispatcher op takes for a public ``precision``: None stands for "highest"."""
-    if precision is None:
-        return _default_precision()
-    if precision not in PRECISIONS:
+    """What the dispatcher op takes for a public ``precision``: csrc/gemm_checks.h."""
+    if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"{op}: precision must be None or one of {PRECISIONS}, got {precision!r}")
-    return precision
+    if _cublas_tf32():
+        return "highest" if precision == "highest" else "tf32"
+    return "high" if precision == "high" else None
 
 
 # ---------------------------------------------------------------------------------------- gemm
@@ -105,12 +117,16 @@ def gemm(
         out: receives the result, in place: any strides, no overlap with ``a`` or ``b``. Not while
             a gradient is recorded.
         precision: of float32 products on the GPU: ``"highest"`` is float32's own accuracy,
-            ``"high"`` allows that of TF32, 11 bits of each factor. None follows
-            ``torch.get_float32_matmul_precision()``, at the time of the call or of tracing.
+            ``"high"`` allows that of TF32, 11 bits of each factor. None follows torch, that is
+            ``torch.set_float32_matmul_precision`` or ``torch.backends.cuda.matmul``, at the time
+            of the call or of tracing. Where cuBLAS is faster with TF32 it is used once torch lets
+            it, for ``"high"`` too; for ``"highest"`` it is not used then. On the CPU products are
+            torch's.
 
     Returns:
         ``out``, or a new tensor ``(m, n)`` or ``(batch, m, n)``. Products of 16-bit types are
-        summed in float32. On Hopper GPUs large float32 products are made of 16-bit ones: three or
+        summed in float32; where they go to cuBLAS, torch's settings of reduced-precision
+        reductions hold. On Hopper GPUs large float32 products are made of 16-bit ones: three or
         six for ``"highest"``, one for ``"high"``. The gradient goes to both, in the same
         precision, and can be differentiated again.
 
