@@ -126,9 +126,10 @@ def gemm(
     Returns:
         ``out``, or a new tensor ``(m, n)`` or ``(batch, m, n)``. Products of 16-bit types are
         summed in float32; where they go to cuBLAS, torch's settings of reduced-precision
-        reductions hold. On Hopper GPUs large float32 products are made of 16-bit ones: three or
-        six for ``"highest"``, one for ``"high"``. The gradient goes to both, in the same
-        precision, and can be differentiated again.
+        reductions hold. On Hopper GPUs large float32 products are made of 16-bit ones, three or
+        six for ``"highest"``, one for ``"high"``, and take up to 6 bytes of memory for each element
+        of both operands while they run. The gradient goes to both, in the same precision, and can
+        be differentiated again.
 
     Raises:
         TypeError: an argument is no tensor.
