@@ -17,7 +17,7 @@ from my_ops.ops._common import check_tensor, fake, ops
 PRECISIONS = ("highest", "high")
 
 
-try:  # a private name, present in torch 2.10 to 2.15: a fifth of the property's host time
+try:  # a private name, present in torch 2.10 to 2.15: a sixth of the property's host time
     from torch._C import _get_fp32_precision_getter
 
     def _cublas_precision() -> str:
