@@ -35,13 +35,18 @@ def allow_tf32(allowed):
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-@pytest.fixture
-def torch_precision():
-    """A function that makes a setting of torch's, which is undone."""
-    yield lambda setter, value: setter(value)
+def set_defaults():
     set_everywhere("none")
     torch.set_float32_matmul_precision("highest")
     set_cublas("none")
+
+
+@pytest.fixture
+def torch_precision():
+    """A function that makes a setting of torch's, which is undone."""
+    set_defaults()
+    yield lambda setter, value: setter(value)
+    set_defaults()
 
 
 def precisions_passed(call):
