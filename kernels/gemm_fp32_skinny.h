@@ -16,9 +16,9 @@ bool gemm_fp32_skinny_supported(const GemmArgs<float, float>& args);
 // Bytes of scratch for gemm_fp32_skinny on the current device.
 size_t gemm_fp32_skinny_workspace(const GemmArgs<float, float>& args);
 
-// GEMM as gemm.h describes it, in float arithmetic: sums of 32 products, added up per piece of k
-// and then over the pieces. Deterministic, stream-ordered, safe to capture in a graph. workspace:
-// gemm_fp32_skinny_workspace() bytes, 256-byte aligned, contents irrelevant.
+// GEMM as gemm.h describes it, out of six bf16 products; outputs that these may spoil, Inf and NaN
+// are formed again in float arithmetic. Deterministic, stream-ordered, safe to capture in a graph.
+// workspace: gemm_fp32_skinny_workspace() bytes, 256-byte aligned, contents irrelevant.
 cudaError_t gemm_fp32_skinny(const GemmArgs<float, float>& args, void* workspace,
                              cudaStream_t stream);
 

@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kThreads)
   with_activation(args.activation, [&](auto activation) {
 #pragma unroll
     for (int i = 0; i < kMmaM; ++i) {
-#pragma unroll 1  // in full, an architecture takes two minutes to compile, of activations
+#pragma unroll 1  // else the activations take two minutes to compile for some architectures
       for (int j = 0; j < kMmaN; ++j) {
 #pragma unroll
         for (int x = 0; x < 4; ++x) {

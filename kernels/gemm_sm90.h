@@ -10,7 +10,7 @@
 namespace my_ops::cuda {
 
 // Whether gemm_fp32_sm90 takes this problem on the current device, compute capability 9.0, and has
-// been measured to beat a float GEMM at such sizes.
+// been measured to beat the vendor library at such sizes, or has to serve because that falls short.
 bool gemm_fp32_sm90_supported(const GemmArgs<float, float>& args);
 
 // Bytes of scratch for gemm_fp32_sm90 on the current device, for these sizes and strides.
@@ -25,7 +25,7 @@ size_t gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args);
 //   six bf16 products up to a span of 2^90, or plain float arithmetic for small problems;
 //   plain float arithmetic, slowly, beyond that and for Inf and NaN.
 // Precision::kHigh takes one fp16 product in place of three where that is faster, without the rule
-// about nonzeros.
+// about nonzeros, and in pieces of k where a library's TF32 would have shorter sums.
 // Deterministic, stream-ordered, safe to capture in a graph.
 // workspace: gemm_fp32_sm90_workspace() bytes, 256-byte aligned, contents irrelevant before and
 // after; not shared with calls on other streams. cudaErrorNotSupported, before any launch, where

@@ -103,7 +103,7 @@ def label(family, size, layout="NN"):
 
 # ---------------------------------------------------------------------------------- large products
 
-# cuBLAS cuts no k in these layouts of these sizes, or in so few that a third of its error is kept.
+# Where cuBLAS cuts no k, or into so few pieces that normal data keep to a third of its error.
 SIZES = [*((1000, k, 1024) for k in KS), (1000, 1003, 1001)]  # m, k, n
 PRODUCTS = [(size, layout) for size in SIZES for layout in ("NN", "NT")]
 SIZES = [*((2048, k, 2048) for k in KS), (4096, 1024, 4096), (4096, 4096, 4096)]
