@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,18 @@ def gemm() -> Iterator[Case]:
                 flops=2 * m * n * k,
                 ceiling=f"{name_of(dtype)} TFLOP/s",
             )
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for size, layout in product((4096, 8192), ("NT", "TN", "TT")):
+            a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
+            a, b = (t.mT if letter == "T" else t for t, letter in zip((a, b), layout, strict=True))
+            out = torch.empty(size, size, device="cuda", dtype=dtype)
+            yield Case(
+                f"gemm {name_of(dtype)} {size}x{size}x{size} {layout}",
+                lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
+                {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
+                flops=2 * size**3,
+                ceiling=f"{name_of(dtype)} TFLOP/s",
+            )
     x, w = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
     packed = my_ops.prepack(w)
     yield Case(
@@ -151,6 +164,16 @@ def gemm() -> Iterator[Case]:
             {"cuBLAS TF32": with_tf32(lambda a=a, b=b, out=out: torch.mm(a, b, out=out))},
             flops=2 * size**3,
         )
+    for m, n, k in ((512, 512, 512), (64, 4096, 4096), (1, 4096, 4096), (8192, 8192, 90)):
+        a, b = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
+        out = torch.empty(m, n, device="cuda")
+        yield Case(
+            f"gemm float32 highest beside TF32 {m}x{n}x{k}",
+            with_tf32(lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out, precision="highest")),
+            {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
+            flops=2 * m * n * k,
+            ceiling="float32 TFLOP/s",
+        )
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(8192, 4096, device="cuda", dtype=dtype)
         w = torch.randn(4096, 4096, device="cuda", dtype=dtype) / 64
@@ -167,6 +190,18 @@ def gemm() -> Iterator[Case]:
             flops=2 * 8192 * 4096 * 4096,
             ceiling=f"{name_of(dtype)} TFLOP/s",
         )
+        for activation in ("relu", "silu", "gelu"):
+            yield Case(
+                f"linear + {activation} {name_of(dtype)} 8192x4096x4096",
+                lambda x=x, w=w, b=b, name=activation: my_ops.linear(x, w, b, activation=name),
+                {
+                    "eager": lambda x=x, w=w, b=b, name=activation: getattr(F, name)(
+                        F.linear(x, w, b)
+                    )
+                },
+                flops=2 * 8192 * 4096 * 4096,
+                ceiling=f"{name_of(dtype)} TFLOP/s",
+            )
         r = torch.randn(8192, 4096, device="cuda", dtype=dtype)
         yield Case(
             f"linear + silu + residual {name_of(dtype)} 8192x4096x4096",

@@ -239,6 +239,11 @@ inline Tensor empty(const Tensor& like, const Sizes& sizes) {
   return empty(like, sizes, like.scalar_type());
 }
 
+inline Tensor zeros(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
+  Tensor result = empty(like, sizes, dtype);
+  return torch::stable::zero_(result);
+}
+
 // A new tensor of t's layout, contiguous where that is not dense.
 inline Tensor empty_as(const Tensor& t) {
   return allocated(t, t.sizes(), t.scalar_type(), [&] {

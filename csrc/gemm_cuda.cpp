@@ -1,15 +1,20 @@
 // gemm and linear on CUDA.
 #include "gemm_cuda.h"
 
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
+
 #include "../kernels/gemm_fp32_sm80.h"
+
+// Weak, as the stream in binding_cuda.h; a torch without it takes two kernels.
+#pragma weak aoti_torch_cuda__addmm_activation
 
 namespace my_ops {
 namespace {
 
 // Of 16-bit matrices, not rounded.
-Tensor float_product(const Product& p) {
-  const Tensor product = empty(p.a, {p.m, p.n}, ScalarType::Float);
-  aten("aten::mm", "dtype_out", a_matrices(p), b_matrices(p), ScalarType::Float, product);
+Tensor float_product(const Tensor& a, const Tensor& b) {
+  const Tensor product = empty(a, {a.size(0), b.size(1)}, ScalarType::Float);
+  aten("aten::mm", "dtype_out", a, b, ScalarType::Float, product);
   return product;
 }
 
@@ -82,29 +87,28 @@ Tensor prepack(const Tensor& weight) {
   return packed;
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-              const Name& activation, const std::optional<Tensor>& residual,
-              const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
-  check_linear(x, weight, bias, activation, residual);
-  check_precision(precision, "linear");
-  const Device device(x);
-  const Tensor rows = rows_of(x);
-  const std::optional<Tensor> bias_ = bias ? std::optional(as_contiguous(*bias)) : std::nullopt;
-  const std::optional<Tensor> residual_ =
-      residual ? std::optional(rows_of(*residual)) : std::nullopt;
+// weight (out_features, in_features) as the b of a product.
+Tensor transposed(const Tensor& weight) {
+  return as_strided(weight, {weight.size(1), weight.size(0)}, {weight.stride(1), weight.stride(0)});
+}
+
+// By the router's kernels, or nothing where it names the vendor library.
+std::optional<Tensor> kernel_linear(const Tensor& x, const Tensor& weight,
+                                    const std::optional<Tensor>& bias, Activation activation,
+                                    const std::optional<Tensor>& residual,
+                                    const std::optional<Name>& precision,
+                                    const std::optional<Tensor>& packed, cudaStream_t stream) {
   const Tensor y = empty(x, linear_sizes(x, weight));
-  const Tensor weight_t =
-      as_strided(weight, {weight.size(1), weight.size(0)}, {weight.stride(1), weight.stride(0)});
-  const Product p = product(rows, weight_t, rows_of(y));
+  const Product p = product(rows_of(x), transposed(weight), rows_of(y));
   bool launched = false;
   dispatch_floating<CudaTypes>(x.scalar_type(), [&]<typename T>() {
     auto args = gemm_args<T, T>(p, precision);
-    args.bias = in<T>(bias_);
-    args.activation = activation_of(activation);
-    if (residual_) {
-      args.residual = in<T>(*residual_);
-      args.residual_row = residual_->stride(0);
-      args.residual_col = residual_->stride(1);
+    args.bias = in<T>(bias);
+    args.activation = activation;
+    if (residual) {
+      args.residual = in<T>(*residual);
+      args.residual_row = residual->stride(0);
+      args.residual_col = residual->stride(1);
     }
     if constexpr (std::is_same_v<T, float>) {
       if (packed && packed->numel() > 0) {
@@ -116,30 +120,69 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
         args.packed_b = packed->const_data_ptr();
       }
     }
-    launched = launch_gemm(args, x, device.stream(), "linear");
+    launched = launch_gemm(args, x, stream, "linear");
   });
-  if (launched) return y;
-  // Where rows are not whole 16-byte vectors, cuBLAS rounds 16-bit products before it adds the
-  // bias.
-  const bool whole_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
-  if (whole_vectors || x.element_size() != 2) {
-    return aten_linear(x, weight, bias, activation, residual);
+  return launched ? std::optional(y) : std::nullopt;
+}
+
+// Of 16 bits by cuBLAS, what follows the product in its epilogue or else in one kernel.
+Tensor half_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                   Activation activation, const std::optional<Tensor>& residual,
+                   cudaStream_t stream) {
+  const Tensor rows = rows_of(x), weight_t = transposed(weight);
+  const Sizes sizes = linear_sizes(x, weight);
+  const int64_t m = rows.size(0), n = weight.size(0), k = weight.size(1);
+  // Else cuBLAS rounds 16-bit products before it adds the bias.
+  const bool whole_vectors = n % 8 == 0 && k % 8 == 0;
+  const bool fuses = (activation == Activation::kRelu || activation == Activation::kGeluTanh) &&
+                     !residual && aoti_torch_cuda__addmm_activation;
+  if (whole_vectors && fuses && k > 0) {  // ATen forgets the activation of an empty sum
+    return allocated(x, sizes, x.scalar_type(), [&] {
+      const Tensor added = bias ? *bias : zeros(x, {n}, x.scalar_type());
+      AtenTensorHandle y = nullptr;
+      check_torch(aoti_torch_cuda__addmm_activation(added.get(), rows.get(), weight_t.get(), 1.0,
+                                                    1.0, activation == Activation::kGeluTanh, &y),
+                  "aten::_addmm_activation");
+      return x.dim() == 2 ? Tensor(y) : aten("aten::view", "", Tensor(y), sizes);
+    });
   }
-  const Tensor product = float_product(p);
-  const std::optional<Tensor> dense =
-      residual_ ? std::optional(as_contiguous(*residual_)) : std::nullopt;
-  const auto epilogue = [&]<typename T>() {
-    check_launch(cuda::linear_epilogue(in<float>(product), in<T>(bias_), in<T>(dense), out<T>(y),
-                                       product.size(0), product.size(1), activation_of(activation),
-                                       device.stream()),
+  const Tensor sums = whole_vectors ? aten_linear(x, weight, bias, "none", std::nullopt)
+                                    : float_product(rows, weight_t);
+  if (whole_vectors && activation == Activation::kNone && !residual) return sums;
+  const Tensor y = whole_vectors ? sums : empty(x, sizes);
+  const std::optional<Tensor> dense = as_contiguous(residual);
+  const auto finish = [&]<typename P, typename T>(const T* bias_left) {
+    check_launch(cuda::linear_epilogue(in<P>(sums), bias_left, in<T>(dense), out<T>(y), m, n,
+                                       activation, stream),
                  "linear");
   };
-  if (x.scalar_type() == ScalarType::Half) {
-    epilogue.operator()<__half>();
-  } else {
-    epilogue.operator()<__nv_bfloat16>();
-  }
+  dispatch_floating<CudaTypes>(x.scalar_type(), [&]<typename T>() {
+    if constexpr (sizeof(T) == 2) {
+      whole_vectors ? finish.template operator()<T, T>(nullptr)
+                    : finish.template operator()<float, T>(in<T>(bias));
+    }
+  });
   return y;
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+              const Name& activation, const std::optional<Tensor>& residual,
+              const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
+  check_linear(x, weight, bias, activation, residual);
+  check_precision(precision, "linear");
+  const Device device(x);
+  const std::optional<Tensor> bias_ = as_contiguous(bias);
+  const std::optional<Tensor> residual_ =
+      residual ? std::optional(rows_of(*residual)) : std::nullopt;
+  const Activation act = activation_of(activation);
+  if (auto y =
+          kernel_linear(x, weight, bias_, act, residual_, precision, packed, device.stream())) {
+    return *y;
+  }
+  if (x.element_size() == 2) {
+    return half_linear(x, weight, bias_, act, residual_, device.stream());
+  }
+  return aten_linear(x, weight, bias, activation, residual);
 }
 
 }  // namespace

@@ -280,9 +280,7 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward_steps(const Backend& backend,
   }
   const Tensor weights_h = recurrent_weights(weights, hidden);
   const auto start = [&](const std::optional<Tensor>& grad) {
-    if (grad) return copy(*grad, acc);
-    Tensor zeros = empty(gates, {batch, hidden}, acc);
-    return torch::stable::zero_(zeros);
+    return grad ? copy(*grad, acc) : zeros(gates, {batch, hidden}, acc);
   };
   const Tensor grad_h = start(grad_h_n), grad_cell = start(grad_c_n);
   CellBackwardTensors step{.grad_h = std::nullopt,

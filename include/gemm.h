@@ -73,11 +73,11 @@ int64_t gemm_packed_bytes(const PackArgs& args);
 cudaError_t gemm_pack(const PackArgs& args, void* packed, cudaStream_t stream);
 
 // out[i][j] = activation(product[i][j] + bias[j]) + residual[i][j], all contiguous: the epilogue of
-// linear behind a vendor library's product in float. T: __half, __nv_bfloat16; bias and residual
-// may be null.
-template <typename T>
-cudaError_t linear_epilogue(const float* product, const T* bias, const T* residual, T* out,
-                            int64_t m, int64_t n, Activation activation, cudaStream_t stream);
+// linear behind a vendor library's product. T: __half, __nv_bfloat16; P: float or T, where product
+// may be out. bias and residual may be null.
+template <typename P, typename T>
+cudaError_t linear_epilogue(const P* product, const T* bias, const T* residual, T* out, int64_t m,
+                            int64_t n, Activation activation, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace my_ops

@@ -45,6 +45,12 @@ __device__ T store(C x) {
   }
 }
 
+// Neighbours in memory, moved as one.
+template <typename T, int kSize>
+struct alignas(sizeof(T) * kSize) Vector {
+  T at[kSize];
+};
+
 // exp(-|x|) and exp(-|x|) - 1: never overflow, and keep their digits for large and for small |x|.
 // To 1 ulp in float, where expf has 2: -|x| = n ln(2) + r, exp(r) by its series.
 __device__ inline float exp_minus_abs(float x) {

@@ -16,11 +16,6 @@ constexpr int kThreads = 128;
 constexpr int kFillThreads = 256;  // stores only: 128 lost 28 %
 constexpr int kVectorBytes = 16;
 
-template <typename T, int kSize>
-struct alignas(sizeof(T) * kSize) Vector {
-  T at[kSize];
-};
-
 struct AddOne {
   template <typename C>
   __device__ C operator()(C x) const {

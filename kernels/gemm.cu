@@ -9,9 +9,11 @@
 // kernels take all.
 #include "gemm.h"
 
+#include <climits>
 #include <type_traits>
 
 #include "device.h"
+#include "gemm_epilogue.cuh"
 #include "gemm_fp32_skinny.h"
 #include "gemm_fp32_sm80.h"
 #include "gemm_half_sm90.h"
@@ -49,20 +51,56 @@ bool only_ours(const GemmArgs<T, Out>& args) {
          device.major >= 8;
 }
 
+// Then: whether tiles of the output serve better than gemm_small, which knows no k from 2^31 on.
+template <typename T, typename Out>
+bool fills_tiles(const GemmArgs<T, Out>& args) {
+  constexpr int64_t kMinSide = 16, kMinK = 96;
+  if (args.k > INT_MAX) return true;
+  return args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK && !is_small(args);
+}
+
 template <typename T, typename Out>
 constexpr bool kIsHalf = std::is_same_v<T, Out> && sizeof(T) == 2;
 
-constexpr int kEpilogueThreads = 256;
+enum class Kernel { kFp32Skinny, kFp32Sm90, kFp32Sm80, kHalfSm90, kSmall, kLibrary };
 
-template <Activation kActivation, typename T>
+template <typename T, typename Out>
+Kernel choose(const GemmArgs<T, Out>& args) {
+  const bool needed = only_ours(args);
+  if constexpr (kIsFp32<T, Out>) {
+    if (gemm_fp32_skinny_supported(args)) return Kernel::kFp32Skinny;
+    if (needed && !fills_tiles(args)) return Kernel::kSmall;
+    if (gemm_fp32_sm90_supported(args)) return Kernel::kFp32Sm90;
+    if (gemm_fp32_sm80_supported(args)) return Kernel::kFp32Sm80;
+  }
+  if constexpr (kIsHalf<T, Out>) {
+    if (gemm_half_sm90_supported(args)) return Kernel::kHalfSm90;
+  }
+  return needed || is_small(args) ? Kernel::kSmall : Kernel::kLibrary;
+}
+
+constexpr int kEpilogueThreads = 128;
+constexpr int kEpilogueVector = 8;  // 16 bytes of the output a thread
+
+// Bound by memory: one vector of each operand a thread.
+template <Activation kActivation, int kSize, typename P, typename T>
 __global__ void __launch_bounds__(kEpilogueThreads)
-    linear_epilogue_kernel(const float* product, const T* bias, const T* residual, T* out,
-                           int64_t m, int64_t n) {
+    linear_epilogue_kernel(const P* product, const T* bias, const T* residual, T* out,
+                           int64_t vectors, int64_t n) {
+  using Results = Vector<T, kSize>;
   const int64_t at = int64_t{blockIdx.x} * kEpilogueThreads + threadIdx.x;
-  if (at >= m * n) return;
-  const float sum = bias ? product[at] + load(bias[at % n]) : product[at];
-  const float y = Activate<kActivation>{}(sum);
-  out[at] = store<T>(residual ? y + load(residual[at]) : y);
+  if (at >= vectors) return;
+  const auto sums = reinterpret_cast<const Vector<P, kSize>*>(product)[at];
+  Results added{}, result;
+  if (residual) added = reinterpret_cast<const Results*>(residual)[at];
+  const T* const biases = bias ? bias + at * kSize % n : nullptr;
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    const float sum = load(sums.at[i]) + (biases ? load(biases[i]) : 0.0f);
+    const float y = FastActivate<kActivation>{}(sum);
+    result.at[i] = store<T>(residual ? y + load(added.at[i]) : y);
+  }
+  reinterpret_cast<Results*>(out)[at] = result;
 }
 
 }  // namespace
@@ -70,54 +108,63 @@ __global__ void __launch_bounds__(kEpilogueThreads)
 
 template <typename T, typename Out>
 int64_t my_ops::cuda::gemm_workspace(const GemmArgs<T, Out>& args) {
+  const Kernel kernel = choose(args);
+  size_t bytes = 0;
   if constexpr (kIsFp32<T, Out>) {
-    if (gemm_fp32_skinny_supported(args)) {
-      return static_cast<int64_t>(gemm_fp32_skinny_workspace(args));
-    }
-    if (gemm_fp32_sm90_supported(args)) {
-      return static_cast<int64_t>(gemm_fp32_sm90_workspace(args));
-    }
+    if (kernel == Kernel::kFp32Skinny) bytes = gemm_fp32_skinny_workspace(args);
+    if (kernel == Kernel::kFp32Sm90) bytes = gemm_fp32_sm90_workspace(args);
   }
   if constexpr (kIsHalf<T, Out>) {
-    if (gemm_half_sm90_supported(args)) {
-      return static_cast<int64_t>(gemm_half_sm90_workspace(args));
-    }
+    if (kernel == Kernel::kHalfSm90) bytes = gemm_half_sm90_workspace(args);
   }
-  return 0;
+  return static_cast<int64_t>(bytes);
 }
 
 template <typename T, typename Out>
 cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cudaStream_t stream) {
   if (args.batch == 0 || args.m == 0 || args.n == 0) return cudaSuccess;
+  const Kernel kernel = choose(args);
   if constexpr (kIsFp32<T, Out>) {
-    if (gemm_fp32_skinny_supported(args)) return gemm_fp32_skinny(args, workspace, stream);
-    if (gemm_fp32_sm90_supported(args)) return gemm_fp32_sm90(args, workspace, stream);
-    if (gemm_fp32_sm80_supported(args)) return gemm_fp32_sm80(args, stream);
+    if (kernel == Kernel::kFp32Skinny) return gemm_fp32_skinny(args, workspace, stream);
+    if (kernel == Kernel::kFp32Sm90) return gemm_fp32_sm90(args, workspace, stream);
+    if (kernel == Kernel::kFp32Sm80) return gemm_fp32_sm80(args, stream);
   }
   if constexpr (kIsHalf<T, Out>) {
-    if (gemm_half_sm90_supported(args)) return gemm_half_sm90(args, workspace, stream);
+    if (kernel == Kernel::kHalfSm90) return gemm_half_sm90(args, workspace, stream);
   }
-  return is_small(args) || only_ours(args) ? gemm_small(args, stream) : cudaErrorNotSupported;
+  return kernel == Kernel::kSmall ? gemm_small(args, stream) : cudaErrorNotSupported;
 }
 
-template <typename T>
-cudaError_t my_ops::cuda::linear_epilogue(const float* product, const T* bias, const T* residual,
+template <typename P, typename T>
+cudaError_t my_ops::cuda::linear_epilogue(const P* product, const T* bias, const T* residual,
                                           T* out, int64_t m, int64_t n, Activation activation,
                                           cudaStream_t stream) {
   if (m == 0 || n == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(ceil_div(m * n, kEpilogueThreads));
-  return dispatch_activation(activation, [&]<Activation kActivation>() {
-    linear_epilogue_kernel<kActivation>
-        <<<blocks, kEpilogueThreads, 0, stream>>>(product, bias, residual, out, m, n);
+  const auto aligned = [](const auto* p) {
+    return reinterpret_cast<uintptr_t>(p) % (sizeof(*p) * kEpilogueVector) == 0;
+  };
+  const auto launch = [&]<Activation kActivation, int kSize>() {
+    const int64_t vectors = m * n / kSize;
+    linear_epilogue_kernel<kActivation, kSize>
+        <<<static_cast<unsigned>(ceil_div(vectors, kEpilogueThreads)), kEpilogueThreads, 0,
+           stream>>>(product, bias, residual, out, vectors, n);
     return cudaGetLastError();
+  };
+  const bool whole =
+      n % kEpilogueVector == 0 && aligned(product) && aligned(residual) && aligned(out);
+  return dispatch_activation(activation, [&]<Activation kActivation>() {
+    return whole ? launch.template operator()<kActivation, kEpilogueVector>()
+                 : launch.template operator()<kActivation, 1>();
   });
 }
 
-#define MY_OPS_LINEAR_EPILOGUE(T)                                                          \
-  template cudaError_t my_ops::cuda::linear_epilogue(const float*, const T*, const T*, T*, \
-                                                     int64_t, int64_t, Activation, cudaStream_t);
-MY_OPS_LINEAR_EPILOGUE(__half)
-MY_OPS_LINEAR_EPILOGUE(__nv_bfloat16)
+#define MY_OPS_LINEAR_EPILOGUE(P, T)                                                            \
+  template cudaError_t my_ops::cuda::linear_epilogue(const P*, const T*, const T*, T*, int64_t, \
+                                                     int64_t, Activation, cudaStream_t);
+MY_OPS_LINEAR_EPILOGUE(float, __half)
+MY_OPS_LINEAR_EPILOGUE(float, __nv_bfloat16)
+MY_OPS_LINEAR_EPILOGUE(__half, __half)
+MY_OPS_LINEAR_EPILOGUE(__nv_bfloat16, __nv_bfloat16)
 
 #define MY_OPS_GEMM(T, Out)                                               \
   template int64_t my_ops::cuda::gemm_workspace(const GemmArgs<T, Out>&); \

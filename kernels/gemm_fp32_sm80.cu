@@ -296,18 +296,14 @@ cudaError_t run(const Launch& launch, cudaStream_t stream) {
 }  // namespace my_ops::cuda
 
 bool my_ops::cuda::gemm_fp32_sm80_supported(const GemmArgs<float, float>& args) {
-  constexpr int64_t kMinSide = 16;
   DeviceFacts device;
   if (args.k < kMinK || current_device(&device) != cudaSuccess || device.major < 8) return false;
   const double blocks =
       static_cast<double>(args.batch) * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
   if (blocks >= INT_MAX) return false;
-  if (args.library_falls_short()) {
-    const bool thin = args.m < kMinSide || args.n < kMinSide;
-    if (thin && args.k <= INT_MAX) return false;  // gemm_small's
-  } else if (!device.is(8, 0) || args.library_keeps_up() || blocks < device.sm_count) {
-    return false;  // blocks: a tile for every multiprocessor at least, as k is not split
-  }
+  // A tile for every multiprocessor at least, as k is not split.
+  const bool pays = device.is(8, 0) && !args.library_keeps_up() && blocks >= device.sm_count;
+  if (!pays && !args.library_falls_short()) return false;
   static const bool built =
       compiled_for(reinterpret_cast<const void*>(fp32_sm80_kernel<true, true>), 80);
   return built;

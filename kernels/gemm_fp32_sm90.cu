@@ -164,16 +164,8 @@ bool pays_beside_tf32(const Args& args) {
   return size.work * (strided ? kStrided : 1) >= kLaunches + kElement * (size.a + size.b);
 }
 
-// Where no library will do: what is too large for gemm_small, and not too thin for tiles.
-bool serves(const Args& args) {
-  constexpr int64_t kMinRows = 16, kMinLength = 96;
-  constexpr double kSmallWork = 1 << 22;
-  return args.m >= kMinRows && args.n >= kMinRows && args.k >= kMinLength &&
-         size_of(args).work > kSmallWork;
-}
-
 bool takes(const Args& args) {
-  if (args.library_falls_short()) return serves(args);
+  if (args.library_falls_short()) return true;
   if (args.library_keeps_up()) return pays_beside_tf32(args);
   return pays(args);
 }

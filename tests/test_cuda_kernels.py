@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from samples import ACTIVATIONS, FLOATING, SIXTEEN_BIT, gemm_excess
+from samples import ACTIVATIONS, FLOATING, SIXTEEN_BIT, gemm_excess, half_ulp
 from test_gemm import linear_excess
 
 import my_ops
@@ -234,6 +234,53 @@ def test_linear_half_epilogues(dtype, size, activation, cuda):
     for residual in residuals:
         got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
         assert linear_excess(got, x, weight, bias, activation, residual) <= 1
+
+
+# Products of cuBLAS, and what linear adds to them: k is short for the 16-bit kernel.
+
+BEHIND_CUBLAS = [(600, 320, 512), (333, 328, 1000), (600, 333, 520), (601, 333, 777)]  # m, k, n
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", BEHIND_CUBLAS)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_linear_half_behind_cublas(dtype, size, activation, cuda):
+    m, k, n = size
+    x, weight = normal(m, k).to(dtype), normal(n, k).div(8).to(dtype)
+    dense, offset = normal(m, n).to(dtype), normal(1, m * n + 1).to(dtype)[0, 1:].view(m, n)
+    for bias in (None, normal(n, 1)[:, 0].to(dtype)):
+        for residual in (None, dense, offset, dense.mT.contiguous().mT):
+            got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
+            assert linear_excess(got, x, weight, bias, activation, residual) <= 1
+    inner = x.view(3, m // 3, k) if m % 3 == 0 else x[None]
+    got = my_ops.linear(inner, weight, bias, activation=activation)
+    assert torch.equal(got.view(m, n), my_ops.linear(x, weight, bias, activation=activation))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", [(700, 512), (700, 513)])  # m, k
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_linear_half_activations_keep_their_digits(dtype, size, activation, cuda):
+    """Where gelu and the like are small beside their argument as well."""
+    m, k = size
+    x = torch.linspace(-9, 9, m * k, device=cuda).view(m, k).to(dtype)
+    one = torch.eye(k, device=cuda, dtype=dtype)
+    zero = torch.zeros(k, device=cuda, dtype=dtype)
+    want = reference.activate(x.double(), activation)
+    smallest = 2.0**-20 if activation == "gelu_tanh" else 2.0**-25  # cuBLAS's 1 + tanh cancels
+    for bias in (None, zero):
+        got = my_ops.linear(x, one, bias, activation=activation).double()
+        limit = 1.1 * half_ulp(dtype) * want.abs() + smallest
+        assert ((got - want).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_linear_half_of_an_empty_sum(dtype, activation, cuda):
+    x, weight = torch.ones(600, 0, dtype=dtype, device=cuda), normal(512, 0).to(dtype)
+    bias = normal(512, 1)[:, 0].to(dtype)
+    got = my_ops.linear(x, weight, bias, activation=activation)
+    assert linear_excess(got, x, weight, bias, activation) <= 1
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)

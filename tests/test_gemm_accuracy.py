@@ -360,6 +360,21 @@ def check_high(family, size, layout):
         assert ours[1] <= WORST_SHARE * theirs[1], f"maximum, {message}"
 
 
+@pytest.mark.parametrize("size", [(2048, 2048, 2048), (2000, 3001, 1003), (300, 4096, 4096)])
+def test_high_prepacked(size, strict_cublas):
+    x, weight_t = operands("uniform", size, "cuda", "NT")
+    theirs = errors(while_cublas_uses_tf32(lambda: torch.mm(x, weight_t)), x, weight_t)
+    packed = my_ops.prepack(weight_t.mT)
+    for got in (
+        my_ops.linear(x, packed, precision="high"),
+        while_cublas_uses_tf32(lambda: my_ops.linear(x, packed)),
+    ):
+        ours = errors(got, x, weight_t)
+        message = f"prepacked, high, {label('uniform', size, 'NT')}: {ours}, TF32's {theirs}"
+        assert ours[0] <= HIGH_SHARE * theirs[0], f"mean, {message}"
+        assert ours[1] <= WORST_SHARE * theirs[1], f"maximum, {message}"
+
+
 # ------------------------------------------- the kernel of compute capability 8.0, on any device
 
 SM80_KS = [64, 96, 257, 1024, 4096, 16384]

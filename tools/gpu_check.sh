@@ -3,7 +3,7 @@
 #
 #   1. installs WHEEL, or builds one here when none is given; nothing is downloaded
 #   2. the whole test suite, from outside the source tree
-#   3. compute-sanitizer, memcheck and racecheck, over a few small tests of every kernel family
+#   3. compute-sanitizer, memcheck, racecheck and synccheck, over a few small tests of every kernel family
 #   4. the programs of examples/
 #   5. the benchmarks, into benchmarks/results/<gpu>.json
 #
@@ -46,7 +46,7 @@ for step in $steps; do
       small+=' or test_gemm_fp32_sm80 and normal-257'
       small+=' or test_highest_of_other_operands'
       small+=' or test_ragged_in_every_type and (float32 or bfloat16)'
-      for tool in memcheck racecheck; do
+      for tool in memcheck racecheck synccheck; do
         PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
           --target-processes all "${pytest[@]}" -x -k "cuda and ($small)"
       done ;;

@@ -181,6 +181,9 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor, Tensor]:
         if activation == "none":
             return ops.linear(x, weight, bias, activation, residual, precision, packed)
+        if activation == "relu" and residual is None:  # its slope shows in its value
+            y = ops.linear(x, weight, bias, activation, None, precision, packed)
+            return y, y
         before = ops.linear(x, weight, bias, "none", None, precision, packed)
         y = reference.activate(before, activation)
         return (y if residual is None else y + residual), before
@@ -195,7 +198,8 @@ class _Linear(torch.autograd.Function):
     def _before(
         precision: str | None, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None
     ) -> Tensor:
-        """The value before the activation, as a function of the inputs where that is asked for."""
+        """The value before the activation (or after relu, whose slope there is the same), as a
+        function of the inputs where that is asked for."""
         if before is None or differentiated():
             return ops.linear(x, weight, bias, "none", None, precision)
         return before
