@@ -46,9 +46,10 @@ for step in $steps; do
       small+=' or test_gemm_fp32_sm80 and normal-257'
       small+=' or test_highest_of_other_operands'
       small+=' or test_ragged_in_every_type and (float32 or bfloat16)'
+      small+=' or test_high_prepacked and 300 or test_linear_half_behind_cublas and bfloat16 and silu'
       for tool in memcheck racecheck synccheck; do
         PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
-          --target-processes all "${pytest[@]}" -x -k "cuda and ($small)"
+          --kernel-name kns=my_ops --target-processes all "${pytest[@]}" -x -k "cuda and ($small)"
       done ;;
     examples)
       python3 -m pytest "$root/examples" "${options[@]}" ;;
