@@ -93,13 +93,22 @@ __global__ void __launch_bounds__(kEpilogueThreads)
   const auto sums = reinterpret_cast<const Vector<P, kSize>*>(product)[at];
   Results added{}, result;
   if (residual) added = reinterpret_cast<const Results*>(residual)[at];
-  const T* const biases = bias ? bias + at * kSize % n : nullptr;
+  float y[kSize];
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) {
-    const float sum = load(sums.at[i]) + (biases ? load(biases[i]) : 0.0f);
-    const float y = FastActivate<kActivation>{}(sum);
-    result.at[i] = store<T>(residual ? y + load(added.at[i]) : y);
+  for (int i = 0; i < kSize; ++i) y[i] = load(sums.at[i]);
+  if (bias) {
+    const T* const biases = bias + at * kSize % n;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) y[i] += load(biases[i]);
   }
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) y[i] = FastActivate<kActivation>{}(y[i]);
+  if (residual) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) y[i] += load(added.at[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) result.at[i] = store<T>(y[i]);
   reinterpret_cast<Results*>(out)[at] = result;
 }
 

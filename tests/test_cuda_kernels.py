@@ -333,7 +333,15 @@ def test_gemm_float32_repeats_bit_for_bit(cuda):
     assert all(torch.equal(my_ops.gemm(a, b), first) for _ in range(100))
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu", "sigmoid"])
+@pytest.mark.parametrize("size", [(1000, 1024, 4096), (2048, 1024, 2112)])  # one sum, pieces of k
+def test_gemm_float32_high_repeats_bit_for_bit(size, strict_cublas):
+    m, k, n = size
+    a, b = normal(m, k), normal(k, n)
+    first = my_ops.gemm(a, b, precision="high")
+    assert all(torch.equal(my_ops.gemm(a, b, precision="high"), first) for _ in range(10))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_linear_float32_epilogues(activation, cuda):
     x, weight, bias = normal(700, 640), normal(1000, 640) / 16, normal(1, 1000)[0]
     got = my_ops.linear(x, weight, bias, activation=activation)
