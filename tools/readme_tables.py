@@ -71,7 +71,10 @@ class Results:
             ("gemm float32 16x4096x4096", "fp32, 16 x 4096 x 4096", "cuBLAS"),
             ("gemm float32 64x4096x4096", "fp32, 64 x 4096 x 4096", "cuBLAS"),
             ("gemm float32 64x64x65536", "fp32, 64 x 64 x 65536", "cuBLAS"),
-            ("linear + gelu_tanh float32 8192x4096x4096", "`linear` + gelu, fp32", "eager"),
+            ("linear + relu float32 8192x4096x4096", "`linear` + relu, fp32", "eager"),
+            ("linear + gelu_tanh float32 8192x4096x4096", "+ gelu (tanh), fp32", "eager"),
+            ("linear + gelu float32 8192x4096x4096", "+ gelu, fp32", "eager"),
+            ("linear + silu float32 8192x4096x4096", "+ silu, fp32", "eager"),
             ("linear + silu + residual float32 8192x4096x4096", "+ silu + residual, fp32", "eager"),
             (
                 "linear float32 8192x4096x4096 forward + backward",
@@ -97,8 +100,11 @@ class Results:
             ("gemm bfloat16 64x4096x4096", "bf16, 64 x 4096 x 4096", "cuBLAS"),
             ("gemm bfloat16 1000x1001x1003", "bf16, 1000 x 1001 x 1003", "cuBLAS"),
             ("gemm bfloat16 4097x4097x4097", "bf16, 4097³", "cuBLAS"),
-            ("linear + gelu_tanh bfloat16 8192x4096x4096", "`linear` + gelu, bf16", "eager"),
+            ("linear + relu bfloat16 8192x4096x4096", "`linear` + relu, bf16", "eager"),
+            ("linear + gelu_tanh bfloat16 8192x4096x4096", "+ gelu (tanh), bf16", "eager"),
             ("linear + gelu_tanh bfloat16 8192x4096x4096", "the same", "cuBLASLt"),
+            ("linear + gelu bfloat16 8192x4096x4096", "+ gelu, bf16", "eager"),
+            ("linear + silu bfloat16 8192x4096x4096", "+ silu, bf16", "eager"),
             (
                 "linear + silu + residual bfloat16 8192x4096x4096",
                 "+ silu + residual, bf16",
@@ -110,6 +116,16 @@ class Results:
             ratio, rate = f"{theirs / ours:.2f}", f"{row['TFLOP/s']:.0f}"
             rows.append([label, figure(ours), f"{figure(theirs)} {peer}", ratio, rate])
         return table(["product", "my_ops, us", "the other", "ratio", "TFLOP/s"], rows)
+
+    def layouts(self) -> str:
+        rows = []
+        for dtype in ("float32", "bfloat16", "float16"):
+            for size in (4096, 8192):
+                name = f"gemm {dtype} {size}x{size}x{size}"
+                cases = [self.case("gemm", f"{name}{layout}") for layout in ("", " NT", " TN", " TT")]
+                cells = [f"{figure(row['my_ops us'])} ({row['x cuBLAS']:.2f})" for row in cases]
+                rows.append([f"{SHORT[dtype]}, {size}³", *cells])
+        return table(["us (ratio to cuBLAS)", "NN", "NT", "TN", "TT"], rows)
 
     def sweep(self) -> str:
         rows = []
