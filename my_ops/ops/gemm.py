@@ -354,8 +354,8 @@ def linear(
 
     Returns:
         ``(*, out_features)``. The gradient goes to every tensor and can be differentiated again;
-        with relu and no residual it needs the output, which must not be changed in place before. On
-        CUDA gelu_tanh of bfloat16 may be off by 2^-18 where it is small.
+        with relu and no residual it needs the output, which must not be changed in place before.
+        On CUDA gelu_tanh of bfloat16 may be off by 2^-18 where it is small.
 
     Raises:
         TypeError: an argument is no tensor, or ``activation`` no str.
