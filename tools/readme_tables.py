@@ -122,8 +122,10 @@ class Results:
         for dtype in ("float32", "bfloat16", "float16"):
             for size in (4096, 8192):
                 name = f"gemm {dtype} {size}x{size}x{size}"
-                cases = [self.case("gemm", f"{name}{layout}") for layout in ("", " NT", " TN", " TT")]
-                cells = [f"{figure(row['my_ops us'])} ({row['x cuBLAS']:.2f})" for row in cases]
+                cells = []
+                for layout in ("", " NT", " TN", " TT"):
+                    row = self.case("gemm", name + layout)
+                    cells.append(f"{figure(row['my_ops us'])} ({row['x cuBLAS']:.2f})")
                 rows.append([f"{SHORT[dtype]}, {size}³", *cells])
         return table(["us (ratio to cuBLAS)", "NN", "NT", "TN", "TT"], rows)
 
