@@ -134,16 +134,18 @@ Tensor half_linear(const Tensor& x, const Tensor& weight, const std::optional<Te
   const int64_t m = rows.size(0), n = weight.size(0), k = weight.size(1);
   // Else cuBLAS rounds 16-bit products before it adds the bias.
   const bool whole_vectors = n % 8 == 0 && k % 8 == 0;
-  // cuBLAS's gelu is good to 2^-18, bf16's last place but not fp16's.
-  const bool fuses = activation == Activation::kRelu || (activation == Activation::kGeluTanh &&
-                                                         x.scalar_type() == ScalarType::BFloat16);
-  // ATen forgets the activation of an empty sum.
-  if (whole_vectors && fuses && k > 0 && !residual && aoti_torch_cuda__addmm_activation) {
+  // cuBLAS's gelu is good to 2^-18, bf16's last place but not fp16's; its relu makes 0 of NaN. ATen
+  // forgets the activation of an empty sum.
+  const bool fuses = activation == Activation::kGeluTanh && !residual && k > 0 &&
+                     x.scalar_type() == ScalarType::BFloat16 && aoti_torch_cuda__addmm_activation;
+  if (whole_vectors && fuses) {
     return allocated(x, sizes, x.scalar_type(), [&] {
       const Tensor added = bias ? *bias : zeros(x, {n}, x.scalar_type());
       AtenTensorHandle y = nullptr;
-      check_torch(aoti_torch_cuda__addmm_activation(added.get(), rows.get(), weight_t.get(), 1.0,
-                                                    1.0, activation == Activation::kGeluTanh, &y),
+      constexpr double kBeta = 1, kAlpha = 1;
+      constexpr int32_t kUseGelu = 1;
+      check_torch(aoti_torch_cuda__addmm_activation(added.get(), rows.get(), weight_t.get(), kBeta,
+                                                    kAlpha, kUseGelu, &y),
                   "aten::_addmm_activation");
       return x.dim() == 2 ? Tensor(y) : aten("aten::view", "", Tensor(y), sizes);
     });

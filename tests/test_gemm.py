@@ -260,6 +260,21 @@ def test_linear_strided_batch_rounds_once_before_the_activation(dtype, activatio
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", [(700, 320, 512), (700, 333, 512), (700, 333, 777)])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_linear_special_sums(dtype, size, activation, device):
+    """NaN stays NaN behind a product that is not small, in every type and layout of epilogue."""
+    m, k, n = size
+    x, weight = normal((m, k), dtype, device), normal((n, k), dtype, device)
+    bias = torch.zeros(n, dtype=dtype, device=device)
+    bias[0], bias[1], bias[2] = float("nan"), 1e4, -1e4
+    got = my_ops.linear(x, weight, bias, activation=activation)
+    want = reference.linear(x.double(), weight.double(), bias.double(), activation=activation)
+    assert torch.equal(got.isnan(), want.isnan())
+    assert linear_excess(got[:, 1:], x, weight[1:], bias[1:], activation) <= 1
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_linear_activations_far_out(dtype, activation, device):
     ends = [-1e4, -100.0, -20.0, -1.0, -0.0, 0.0, 1.0, 20.0, 100.0, 1e4]
