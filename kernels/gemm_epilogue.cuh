@@ -49,8 +49,8 @@ __device__ __forceinline__ float relu(float x) {
 #endif
 }
 
-// The same for results of 16 bits: good to 2^-17, relative, and few instructions. Activate is good
-// to float's last bits.
+// Activations for results of 16 bits: good to 2^-17, relative, and few instructions. Activate is
+// good to float's last bits.
 template <Activation kActivation>
 struct FastActivate {
   static constexpr float kLog2e = 1.4426950408889634f;

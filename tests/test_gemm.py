@@ -263,7 +263,7 @@ def test_linear_strided_batch_rounds_once_before_the_activation(dtype, activatio
 @pytest.mark.parametrize("size", [(700, 320, 512), (700, 333, 512), (700, 333, 777)])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_linear_special_sums(dtype, size, activation, device):
-    """NaN stays NaN behind a product that is not small, in every type and layout of epilogue."""
+    """NaN stays NaN behind products that are not small, by whatever applies the activation."""
     m, k, n = size
     x, weight = normal((m, k), dtype, device), normal((n, k), dtype, device)
     bias = torch.zeros(n, dtype=dtype, device=device)

@@ -401,6 +401,15 @@ def test_saved_tensor_hooks_see_what_is_saved(device):
     assert any(t is x or torch.equal(t, x) for t in packed)
 
 
+def test_linear_with_relu_saves_its_output_alone(device):
+    x, weight = torch.randn(5, 3, device=device), torch.randn(4, 3, device=device)
+    x.requires_grad_()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = my_ops.linear(x, weight, activation="relu")
+    assert {t.data_ptr() for t in saved} == {t.data_ptr() for t in (x, weight, y)}
+
+
 # ---------------------------------------------------------------------------------- export
 
 
