@@ -210,6 +210,15 @@ def gemm() -> Iterator[Case]:
             flops=2 * 8192 * 4096 * 4096,
             ceiling=f"{name_of(dtype)} TFLOP/s",
         )
+        if dtype == torch.bfloat16:
+            small = [x[:256, :1024].contiguous(), w[:1024, :1024].contiguous(), b[:1024]]
+            yield Case(
+                "linear + silu bfloat16 256x1024x1024",
+                lambda small=small: my_ops.linear(*small, activation="silu"),
+                {"eager": lambda small=small: F.silu(F.linear(*small))},
+                flops=2 * 256 * 1024 * 1024,
+                ceiling=f"{name_of(dtype)} TFLOP/s",
+            )
         leaves = [t.clone().requires_grad_() for t in (x, w, b)]
         yield Case(
             f"linear {name_of(dtype)} 8192x4096x4096 forward + backward",

@@ -92,6 +92,15 @@ Tensor transposed(const Tensor& weight) {
   return as_strided(weight, {weight.size(1), weight.size(0)}, {weight.stride(1), weight.stride(0)});
 }
 
+// Whether cuBLAS's own epilogue has the activation, as exact as ours. Its gelu is good to 2^-18,
+// bf16's last place but not fp16's; its relu makes 0 of NaN. ATen forgets the activation of an
+// empty sum.
+bool library_fuses(const Tensor& weight, Activation activation,
+                   const std::optional<Tensor>& residual) {
+  return activation == Activation::kGeluTanh && !residual && weight.size(1) > 0 &&
+         weight.scalar_type() == ScalarType::BFloat16 && aoti_torch_cuda__addmm_activation;
+}
+
 // By the router's kernels, or nothing where it names the vendor library.
 std::optional<Tensor> kernel_linear(const Tensor& x, const Tensor& weight,
                                     const std::optional<Tensor>& bias, Activation activation,
@@ -105,6 +114,7 @@ std::optional<Tensor> kernel_linear(const Tensor& x, const Tensor& weight,
     auto args = gemm_args<T, T>(p, precision);
     args.bias = in<T>(bias);
     args.activation = activation;
+    args.library_fuses = library_fuses(weight, activation, residual);
     if (residual) {
       args.residual = in<T>(*residual);
       args.residual_row = residual->stride(0);
@@ -125,39 +135,40 @@ std::optional<Tensor> kernel_linear(const Tensor& x, const Tensor& weight,
   return launched ? std::optional(y) : std::nullopt;
 }
 
-// Of 16 bits by cuBLAS, what follows the product in its epilogue or else in one kernel.
+// gelu_tanh(x @ weight.T + bias) by cuBLAS alone.
+Tensor library_gelu_linear(const Tensor& x, const Tensor& weight,
+                           const std::optional<Tensor>& bias) {
+  const Sizes sizes = linear_sizes(x, weight);
+  return allocated(x, sizes, x.scalar_type(), [&] {
+    const Tensor added = bias ? *bias : zeros(x, {weight.size(0)}, x.scalar_type());
+    AtenTensorHandle y = nullptr;
+    constexpr double kBeta = 1, kAlpha = 1;
+    constexpr int32_t kUseGelu = 1;
+    check_torch(
+        aoti_torch_cuda__addmm_activation(added.get(), rows_of(x).get(), transposed(weight).get(),
+                                          kBeta, kAlpha, kUseGelu, &y),
+        "aten::_addmm_activation");
+    return x.dim() == 2 ? Tensor(y) : aten("aten::view", "", Tensor(y), sizes);
+  });
+}
+
+// Of 16 bits by cuBLAS, and in one kernel what it leaves.
 Tensor half_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                    Activation activation, const std::optional<Tensor>& residual,
                    cudaStream_t stream) {
-  const Tensor rows = rows_of(x), weight_t = transposed(weight);
-  const Sizes sizes = linear_sizes(x, weight);
-  const int64_t m = rows.size(0), n = weight.size(0), k = weight.size(1);
   // Else cuBLAS rounds 16-bit products before it adds the bias.
-  const bool whole_vectors = n % 8 == 0 && k % 8 == 0;
-  // cuBLAS's gelu is good to 2^-18, bf16's last place but not fp16's; its relu makes 0 of NaN. ATen
-  // forgets the activation of an empty sum.
-  const bool fuses = activation == Activation::kGeluTanh && !residual && k > 0 &&
-                     x.scalar_type() == ScalarType::BFloat16 && aoti_torch_cuda__addmm_activation;
-  if (whole_vectors && fuses) {
-    return allocated(x, sizes, x.scalar_type(), [&] {
-      const Tensor added = bias ? *bias : zeros(x, {n}, x.scalar_type());
-      AtenTensorHandle y = nullptr;
-      constexpr double kBeta = 1, kAlpha = 1;
-      constexpr int32_t kUseGelu = 1;
-      check_torch(aoti_torch_cuda__addmm_activation(added.get(), rows.get(), weight_t.get(), kBeta,
-                                                    kAlpha, kUseGelu, &y),
-                  "aten::_addmm_activation");
-      return x.dim() == 2 ? Tensor(y) : aten("aten::view", "", Tensor(y), sizes);
-    });
+  const bool whole_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
+  if (whole_vectors && library_fuses(weight, activation, residual)) {
+    return library_gelu_linear(x, weight, bias);
   }
   const Tensor sums = whole_vectors ? aten_linear(x, weight, bias, "none", std::nullopt)
-                                    : float_product(rows, weight_t);
+                                    : float_product(rows_of(x), transposed(weight));
   if (whole_vectors && activation == Activation::kNone && !residual) return sums;
-  const Tensor y = whole_vectors ? sums : empty(x, sizes);
+  const Tensor y = whole_vectors ? sums : empty(x, linear_sizes(x, weight));
   const std::optional<Tensor> dense = as_contiguous(residual);
   const auto finish = [&]<typename P, typename T>(const T* bias_left) {
-    check_launch(cuda::linear_epilogue(in<P>(sums), bias_left, in<T>(dense), out<T>(y), m, n,
-                                       activation, stream),
+    check_launch(cuda::linear_epilogue(in<P>(sums), bias_left, in<T>(dense), out<T>(y), y.numel(),
+                                       weight.size(0), activation, stream),
                  "linear");
   };
   dispatch_floating<CudaTypes>(x.scalar_type(), [&]<typename T>() {

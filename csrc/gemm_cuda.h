@@ -34,7 +34,8 @@ cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& pr
           .activation = Activation::kNone,
           .precision =
               precision == "high" || precision == "tf32" ? Precision::kHigh : Precision::kHighest,
-          .library_tf32 = precision == "highest" || precision == "tf32"};
+          .library_tf32 = precision == "highest" || precision == "tf32",
+          .library_fuses = false};
 }
 
 // False where the router names the vendor library: nothing has been launched then. like: a tensor

@@ -36,6 +36,7 @@ struct GemmArgs {
   Activation activation;
   Precision precision;
   bool library_tf32;               // the vendor library's float products have TF32's accuracy
+  bool library_fuses;              // its epilogue has what follows the product here
   const void* packed_b = nullptr;  // what gemm_pack made of b, or null; b is needed all the same
 
   // Less accurate than is asked for; or just as accurate, with a tensor core's speed.
@@ -72,12 +73,12 @@ int64_t gemm_packed_bytes(const PackArgs& args);
 // with these sizes and values of b and any strides, until b changes.
 cudaError_t gemm_pack(const PackArgs& args, void* packed, cudaStream_t stream);
 
-// out[i][j] = activation(product[i][j] + bias[j]) + residual[i][j], all contiguous: the epilogue of
-// linear behind a vendor library's product. T: __half, __nv_bfloat16; P: float or T, where product
-// may be out. bias and residual may be null.
+// out[i][j] = activation(product[i][j] + bias[j]) + residual[i][j], outputs in all, rows of n, all
+// contiguous: the epilogue of linear behind a vendor library's product. T: __half, __nv_bfloat16;
+// P: float or T, where product may be out. bias and residual may be null.
 template <typename P, typename T>
-cudaError_t linear_epilogue(const P* product, const T* bias, const T* residual, T* out, int64_t m,
-                            int64_t n, Activation activation, cudaStream_t stream);
+cudaError_t linear_epilogue(const P* product, const T* bias, const T* residual, T* out,
+                            int64_t outputs, int64_t n, Activation activation, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace my_ops

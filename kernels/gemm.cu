@@ -74,7 +74,7 @@ Kernel choose(const GemmArgs<T, Out>& args) {
     if (gemm_fp32_sm80_supported(args)) return Kernel::kFp32Sm80;
   }
   if constexpr (kIsHalf<T, Out>) {
-    if (gemm_half_sm90_supported(args)) return Kernel::kHalfSm90;
+    if (!is_small(args) && gemm_half_sm90_supported(args)) return Kernel::kHalfSm90;
   }
   return needed || is_small(args) ? Kernel::kSmall : Kernel::kLibrary;
 }
@@ -146,14 +146,14 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cu
 
 template <typename P, typename T>
 cudaError_t my_ops::cuda::linear_epilogue(const P* product, const T* bias, const T* residual,
-                                          T* out, int64_t m, int64_t n, Activation activation,
+                                          T* out, int64_t outputs, int64_t n, Activation activation,
                                           cudaStream_t stream) {
-  if (m == 0 || n == 0) return cudaSuccess;
+  if (outputs == 0) return cudaSuccess;
   const auto aligned = [](const auto* p) {
     return reinterpret_cast<uintptr_t>(p) % (sizeof(*p) * kEpilogueVector) == 0;
   };
   const auto launch = [&]<Activation kActivation, int kSize>() {
-    const int64_t vectors = m * n / kSize;
+    const int64_t vectors = outputs / kSize;
     linear_epilogue_kernel<kActivation, kSize>
         <<<static_cast<unsigned>(ceil_div(vectors, kEpilogueThreads)), kEpilogueThreads, 0,
            stream>>>(product, bias, residual, out, vectors, n);

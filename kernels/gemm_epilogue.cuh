@@ -11,7 +11,7 @@ struct Activate {
   template <typename C>
   __device__ C operator()(C x) const {
     if constexpr (kActivation == Activation::kRelu) {
-      return x > C(0) || x != x ? x : C(0);  // NaN stays NaN
+      return x <= C(0) ? C(0) : x;  // NaN stays NaN
     } else if constexpr (kActivation == Activation::kGelu) {
       return C(0.5) * x * (C(1) + erf(x * C(0.70710678118654752)));  // x Phi(x)
     } else if constexpr (kActivation == Activation::kGeluTanh) {
@@ -39,16 +39,6 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
   return y;
 }
 
-__device__ __forceinline__ float relu(float x) {
-#if __CUDA_ARCH__ >= 800
-  float y;
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return Activate<Activation::kRelu>{}(x);
-#endif
-}
-
 // Activations for results of 16 bits: good to 2^-17, relative, and few instructions. Activate is
 // good to float's last bits.
 template <Activation kActivation>
@@ -56,7 +46,7 @@ struct FastActivate {
   static constexpr float kLog2e = 1.4426950408889634f;
   __device__ __forceinline__ float operator()(float x) const {
     if constexpr (kActivation == Activation::kRelu) {
-      return relu(x);
+      return Activate<Activation::kRelu>{}(x);
     } else if constexpr (kActivation == Activation::kGelu) {
       // Phi(-a) = exp(-a^2 / 2) t P(t), t = 1 / (1 + 0.31 a); P: a minimax fit for 0 <= a <= 15.
       const float a = fminf(fabsf(x), 100.0f);
@@ -67,7 +57,7 @@ struct FastActivate {
       p = fmaf(p, t, 0.13342906f);
       p = fmaf(p, t, 0.12044158f);
       p = fmaf(p, t, 0.12386065f);
-      return fmaf(-a * t, p * fast_exp2(-0.5f * kLog2e * a * a), relu(x));
+      return fmaf(-a * t, p * fast_exp2(-0.5f * kLog2e * a * a), Activate<Activation::kRelu>{}(x));
     } else if constexpr (kActivation == Activation::kGeluTanh) {
       // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), u = c (x + 0.044715 x^3)
       constexpr float kScale = -2.0f * kLog2e * 0.7978845608028654f;

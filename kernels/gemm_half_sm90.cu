@@ -216,13 +216,20 @@ cudaError_t run(HalfProduct<T>* p, const Operand (&operands)[2], int sm_count,
   return run_tile<T, kAlongM, kAlongN, SmallTile>(p, operands, sm_count, stream);
 }
 
-// Where the measured times are below a library call's: matrices whose rows are not whole 16-byte
-// vectors, for which libraries leave the Hopper instructions, if large enough to pay for a copy.
+// Where the measured times are below a library's: large matrices whose rows are not whole 16-byte
+// vectors, for which libraries leave the Hopper instructions; products with an epilogue for which
+// they need a second launch, so small that this costs more than their better tiles gain.
 template <typename T>
 bool pays(const GemmArgs<T, T>& args) {
-  constexpr int64_t kMinSide = 512, kMinK = 640;
-  return args.batch == 1 && args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK &&
-         (gemm_half_sm90_workspace(args) > 0 || !whole_vectors(args));
+  if (args.batch != 1) return false;
+  if (gemm_half_sm90_workspace(args) > 0 || !whole_vectors(args)) {
+    constexpr int64_t kMinSide = 512, kMinK = 640;
+    return args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK;
+  }
+  constexpr int64_t kMinSide = 16, kMaxK = 1024, kMaxOutputs = int64_t{1} << 20;
+  const bool followed = args.activation != Activation::kNone || args.residual;
+  return followed && !args.library_fuses && args.m >= kMinSide && args.n >= kMinSide &&
+         args.k <= kMaxK && args.m * args.n < kMaxOutputs;
 }
 
 }  // namespace

@@ -200,7 +200,7 @@ def test_gemm_fp32_sm80_repeats_bitwise(cuda):
     assert all(torch.equal(torch.ops.my_ops._gemm_fp32_sm80(a, a), first) for _ in range(100))
 
 
-# The 16-bit kernel, taken where rows are not whole 16-byte vectors.
+# The 16-bit kernel, taken where rows are not whole 16-byte vectors, and for small layers.
 
 HALF_SIZES = [(512, 643, 520), (513, 640, 519), (1000, 1003, 1001), (515, 2051, 1530)]  # m, k, n
 
@@ -223,33 +223,27 @@ def test_gemm_half_layouts(dtype, a_layout, b_layout, size, cuda):
         assert (whole == 7).all()
 
 
+HALF_LINEAR = [  # m, k, n
+    (512, 643, 520),
+    (601, 651, 777),
+    (600, 320, 512),
+    (333, 328, 1000),
+    (16, 1024, 4096),
+    (4099, 520, 16),
+    (1010, 8, 808),
+]
+BEHIND_CUBLAS = [(600, 1032, 512), (1111, 328, 1000), (600, 333, 520), (601, 333, 777)]
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("size", [(512, 643, 520), (601, 651, 777)])
+@pytest.mark.parametrize("size", HALF_LINEAR + BEHIND_CUBLAS)
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_linear_half_epilogues(dtype, size, activation, cuda):
     m, k, n = size
     x, weight = normal(m, k).to(dtype), normal(n, k).div(8).to(dtype)
-    bias = normal(n, 1)[:, 0].to(dtype)
-    residuals = None, normal(m, n).to(dtype), normal(n, 2 * m).to(dtype)[:, ::2].mT
-    for residual in residuals:
-        got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
-        assert linear_excess(got, x, weight, bias, activation, residual) <= 1
-
-
-# Products of cuBLAS, and what linear adds to them: k is short for the 16-bit kernel.
-
-BEHIND_CUBLAS = [(600, 320, 512), (333, 328, 1000), (600, 333, 520), (601, 333, 777)]  # m, k, n
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("size", BEHIND_CUBLAS)
-@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
-def test_linear_half_behind_cublas(dtype, size, activation, cuda):
-    m, k, n = size
-    x, weight = normal(m, k).to(dtype), normal(n, k).div(8).to(dtype)
     dense, offset = normal(m, n).to(dtype), normal(1, m * n + 1).to(dtype)[0, 1:].view(m, n)
     for bias in (None, normal(n, 1)[:, 0].to(dtype)):
-        for residual in (None, dense, offset, dense.mT.contiguous().mT):
+        for residual in (None, dense, offset, normal(n, 2 * m).to(dtype)[:, ::2].mT):
             got = my_ops.linear(x, weight, bias, activation=activation, residual=residual)
             assert linear_excess(got, x, weight, bias, activation, residual) <= 1
     inner = x.view(3, m // 3, k) if m % 3 == 0 else x[None]
@@ -258,7 +252,7 @@ def test_linear_half_behind_cublas(dtype, size, activation, cuda):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("size", [(700, 512), (700, 513)])  # m, k
+@pytest.mark.parametrize("size", [(700, 512), (700, 513), (700, 1032)])  # m, k
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_linear_half_activations_keep_their_digits(dtype, size, activation, cuda):
     """Where gelu and the like are small beside their argument as well."""

@@ -260,7 +260,9 @@ def test_linear_strided_batch_rounds_once_before_the_activation(dtype, activatio
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("size", [(700, 320, 512), (700, 333, 512), (700, 333, 777)])
+@pytest.mark.parametrize(
+    "size", [(700, 320, 512), (700, 1032, 512), (700, 333, 777), (700, 333, 512)]
+)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_linear_special_sums(dtype, size, activation, device):
     """NaN stays NaN behind products that are not small, by whatever applies the activation."""
