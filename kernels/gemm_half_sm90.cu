@@ -15,6 +15,7 @@ namespace my_ops::cuda {
 namespace {
 
 using LargeTile = HalfTile<256, 2>;
+using DeferredTile = HalfTile<256, 2, 3>;  // as large, with finishers
 using WideTile = HalfTile<192, 2>;
 using MediumTile = HalfTile<128, 2>;
 using SmallTile = HalfTile<64, 1>;
@@ -107,6 +108,12 @@ bool whole_vectors(const GemmArgs<T, T>& args) {
          (args.batch == 1 || args.out_batch % 8 == 0);
 }
 
+// Whether anything but the bias comes behind the sums.
+template <typename T>
+bool followed(const GemmArgs<T, T>& args) {
+  return args.activation != Activation::kNone || args.residual;
+}
+
 // x: [batch][outer][k], turned so that the contiguous index comes last.
 Operand make_operand(const void* x, int64_t batch, int64_t outer, int64_t k, int64_t batch_stride,
                      int64_t outer_stride, int64_t k_stride) {
@@ -155,12 +162,34 @@ cudaError_t make_map(const sm90::TensorMapEncoder& encoder, CUtensorMap* map, co
 
 // Time by whole waves of tiles, in us: block_us is that of a tile's 64 of k, as measured on an H200
 // from 640 to 4096.
-template <typename Tile>
-double tile_cost(int64_t batch, int64_t m, int64_t n, int64_t k, int sm_count, double block_us) {
+template <typename Tile, typename T>
+double tile_cost(const GemmArgs<T, T>& args, int sm_count, double block_us) {
   constexpr double kTileUs = 1.5;
-  const int64_t units = ceil_div(m, Tile::kUnitM) * ceil_div(n, Tile::kUnitN) * batch;
+  const int64_t units =
+      ceil_div(args.m, Tile::kUnitM) * ceil_div(args.n, Tile::kUnitN) * args.batch;
   const double waves = static_cast<double>(ceil_div(units, sm_count / Tile::kCluster));
-  return waves * (static_cast<double>(ceil_div(k, 64)) * block_us + kTileUs);
+  return waves * (static_cast<double>(ceil_div(args.k, 64)) * block_us + kTileUs);
+}
+
+enum class TileChoice { kLarge, kDeferred, kWide, kMedium, kSmall };
+
+// The tile that finishes first.
+template <typename T>
+TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count) {
+  const double large = tile_cost<LargeTile>(args, sm_count, 0.70);
+  const double wide = tile_cost<WideTile>(args, sm_count, 0.53);
+  const double medium = tile_cost<MediumTile>(args, sm_count, 0.37);
+  const double small = tile_cost<SmallTile>(args, sm_count, 0.26);
+  const double best = std::min({large, wide, medium, small});
+  if (best == large) {
+    // A block with a single tile has no products to finish it beside.
+    const bool single =
+        ceil_div(args.m, LargeTile::kM) * ceil_div(args.n, LargeTile::kN) * args.batch <= sm_count;
+    const bool slow_end = followed(args) || !whole_vectors(args);
+    return slow_end && !single ? TileChoice::kDeferred : TileChoice::kLarge;
+  }
+  if (best == wide) return TileChoice::kWide;
+  return best == medium ? TileChoice::kMedium : TileChoice::kSmall;
 }
 
 template <typename T, bool kAlongM, bool kAlongN, typename Tile>
@@ -200,25 +229,46 @@ cudaError_t run_tile(HalfProduct<T>* p, const Operand (&operands)[2], int sm_cou
 template <typename T, bool kAlongM, bool kAlongN>
 cudaError_t run(HalfProduct<T>* p, const Operand (&operands)[2], int sm_count,
                 cudaStream_t stream) {
-  const GemmArgs<T, T>& args = p->args;
-  const auto cost = [&]<typename Tile>(double block_us) {
-    return tile_cost<Tile>(args.batch, args.m, args.n, args.k, sm_count, block_us);
+  const auto with = [&]<typename Tile>() {
+    return run_tile<T, kAlongM, kAlongN, Tile>(p, operands, sm_count, stream);
   };
-  const double large = cost.template operator()<LargeTile>(0.70);
-  const double wide = cost.template operator()<WideTile>(0.53);
-  const double medium = cost.template operator()<MediumTile>(0.37);
-  const double small = cost.template operator()<SmallTile>(0.26);
-  const double best = std::min({large, wide, medium, small});
-  if (best == large) return run_tile<T, kAlongM, kAlongN, LargeTile>(p, operands, sm_count, stream);
-  if (best == wide) return run_tile<T, kAlongM, kAlongN, WideTile>(p, operands, sm_count, stream);
-  if (best == medium)
-    return run_tile<T, kAlongM, kAlongN, MediumTile>(p, operands, sm_count, stream);
-  return run_tile<T, kAlongM, kAlongN, SmallTile>(p, operands, sm_count, stream);
+  switch (choose_tile(p->args, sm_count)) {
+    case TileChoice::kLarge:
+      return with.template operator()<LargeTile>();
+    case TileChoice::kDeferred:
+      return with.template operator()<DeferredTile>();
+    case TileChoice::kWide:
+      return with.template operator()<WideTile>();
+    case TileChoice::kMedium:
+      return with.template operator()<MediumTile>();
+    case TileChoice::kSmall:
+      return with.template operator()<SmallTile>();
+  }
+  return cudaErrorInvalidValue;
+}
+
+// Where the finishers keep up with the products, and few multiprocessors are idle at the end.
+template <typename T>
+bool defers_well(const GemmArgs<T, T>& args) {
+  constexpr double kMinShare = 0.92;
+  const bool slow = args.activation == Activation::kGelu ||
+                    (args.activation != Activation::kNone && args.residual);
+  if (args.k < (slow ? 2048 : 1024)) return false;
+  DeviceFacts device;
+  if (current_device(&device) != cudaSuccess) return false;
+  if (choose_tile(args, device.sm_count) != TileChoice::kDeferred) return false;
+  const int64_t clusters = device.sm_count / DeferredTile::kCluster;
+  const int64_t units =
+      ceil_div(args.m, DeferredTile::kUnitM) * ceil_div(args.n, DeferredTile::kUnitN);
+  const int64_t room =
+      ceil_div(units, clusters) * clusters * DeferredTile::kUnitM * DeferredTile::kUnitN;
+  return static_cast<double>(args.m * args.n) >= kMinShare * static_cast<double>(room);
 }
 
 // Where the measured times are below a library's: large matrices whose rows are not whole 16-byte
-// vectors, for which libraries leave the Hopper instructions; products with an epilogue for which
-// they need a second launch, so small that this costs more than their better tiles gain.
+// vectors, for which libraries leave the Hopper instructions; and products with an epilogue for
+// which they need a second launch, if so small that the launch costs more than their better tiles
+// gain, or so large that the epilogue is hidden.
 template <typename T>
 bool pays(const GemmArgs<T, T>& args) {
   if (args.batch != 1) return false;
@@ -226,10 +276,10 @@ bool pays(const GemmArgs<T, T>& args) {
     constexpr int64_t kMinSide = 512, kMinK = 640;
     return args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK;
   }
+  if (!followed(args) || args.library_fuses) return false;
   constexpr int64_t kMinSide = 16, kMaxK = 1024, kMaxOutputs = int64_t{1} << 20;
-  const bool followed = args.activation != Activation::kNone || args.residual;
-  return followed && !args.library_fuses && args.m >= kMinSide && args.n >= kMinSide &&
-         args.k <= kMaxK && args.m * args.n < kMaxOutputs;
+  if (args.m * args.n >= kMaxOutputs) return defers_well(args);
+  return args.m >= kMinSide && args.n >= kMinSide && args.k <= kMaxK;
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ bool gemm_half_sm90_supported(const GemmArgs<T, T>& args);
 template <typename T>
 size_t gemm_half_sm90_workspace(const GemmArgs<T, T>& args);
 
-// GEMM as gemm.h describes it, summed in float, with one rounding at the end of the epilogue.
+// GEMM as gemm.h describes it, summed in float. One rounding at the end of the epilogue; in large
+// tiles with an activation or a residual one before these, too.
 // Deterministic, stream-ordered, safe to capture in a graph.
 // workspace: gemm_half_sm90_workspace() bytes, 256-byte aligned, contents irrelevant before and
 // after; not shared with calls on other streams. cudaErrorNotSupported, before any launch, where

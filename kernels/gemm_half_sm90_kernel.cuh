@@ -1,8 +1,10 @@
 // The product kernel of gemm_half_sm90.cu.
 // Plan: persistent blocks; one producer thread fills a ring of k-blocks by TMA, two consumer
 // warpgroups own 64 rows each and run apart from each other as far as the ring allows, so that the
-// epilogue of one hides behind the products of the other. Operands are read as they lie in memory:
-// the tensor core takes either index as the contiguous one.
+// epilogue of one hides behind the products of the other. Where that epilogue is long, finishers,
+// warps without a part in the products, take rounded tiles from shared memory and finish and store
+// them beside the products of the next. Operands are read as they lie in memory: the tensor core
+// takes either index as the contiguous one.
 // Bound by tensor cores and, at large sizes, by the power they draw.
 #pragma once
 
@@ -31,7 +33,7 @@ struct HalfProduct {
 
 // Blocks of a cluster stand in a line along m and share their columns of b: each loads a part and
 // sends it to the others.
-template <int N, int Cluster>
+template <int N, int Cluster, int Finishers = 0>
 struct HalfTile {
   static constexpr int kM = 128, kN = N, kK = 64;
   static constexpr int kCluster = Cluster;
@@ -39,11 +41,16 @@ struct HalfTile {
   static constexpr int kConsumers = kM / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
-  // Accumulators and epilogue need more than an even share of the registers.
-  static constexpr bool kMoveRegisters = N > 64;
   static constexpr int kBytesA = kM * kK * 2, kBytesB = kN * kK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kStages = 192 * 1024 / kStageBytes;
+  static constexpr int kFinishers = Finishers;             // warps beside the producer's
+  static constexpr bool kDeferred = Finishers > 0;         // tiles are left to them
+  static constexpr int kPieces = kDeferred ? kN / 64 : 2;  // of the output, for each warp
+  static constexpr int kStages = (kDeferred ? 160 : 192) * 1024 / kStageBytes;
+  // Accumulators and epilogue need more than an even share of the registers.
+  static constexpr bool kMoveRegisters = N > 64;
+  static constexpr int kFewRegisters = kDeferred ? 80 : 40;
+  static constexpr int kManyRegisters = kDeferred ? 208 : 232;
 };
 
 constexpr int kBoxBytes = 64 * 64 * 2;
@@ -52,10 +59,12 @@ constexpr int kPieceUnits = kPieceRows * kPieceColumns / 8;  // of 16 bytes
 
 template <typename Tile>
 struct alignas(1024) HalfSmem {  // 1024: the repeat of the 128-byte swizzle
-  unsigned char ring[Tile::kStages * Tile::kStageBytes];  // [stage] { a, b }
-  uint4 pieces[Tile::kConsumers * 4][2][kPieceUnits];     // in turn
-  uint64_t full[Tile::kStages];                           // loads landed: 1 arrival and the bytes
-  uint64_t empty[Tile::kStages];  // consumers are done, in every block of the cluster
+  unsigned char ring[Tile::kStages * Tile::kStageBytes];           // [stage] { a, b }
+  uint4 pieces[Tile::kConsumers * 4][Tile::kPieces][kPieceUnits];  // two: in turn
+  uint64_t full[Tile::kStages];         // loads landed: 1 arrival and the bytes
+  uint64_t empty[Tile::kStages];        // consumers are done, in every block of the cluster
+  uint64_t summed[Tile::kConsumers];    // pieces of a deferred tile: an arrival a warp
+  uint64_t finished[Tile::kConsumers];  // and stored: an arrival a finisher
 };
 
 struct TilePlace {
@@ -228,10 +237,9 @@ __device__ __forceinline__ void add_residual(const PieceRows& rows, uint4* piece
   __syncwarp();
 }
 
-// Rounds a piece of a warp's results and stores it, through `piece`: full lines to the output.
-template <typename T, int kCount>
-__device__ __forceinline__ void store_piece(const HalfProduct<T>& p, int z, int row0, int col0,
-                                            uint4* piece, const float (&x)[kCount]) {
+// Rounds a piece of a warp's results.
+template <typename T>
+__device__ __forceinline__ void round_piece(uint4* piece, const float* x) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < 8; j += 2) {
@@ -239,6 +247,13 @@ __device__ __forceinline__ void store_piece(const HalfProduct<T>& p, int z, int 
                    pack<T>(x[4 * j + 2], x[4 * j + 3]), pack<T>(x[4 * j + 4], x[4 * j + 5]),
                    pack<T>(x[4 * j + 6], x[4 * j + 7]));
   }
+}
+
+// Stores a piece that its warp has written: full lines to the output.
+template <typename T>
+__device__ __forceinline__ void store_piece(const HalfProduct<T>& p, int z, int row0, int col0,
+                                            uint4* piece) {
+  const int lane = threadIdx.x % 32;
   if (p.vector_out) {
     sm90::fence_proxy_async();
     __syncwarp();
@@ -255,7 +270,7 @@ __device__ __forceinline__ void store_piece(const HalfProduct<T>& p, int z, int 
 template <bool kPlain, typename Tile, typename T, int kCount>
 __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace& tile, int consumer,
                                        const float (&sum)[kCount],
-                                       uint4 (&pieces)[2][kPieceUnits]) {
+                                       uint4 (&pieces)[Tile::kPieces][kPieceUnits]) {
   constexpr int kPieces = Tile::kN / kPieceColumns;
   const GemmArgs<T, T>& args = p.args;
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -294,7 +309,102 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
         if (c + 1 < kPieces) residual = load_residual(p, tile.z, row0, col0 + kPieceColumns);
       }
     }
-    store_piece(p, tile.z, row0, col0, piece, x);
+    round_piece<T>(piece, x);
+    store_piece(p, tile.z, row0, col0, piece);
+  }
+}
+
+// Leaves a warp's sums, with the bias, to the finishers.
+template <typename Tile, typename T, int kCount>
+__device__ __forceinline__ void defer(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
+                                      const TilePlace& tile, int consumer,
+                                      const float (&sum)[kCount]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+#pragma unroll
+  for (int c = 0; c < Tile::kPieces; ++c) {
+    float x[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) x[i] = sum[c * 32 + i];
+    if (p.args.bias) add_bias(p, tile.n + c * kPieceColumns, x);
+    round_piece<T>(smem.pieces[consumer * 4 + warp][c], x);
+  }
+  __syncwarp();
+  if (lane == 0) sm90::mbarrier_arrive(&smem.summed[consumer]);
+}
+
+// Activation and residual of a piece in shared memory, every lane on its own part of it.
+template <typename T>
+__device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int row0, int col0,
+                                             uint4* piece) {
+  const int lane = threadIdx.x % 32;
+  PieceRows rows, residual;
+  if (p.args.residual) residual = load_residual(p, z, row0, col0);
+#pragma unroll
+  for (int step = 0; step < PieceRows::kSteps; ++step) {
+    rows.x[step] = piece[piece_unit(step * 4 + lane / 8, lane % 8)];
+  }
+  with_activation(p.args.activation, [&]<Activation kActivation>(Activate<kActivation>) {
+#pragma unroll
+    for (int step = 0; step < PieceRows::kSteps; ++step) {
+      uint32_t* pairs = reinterpret_cast<uint32_t*>(&rows.x[step]);
+      const uint32_t* added = reinterpret_cast<const uint32_t*>(&residual.x[step]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float2 y = unpack<T>(pairs[i]);
+        y.x = FastActivate<kActivation>{}(y.x);
+        y.y = FastActivate<kActivation>{}(y.y);
+        if (p.args.residual) {
+          const float2 r = unpack<T>(added[i]);
+          y.x += r.x;
+          y.y += r.y;
+        }
+        pairs[i] = pack<T>(y.x, y.y);
+      }
+    }
+  });
+#pragma unroll
+  for (int step = 0; step < PieceRows::kSteps; ++step) {
+    piece[piece_unit(step * 4 + lane / 8, lane % 8)] = rows.x[step];
+  }
+}
+
+// The work of a finisher: its share of the pieces of every tile but the block's last.
+template <typename Tile, typename T>
+__device__ __forceinline__ void finish_deferred(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
+                                                int rank) {
+  const int lane = threadIdx.x % 32, finisher = threadIdx.x / 32 - 1;
+  const int step = gridDim.x / Tile::kCluster;
+  uint32_t phase = 0;
+  for (int unit = blockIdx.x / Tile::kCluster; unit + step < p.units; unit += step, phase ^= 1) {
+    const TilePlace tile = tile_place<Tile>(p, unit, rank);
+    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
+      const auto each_piece = [&](auto f) {
+        for (int i = finisher; i < 4 * Tile::kPieces; i += Tile::kFinishers) {
+          const int warp = i / Tile::kPieces, c = i % Tile::kPieces;
+          const int row0 = tile.m + consumer * 64 + warp * kPieceRows;
+          const int col0 = tile.n + c * kPieceColumns;
+          if (row0 < p.m && col0 < p.n) f(row0, col0, smem.pieces[consumer * 4 + warp][c]);
+        }
+      };
+      sm90::mbarrier_wait(&smem.summed[consumer], phase);
+      each_piece([&](int row0, int col0, uint4* piece) {
+        finish_piece(p, tile.z, row0, col0, piece);
+        if (!p.vector_out) store_rows(p, tile.z, row0, col0, piece);  // what this lane has written
+      });
+      if (p.vector_out) {
+        sm90::fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+          each_piece([&](int row0, int col0, uint4* piece) {
+            sm90::tma_store_3d(&p.out, piece, col0, row0, tile.z);
+          });
+          sm90::tma_store_commit_group();
+          sm90::tma_store_wait_read<0>();
+        }
+      }
+      __syncwarp();
+      if (lane == 0) sm90::mbarrier_arrive(&smem.finished[consumer]);
+    }
   }
 }
 
@@ -316,6 +426,7 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
   };
   const bool plain = p.args.activation == Activation::kNone && !p.args.residual;
   float sum[Tile::kN / 2];
+  uint32_t tile_phase = 0;
   sm90::RingPlace<Tile::kStages> at;
   for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
     const TilePlace tile = tile_place<Tile>(p, unit, rank);
@@ -339,8 +450,16 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
     sm90::wgmma_wait_group<0>();
     sm90::wgmma_pin(sum);
     release(previous);
-    uint4(&pieces)[2][kPieceUnits] = smem.pieces[consumer * 4 + thread / 32];
-    if (plain) {
+    uint4(&pieces)[Tile::kPieces][kPieceUnits] = smem.pieces[consumer * 4 + thread / 32];
+    if constexpr (Tile::kDeferred) {
+      sm90::mbarrier_wait(&smem.finished[consumer], tile_phase ^ 1);
+      tile_phase ^= 1;
+      if (unit + static_cast<int>(gridDim.x) / Tile::kCluster < p.units) {
+        defer<Tile>(p, smem, tile, consumer, sum);
+      } else {
+        finish<false, Tile>(p, tile, consumer, sum, pieces);
+      }
+    } else if (plain) {
       finish<true, Tile>(p, tile, consumer, sum, pieces);
     } else {
       finish<false, Tile>(p, tile, consumer, sum, pieces);
@@ -363,6 +482,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       sm90::mbarrier_init(&smem.full[i], 1);
       sm90::mbarrier_init(&smem.empty[i], Tile::kConsumers * Tile::kCluster);
     }
+    if constexpr (Tile::kDeferred) {
+      for (int i = 0; i < Tile::kConsumers; ++i) {
+        sm90::mbarrier_init(&smem.summed[i], 4);
+        sm90::mbarrier_init(&smem.finished[i], Tile::kFinishers);
+      }
+    }
     sm90::fence_mbarrier_init();
     sm90::prefetch_tensor_map(&p.a);
     sm90::prefetch_tensor_map(&p.b);
@@ -377,11 +502,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   sm90::griddepcontrol_launch_dependents();
   sm90::griddepcontrol_wait();
   if (threadIdx.x < 128) {
-    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_dec<40>();
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_dec<Tile::kFewRegisters>();
     if (threadIdx.x == 0) produce<kAlongM, kAlongN>(p, smem, rank);
+    if constexpr (Tile::kDeferred) {
+      if (threadIdx.x >= 32) finish_deferred(p, smem, rank);
+    }
     __syncwarp();
   } else {
-    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_inc<232>();
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_inc<Tile::kManyRegisters>();
     consume<kAlongM, kAlongN>(p, smem, rank);
   }
   if constexpr (Tile::kCluster > 1) {

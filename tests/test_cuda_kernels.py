@@ -200,9 +200,15 @@ def test_gemm_fp32_sm80_repeats_bitwise(cuda):
     assert all(torch.equal(torch.ops.my_ops._gemm_fp32_sm80(a, a), first) for _ in range(100))
 
 
-# The 16-bit kernel, taken where rows are not whole 16-byte vectors, and for small layers.
+# The 16-bit kernel, taken where rows are not whole 16-byte vectors and for layers.
 
-HALF_SIZES = [(512, 643, 520), (513, 640, 519), (1000, 1003, 1001), (515, 2051, 1530)]  # m, k, n
+HALF_SIZES = [  # m, k, n
+    (512, 643, 520),
+    (513, 640, 519),
+    (1000, 1003, 1001),
+    (515, 2051, 1530),
+    (2801, 643, 3071),
+]
 
 
 @pytest.mark.parametrize("size", HALF_SIZES)
@@ -231,6 +237,9 @@ HALF_LINEAR = [  # m, k, n
     (16, 1024, 4096),
     (4099, 520, 16),
     (1010, 8, 808),
+    (2800, 2048, 3064),
+    (2800, 643, 3064),
+    (2801, 643, 3071),
 ]
 BEHIND_CUBLAS = [(600, 1032, 512), (1111, 328, 1000), (600, 333, 520), (601, 333, 777)]
 
@@ -293,6 +302,20 @@ def test_gemm_half_repeats_bitwise(cuda):
     a = normal(701, 701).bfloat16()
     first = my_ops.gemm(a, a)
     assert all(torch.equal(my_ops.gemm(a, a), first) for _ in range(100))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_linear_half_keeps_nan_and_repeats_bitwise(dtype, activation, cuda):
+    x, weight, residual = (normal(*s).to(dtype) for s in ((2800, 2048), (3064, 2048), (2800, 3064)))
+    x[5] = float("nan")
+    for added in (None, residual):
+        first = my_ops.linear(x, weight, activation=activation, residual=added)
+        assert first[5].isnan().all()
+        assert first.isnan().sum() == 3064
+        for _ in range(50):
+            again = my_ops.linear(x, weight, activation=activation, residual=added)
+            assert torch.equal(again.nan_to_num(), first.nan_to_num())
 
 
 @pytest.mark.parametrize("size", [(640, 640, 640), (1000, 1003, 1001)])
