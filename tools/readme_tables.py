@@ -102,6 +102,7 @@ class Results:
             ("gemm bfloat16 4097x4097x4097", "bf16, 4097³", "cuBLAS"),
             ("linear + gelu_tanh bfloat16 8192x4096x4096", "`linear` + gelu (tanh), bf16", "eager"),
             ("linear + gelu_tanh bfloat16 8192x4096x4096", "the same", "cuBLASLt"),
+            ("linear + relu bfloat16 8192x4096x4096", "+ relu, bf16", "eager"),
             ("linear + gelu bfloat16 8192x4096x4096", "+ gelu, bf16", "eager"),
             ("linear + silu bfloat16 8192x4096x4096", "+ silu, bf16", "eager"),
             (
@@ -109,6 +110,7 @@ class Results:
                 "+ silu + residual, bf16",
                 "eager",
             ),
+            ("linear + silu bfloat16 256x1024x1024", "+ silu, bf16, 256 x 1024²", "eager"),
         ):
             row = self.case("gemm", case)
             ours, theirs = row["my_ops us"], row[f"{peer} us"]
