@@ -1,7 +1,7 @@
 // GEMM for Hopper: 16-bit operands, sums in float, epilogue on the sums.
 // Plan: copy what the copy engine cannot read (rows that are not whole 16-byte vectors, no
 // contiguous index) into padded rows; then one product kernel in the tile that finishes first.
-// Bound by tensor cores; small products by the latency of two launches.
+// Bound by tensor cores; small products by the latency of a launch, or two with a copy.
 #include "gemm_half_sm90.h"
 
 #include <algorithm>
@@ -108,6 +108,14 @@ bool whole_vectors(const GemmArgs<T, T>& args) {
          (args.batch == 1 || args.out_batch % 8 == 0);
 }
 
+// Whether the residual, if any, can be read in whole vectors.
+template <typename T>
+bool vector_residual(const GemmArgs<T, T>& args) {
+  return !args.residual ||
+         (aligned(args.residual) && args.residual_col == 1 && args.residual_row % 8 == 0 &&
+          (args.batch == 1 || args.residual_batch % 8 == 0));
+}
+
 // Whether anything but the bias comes behind the sums.
 template <typename T>
 bool followed(const GemmArgs<T, T>& args) {
@@ -185,8 +193,8 @@ TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count) {
     // A block with a single tile has no products to finish it beside.
     const bool single =
         ceil_div(args.m, LargeTile::kM) * ceil_div(args.n, LargeTile::kN) * args.batch <= sm_count;
-    const bool slow_end = followed(args) || !whole_vectors(args);
-    return slow_end && !single ? TileChoice::kDeferred : TileChoice::kLarge;
+    const bool vectors = whole_vectors(args) && vector_residual(args);
+    return followed(args) && vectors && !single ? TileChoice::kDeferred : TileChoice::kLarge;
   }
   if (best == wide) return TileChoice::kWide;
   return best == medium ? TileChoice::kMedium : TileChoice::kSmall;
@@ -265,18 +273,30 @@ bool defers_well(const GemmArgs<T, T>& args) {
   return static_cast<double>(args.m * args.n) >= kMinShare * static_cast<double>(room);
 }
 
-// Where the measured times are below a library's: large matrices whose rows are not whole 16-byte
-// vectors, for which libraries leave the Hopper instructions; and products with an epilogue for
-// which they need a second launch, if so small that the launch costs more than their better tiles
-// gain, or so large that the epilogue is hidden.
+// Sizes at which a product whose rows are not whole 16-byte vectors was timed to beat a library's,
+// which leaves the Hopper instructions for it, but cuts a long k into pieces. Copies of operands
+// cost a launch and their bytes.
+struct OddSizes {
+  int64_t min_side, min_k, min_tiles, max_k_per_tile;
+};
+
+constexpr OddSizes kCopied{128, 128, 32, 64};
+constexpr OddSizes kInPlace{64, 64, 16, 128};
+
+// Where the measured times are below a library's: rows that are not whole vectors; and products
+// with an epilogue for which a library needs a second launch, if so small that the launch costs
+// more than their better tiles gain, or so large that the epilogue is hidden.
 template <typename T>
 bool pays(const GemmArgs<T, T>& args) {
-  if (args.batch != 1) return false;
-  if (gemm_half_sm90_workspace(args) > 0 || !whole_vectors(args)) {
-    constexpr int64_t kMinSide = 512, kMinK = 640;
-    return args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK;
+  const bool copied = gemm_half_sm90_workspace(args) > 0;
+  if (copied || !whole_vectors(args)) {
+    const OddSizes sizes = copied ? kCopied : kInPlace;
+    const int64_t tiles =
+        ceil_div(args.m, SmallTile::kM) * ceil_div(args.n, SmallTile::kN) * args.batch;
+    return std::min(args.m, args.n) >= sizes.min_side && args.k >= sizes.min_k &&
+           tiles >= sizes.min_tiles && args.k <= sizes.max_k_per_tile * tiles;
   }
-  if (!followed(args) || args.library_fuses) return false;
+  if (args.batch != 1 || !followed(args) || args.library_fuses) return false;
   constexpr int64_t kMinSide = 16, kMaxK = 1024, kMaxOutputs = int64_t{1} << 20;
   if (args.m * args.n >= kMaxOutputs) return defers_well(args);
   return args.m >= kMinSide && args.n >= kMinSide && args.k <= kMaxK;
@@ -327,9 +347,7 @@ cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, void* works
   p.a_repeats = operands[0].repeats;
   p.b_repeats = operands[1].repeats;
   p.vector_out = whole_vectors(args);
-  p.vector_residual = aligned(args.residual) && args.residual_col == 1 &&
-                      args.residual_row % 8 == 0 &&
-                      (args.batch == 1 || args.residual_batch % 8 == 0);
+  p.vector_residual = vector_residual(args);
   if (operands[0].swapped) {
     return operands[1].swapped ? run<T, true, true>(&p, operands, device.sm_count, stream)
                                : run<T, true, false>(&p, operands, device.sm_count, stream);

@@ -32,7 +32,7 @@ struct HalfProduct {
 };
 
 // Blocks of a cluster stand in a line along m and share their columns of b: each loads a part and
-// sends it to the others.
+// sends it to the others. Finishers work on whole vectors alone.
 template <int N, int Cluster, int Finishers = 0>
 struct HalfTile {
   static constexpr int kM = 128, kN = N, kK = 64;
@@ -49,7 +49,7 @@ struct HalfTile {
   static constexpr int kStages = (kDeferred ? 160 : 192) * 1024 / kStageBytes;
   // Accumulators and epilogue need more than an even share of the registers.
   static constexpr bool kMoveRegisters = N > 64;
-  static constexpr int kFewRegisters = kDeferred ? 80 : 40;
+  static constexpr int kFewRegisters = kDeferred ? 88 : 40;
   static constexpr int kManyRegisters = kDeferred ? 208 : 232;
 };
 
@@ -63,8 +63,8 @@ struct alignas(1024) HalfSmem {  // 1024: the repeat of the 128-byte swizzle
   uint4 pieces[Tile::kConsumers * 4][Tile::kPieces][kPieceUnits];  // two: in turn
   uint64_t full[Tile::kStages];         // loads landed: 1 arrival and the bytes
   uint64_t empty[Tile::kStages];        // consumers are done, in every block of the cluster
-  uint64_t summed[Tile::kConsumers];    // pieces of a deferred tile: an arrival a warp
-  uint64_t finished[Tile::kConsumers];  // and stored: an arrival a finisher
+  uint64_t summed[Tile::kConsumers];    // pieces of a deferred tile: every lane arrives
+  uint64_t finished[Tile::kConsumers];  // and stored
 };
 
 struct TilePlace {
@@ -152,51 +152,79 @@ __device__ __forceinline__ float2 unpack(uint32_t pair) {
 // place exclusive-ored with the row, free of bank conflicts by rows and by columns.
 __device__ __forceinline__ int piece_unit(int row, int unit) { return row * 8 + (unit ^ row % 8); }
 
-// What a lane holds of a piece in memory's order: unit lane % 8 of every fourth row.
+// What a lane holds of a piece, by rows as memory has them. By vectors: unit lane % 8 of every
+// fourth row; else elements lane and lane + 32 of every row.
 struct PieceRows {
   static constexpr int kSteps = kPieceRows / 4;
   uint4 x[kSteps];
 };
 
-template <typename T>
-__device__ __forceinline__ PieceRows load_residual(const HalfProduct<T>& p, int z, int row0,
-                                                   int col0) {
-  const GemmArgs<T, T>& args = p.args;
-  const int lane = threadIdx.x % 32, col = col0 + lane % 8 * 8;
-  PieceRows rows;
-#pragma unroll
-  for (int step = 0; step < PieceRows::kSteps; ++step) {
-    const int row = min(row0 + step * 4 + lane / 8, p.m - 1);
-    const T* from = args.residual + z * args.residual_batch + row * args.residual_row;
-    if (p.vector_residual && col + 8 <= p.n) {
-      rows.x[step] = *reinterpret_cast<const uint4*>(from + col);
-    } else {
-      alignas(16) T x[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] = from[min(col + i, p.n - 1) * args.residual_col];
-      rows.x[step] = *reinterpret_cast<const uint4*>(x);
-    }
-  }
-  return rows;
+template <typename Tile, typename T>
+__device__ __forceinline__ bool by_vectors(const HalfProduct<T>& p) {
+  return Tile::kDeferred || (p.vector_out && p.vector_residual);
 }
 
+__device__ __forceinline__ int piece_element(int row, int col) {
+  return piece_unit(row, col / 8) * 8 + col % 8;
+}
+
+template <typename Tile, typename T>
+__device__ __forceinline__ void load_residual(const HalfProduct<T>& p, int z, int row0, int col0,
+                                              PieceRows& rows) {
+  const GemmArgs<T, T>& args = p.args;
+  const int lane = threadIdx.x % 32;
+  const T* from = args.residual + z * args.residual_batch;
+  if (by_vectors<Tile>(p)) {
+    const int col = min(col0 + lane % 8 * 8, p.n - 8);
+#pragma unroll
+    for (int step = 0; step < PieceRows::kSteps; ++step) {
+      const int row = min(row0 + step * 4 + lane / 8, p.m - 1);
+      rows.x[step] = *reinterpret_cast<const uint4*>(from + row * args.residual_row + col);
+    }
+  } else {
+    T* x = reinterpret_cast<T*>(rows.x);
+    const T* from0 = from + min(col0 + lane, p.n - 1) * args.residual_col;
+    const T* from1 = from + min(col0 + lane + 32, p.n - 1) * args.residual_col;
+#pragma unroll
+    for (int i = 0; i < kPieceRows; ++i) {
+      const int64_t row = min(row0 + i, p.m - 1) * args.residual_row;
+      x[2 * i] = from0[row];
+      x[2 * i + 1] = from1[row];
+    }
+  }
+}
+
+template <typename Tile, typename T>
+__device__ __forceinline__ void write_piece(const HalfProduct<T>& p, const PieceRows& rows,
+                                            uint4* piece) {
+  const int lane = threadIdx.x % 32;
+  if (by_vectors<Tile>(p)) {
+#pragma unroll
+    for (int step = 0; step < PieceRows::kSteps; ++step) {
+      piece[piece_unit(step * 4 + lane / 8, lane % 8)] = rows.x[step];
+    }
+  } else {
+    const T* x = reinterpret_cast<const T*>(rows.x);
+#pragma unroll
+    for (int i = 0; i < 2 * kPieceRows; ++i) {
+      reinterpret_cast<T*>(piece)[piece_element(i / 2, lane + i % 2 * 32)] = x[i];
+    }
+  }
+}
+
+// Stores a piece without the copy engine. Neighbouring lanes write neighbouring elements: a row
+// need not start on more than one.
 template <typename T>
 __device__ __forceinline__ void store_rows(const HalfProduct<T>& p, int z, int row0, int col0,
                                            const uint4* piece) {
   const GemmArgs<T, T>& args = p.args;
-  const int lane = threadIdx.x % 32, col = col0 + lane % 8 * 8;
-#pragma unroll
-  for (int step = 0; step < PieceRows::kSteps; ++step) {
-    const int in_piece = step * 4 + lane / 8, row = row0 + in_piece;
-    const uint4 x = piece[piece_unit(in_piece, lane % 8)];
-    if (row >= p.m) continue;
-    T* out = args.out + z * args.out_batch + row * args.out_row + col;
-    alignas(16) T y[8];
-    *reinterpret_cast<uint4*>(y) = x;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (col + i < p.n) out[i] = y[i];
-    }
+  const T* x = reinterpret_cast<const T*>(piece);
+  const int lane = threadIdx.x % 32, rows = min(kPieceRows, p.m - row0);
+  T* out = args.out + z * args.out_batch + row0 * args.out_row + col0 + lane;
+#pragma unroll 4
+  for (int row = 0; row < rows; ++row, out += args.out_row) {
+    if (col0 + lane < p.n) out[0] = x[piece_element(row, lane)];
+    if (col0 + lane + 32 < p.n) out[32] = x[piece_element(row, lane + 32)];
   }
 }
 
@@ -215,14 +243,11 @@ __device__ __forceinline__ void add_bias(const HalfProduct<T>& p, int col0, floa
 }
 
 // Brings a residual from memory's order into that of the sums, through `piece`.
-template <typename T, int kCount>
-__device__ __forceinline__ void add_residual(const PieceRows& rows, uint4* piece,
-                                             float (&x)[kCount]) {
+template <typename Tile, typename T, int kCount>
+__device__ __forceinline__ void add_residual(const HalfProduct<T>& p, const PieceRows& rows,
+                                             uint4* piece, float (&x)[kCount]) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int step = 0; step < PieceRows::kSteps; ++step) {
-    piece[piece_unit(step * 4 + lane / 8, lane % 8)] = rows.x[step];
-  }
+  write_piece<Tile>(p, rows, piece);
   __syncwarp();
   const uint32_t* words = reinterpret_cast<const uint32_t*>(piece);
 #pragma unroll
@@ -250,11 +275,11 @@ __device__ __forceinline__ void round_piece(uint4* piece, const float* x) {
 }
 
 // Stores a piece that its warp has written: full lines to the output.
-template <typename T>
+template <typename Tile, typename T>
 __device__ __forceinline__ void store_piece(const HalfProduct<T>& p, int z, int row0, int col0,
                                             uint4* piece) {
   const int lane = threadIdx.x % 32;
-  if (p.vector_out) {
+  if (Tile::kDeferred || p.vector_out) {
     sm90::fence_proxy_async();
     __syncwarp();
     if (lane == 0 && row0 < p.m) sm90::tma_store_3d(&p.out, piece, col0, row0, z);
@@ -276,7 +301,7 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int row0 = tile.m + consumer * 64 + warp * kPieceRows;
   PieceRows residual;
-  if (!kPlain && args.residual) residual = load_residual(p, tile.z, row0, tile.n);
+  if (!kPlain && args.residual) load_residual<Tile>(p, tile.z, row0, tile.n, residual);
 #pragma unroll kPlain ? kPieces : 1
   for (int c = 0; c < kPieces; ++c) {
     const int col0 = tile.n + c * kPieceColumns;
@@ -305,12 +330,12 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
         for (int i = 0; i < 32; ++i) x[i] = FastActivate<kActivation>{}(x[i]);
       });
       if (args.residual) {
-        add_residual<T>(residual, piece, x);
-        if (c + 1 < kPieces) residual = load_residual(p, tile.z, row0, col0 + kPieceColumns);
+        add_residual<Tile>(p, residual, piece, x);
+        if (c + 1 < kPieces) load_residual<Tile>(p, tile.z, row0, col0 + kPieceColumns, residual);
       }
     }
     round_piece<T>(piece, x);
-    store_piece(p, tile.z, row0, col0, piece);
+    store_piece<Tile>(p, tile.z, row0, col0, piece);
   }
 }
 
@@ -319,7 +344,7 @@ template <typename Tile, typename T, int kCount>
 __device__ __forceinline__ void defer(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
                                       const TilePlace& tile, int consumer,
                                       const float (&sum)[kCount]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const int warp = threadIdx.x % 128 / 32;
 #pragma unroll
   for (int c = 0; c < Tile::kPieces; ++c) {
     float x[32];
@@ -328,17 +353,16 @@ __device__ __forceinline__ void defer(const HalfProduct<T>& p, HalfSmem<Tile>& s
     if (p.args.bias) add_bias(p, tile.n + c * kPieceColumns, x);
     round_piece<T>(smem.pieces[consumer * 4 + warp][c], x);
   }
-  __syncwarp();
-  if (lane == 0) sm90::mbarrier_arrive(&smem.summed[consumer]);
+  sm90::mbarrier_arrive(&smem.summed[consumer]);
 }
 
 // Activation and residual of a piece in shared memory, every lane on its own part of it.
-template <typename T>
+template <typename Tile, typename T>
 __device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int row0, int col0,
                                              uint4* piece) {
   const int lane = threadIdx.x % 32;
   PieceRows rows, residual;
-  if (p.args.residual) residual = load_residual(p, z, row0, col0);
+  if (p.args.residual) load_residual<Tile>(p, z, row0, col0, residual);
 #pragma unroll
   for (int step = 0; step < PieceRows::kSteps; ++step) {
     rows.x[step] = piece[piece_unit(step * 4 + lane / 8, lane % 8)];
@@ -362,10 +386,7 @@ __device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int
       }
     }
   });
-#pragma unroll
-  for (int step = 0; step < PieceRows::kSteps; ++step) {
-    piece[piece_unit(step * 4 + lane / 8, lane % 8)] = rows.x[step];
-  }
+  write_piece<Tile>(p, rows, piece);
 }
 
 // The work of a finisher: its share of the pieces of every tile but the block's last.
@@ -388,22 +409,18 @@ __device__ __forceinline__ void finish_deferred(const HalfProduct<T>& p, HalfSme
       };
       sm90::mbarrier_wait(&smem.summed[consumer], phase);
       each_piece([&](int row0, int col0, uint4* piece) {
-        finish_piece(p, tile.z, row0, col0, piece);
-        if (!p.vector_out) store_rows(p, tile.z, row0, col0, piece);  // what this lane has written
+        finish_piece<Tile>(p, tile.z, row0, col0, piece);
       });
-      if (p.vector_out) {
-        sm90::fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) {
-          each_piece([&](int row0, int col0, uint4* piece) {
-            sm90::tma_store_3d(&p.out, piece, col0, row0, tile.z);
-          });
-          sm90::tma_store_commit_group();
-          sm90::tma_store_wait_read<0>();
-        }
-      }
+      sm90::fence_proxy_async();
       __syncwarp();
-      if (lane == 0) sm90::mbarrier_arrive(&smem.finished[consumer]);
+      if (lane == 0) {
+        each_piece([&](int row0, int col0, uint4* piece) {
+          sm90::tma_store_3d(&p.out, piece, col0, row0, tile.z);
+        });
+        sm90::tma_store_commit_group();
+        sm90::tma_store_wait_read<0>();
+      }
+      sm90::mbarrier_arrive(&smem.finished[consumer]);
     }
   }
 }
@@ -484,8 +501,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     if constexpr (Tile::kDeferred) {
       for (int i = 0; i < Tile::kConsumers; ++i) {
-        sm90::mbarrier_init(&smem.summed[i], 4);
-        sm90::mbarrier_init(&smem.finished[i], Tile::kFinishers);
+        sm90::mbarrier_init(&smem.summed[i], 128);
+        sm90::mbarrier_init(&smem.finished[i], 32 * Tile::kFinishers);
       }
     }
     sm90::fence_mbarrier_init();

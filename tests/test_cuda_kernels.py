@@ -231,6 +231,7 @@ def test_gemm_half_layouts(dtype, a_layout, b_layout, size, cuda):
 
 HALF_LINEAR = [  # m, k, n
     (512, 643, 520),
+    (129, 200, 1003),
     (601, 651, 777),
     (600, 320, 512),
     (333, 328, 1000),
@@ -241,7 +242,7 @@ HALF_LINEAR = [  # m, k, n
     (2800, 643, 3064),
     (2801, 643, 3071),
 ]
-BEHIND_CUBLAS = [(600, 1032, 512), (1111, 328, 1000), (600, 333, 520), (601, 333, 777)]
+BEHIND_CUBLAS = [(600, 1032, 512), (1111, 328, 1000), (127, 333, 520), (601, 99, 777)]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -298,6 +299,23 @@ def test_gemm_half_special_values(dtype, cuda):
     assert got[want.abs() < 0.99 * torch.finfo(dtype).max].isfinite().all()
 
 
+@pytest.mark.parametrize("k", [200, 333])  # read in place, copied
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_gemm_half_batches(dtype, k, cuda):
+    a = normal(5 * 301, k).to(dtype).view(5, 301, k)
+    b = normal(5 * 277, k).to(dtype).view(5, 277, k)
+    for y in (b, b[:1].expand(5, 277, k)):
+        got = my_ops.gemm(a, y.mT)
+        for z in range(5):
+            assert gemm_excess(got[z], a[z], y[z].mT) <= 1
+    whole = torch.full((5, 303, 280), 7.0, dtype=dtype, device=cuda)
+    out = whole[:, 1:302, 2:279]
+    my_ops.gemm(a, b.mT, out=out)
+    assert torch.equal(out, my_ops.gemm(a, b.mT))
+    out.fill_(7)
+    assert (whole == 7).all()
+
+
 def test_gemm_half_repeats_bitwise(cuda):
     a = normal(701, 701).bfloat16()
     first = my_ops.gemm(a, a)
@@ -305,14 +323,16 @@ def test_gemm_half_repeats_bitwise(cuda):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", [(2800, 2048, 3064), (2801, 643, 3071)])
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
-def test_linear_half_keeps_nan_and_repeats_bitwise(dtype, activation, cuda):
-    x, weight, residual = (normal(*s).to(dtype) for s in ((2800, 2048), (3064, 2048), (2800, 3064)))
+def test_linear_half_keeps_nan_and_repeats_bitwise(dtype, size, activation, cuda):
+    m, k, n = size
+    x, weight, residual = normal(m, k).to(dtype), normal(n, k).to(dtype), normal(m, n).to(dtype)
     x[5] = float("nan")
     for added in (None, residual):
         first = my_ops.linear(x, weight, activation=activation, residual=added)
         assert first[5].isnan().all()
-        assert first.isnan().sum() == 3064
+        assert first.isnan().sum() == n
         for _ in range(50):
             again = my_ops.linear(x, weight, activation=activation, residual=added)
             assert torch.equal(again.nan_to_num(), first.nan_to_num())
@@ -359,12 +379,25 @@ def test_gemm_float32_high_repeats_bit_for_bit(size, strict_cublas):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_linear_float32_epilogues(activation, cuda):
-    x, weight, bias = normal(700, 640), normal(1000, 640) / 16, normal(1, 1000)[0]
-    got = my_ops.linear(x, weight, bias, activation=activation)
-    want = reference.linear(x.double(), weight.double(), bias.double(), activation=activation)
-    limit = 2.0**-20 * (x.double().abs() @ weight.double().abs().mT + bias.double().abs() + 1)
-    assert ((got.double() - want).abs() <= limit).all()
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize(
+    "size", [(700, 640, 1000), (701, 643, 1003), (2049, 1027, 2111)]
+)  # m, k, n
+def test_linear_float32_epilogues(size, precision, activation, cuda):
+    m, k, n = size
+    x, weight, bias = normal(m, k), normal(n, k) / 16, normal(1, n)[0]
+    unit = 2.0**-20 if precision == "highest" else 2.0**-10
+    limit = unit * (x.double().abs() @ weight.double().abs().mT + bias.double().abs() + 1)
+    for residual in (None, normal(m, n), normal(n, 2 * m)[:, ::2].mT):
+        got = my_ops.linear(
+            x, weight, bias, activation=activation, residual=residual, precision=precision
+        )
+        want = reference.linear(
+            *(t.double() for t in (x, weight, bias)),
+            activation=activation,
+            residual=None if residual is None else residual.double(),
+        )
+        assert ((got.double() - want).abs() <= limit).all()
 
 
 SEQUENCES = [  # steps, batch, inputs, hidden

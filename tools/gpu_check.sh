@@ -37,10 +37,10 @@ for step in $steps; do
       "${pytest[@]}" --durations=5 ;;
     sanitizer)
       small='test_unary_values and 1000 and float32 or test_gemm_values and 257 and float32'
-      small+=' or test_gemm_float32_layouts and 640 and False-False'
+      small+=' or test_gemm_float32_layouts and False-False'
       small+=' or test_sequence_values and (17 or 5) and (float32 or bfloat16)'
       small+=' or test_gemm_half_layouts and 513 and bfloat16'
-      small+=' or test_linear_half_epilogues and bfloat16 and silu and (320 or 808)'
+      small+=' or test_linear_half_epilogues and bfloat16 and silu and (320 or 808 or 2048)'
       small+=' or test_gemm_float32_few_rows_layouts and False-False and (1027 or 4099)'
       small+=' or test_linear_of_small_outputs_of_a_wide_range and 300 and NN'
       small+=' or test_gemm_small_layouts and contiguous-transposed and (161 or 13)'
