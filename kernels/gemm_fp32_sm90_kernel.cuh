@@ -22,6 +22,7 @@ struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
   unsigned char ring[kRingBytes];
   uint64_t full[kMaxStages];   // loads landed: 1 arrival and the bytes
   TileExponents exponents[2];  // of each warpgroup
+  TurnedPiece pieces[8];       // of each warp
   uint64_t empty[kMaxStages];  // consumers are done, in every block loaded together with this one
   uint32_t spoilt[kSpoiltWords];  // a bit for each of the block's tiles; beyond as many, shared
   bool wide;                      // outputs that may be spoilt are looked for
@@ -336,7 +337,7 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
       }
     }
     const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
-    finish<Scheme, Tile>(p, origin, row0, exponents, consumer, sum);
+    finish<Scheme, Tile>(p, origin, row0, exponents, consumer, smem.pieces, sum);
   }
   if constexpr (kMayLose && Tile::kConsumers > 1) {
     if (smem.wide) redo_spoilt<Tile>(p, grid, smem, place, threadIdx.x - 128);

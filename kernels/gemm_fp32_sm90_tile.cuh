@@ -194,11 +194,65 @@ struct TileExponents {
   }
 };
 
+// Where a warp turns its sums, 16 rows of 32 columns at a time, so that its lanes store neighbours.
+struct TurnedPiece {
+  static constexpr int kRows = 16, kColumns = 32;
+  float x[kRows * kColumns];
+
+  // Exclusive-ored with the row: free of bank conflicts by rows and by the tensor core's order.
+  __device__ __forceinline__ float* at(int row, int col) {
+    return x + row * kColumns + (col ^ row % 4 * 8);
+  }
+};
+
+// Stores a warp's sums, and the residual with them, where a row need not start on 8 bytes.
+template <typename Tile, int kCount>
+__device__ __forceinline__ void store_turned(const Fp32Product& p, const TileOrigin& origin,
+                                             float* out, int64_t ld, bool residual,
+                                             TurnedPiece* pieces, const float (&acc)[kCount]) {
+  int thread;  // volatile: what follows from it is not kept in registers during the sums
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int lane = thread % 32, warp = thread / 32 - 4;
+  TurnedPiece& piece = pieces[warp];
+  const int row0 = origin.m + warp * TurnedPiece::kRows;
+  const int rows = min(TurnedPiece::kRows, p.m - row0);
+#pragma unroll
+  for (int c = 0; c < Tile::kN / TurnedPiece::kColumns; ++c) {
+    const int col = origin.n + c * TurnedPiece::kColumns + lane;
+    const int stored = col < p.n ? rows : 0;
+    __syncwarp();
+    if (residual) {
+      const float* from = p.args.residual + origin.z * p.args.residual_batch +
+                          row0 * p.args.residual_row + col * p.args.residual_col;
+#pragma unroll 2
+      for (int row = 0; row < stored; ++row, from += p.args.residual_row) {
+        copy_async<4>(piece.at(row, lane), from);
+      }
+      copy_async_wait_all();
+      __syncwarp();
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float2* to = reinterpret_cast<float2*>(piece.at(lane / 4 + 8 * i, 8 * j + lane % 4 * 2));
+        float2 x{acc[16 * c + 4 * j + 2 * i], acc[16 * c + 4 * j + 2 * i + 1]};
+        if (residual) x = {x.x + to->x, x.y + to->y};
+        *to = x;
+      }
+    }
+    __syncwarp();
+    float* to = out + row0 * ld + col;
+#pragma unroll 2
+    for (int row = 0; row < stored; ++row, to += ld) *to = *piece.at(row, lane);
+  }
+}
+
 // Stores a warpgroup's rows: finished, or as they are if k was split.
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& origin, int row0,
                                        const TileExponents& exponents, int consumer,
-                                       float (&acc)[kCount]) {
+                                       TurnedPiece* pieces, float (&acc)[kCount]) {
   const int col0 = origin.n + threadIdx.x % 4 * 2;
   const bool whole = p.splits == 1;
   float* base;
@@ -229,6 +283,9 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
   }
   const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(base) % 8 == 0;
   const bool residual = whole && p.args.residual;
+  if (!pairs) {
+    return store_turned<Tile>(p, origin, base, ld, residual, pieces, acc);
+  }
   // Column pairs loaded together; more would not fit in registers.
   constexpr int kPiece = Tile::kN % 64 == 0 ? 8 : 4;
 #pragma unroll
@@ -252,11 +309,10 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
       for (int j = j0; j < j0 + kPiece; ++j) {
         const int col = col0 + 8 * j;
         const float2 x{acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]};
-        if (pairs && col + 1 < p.n) {
+        if (col + 1 < p.n) {
           *reinterpret_cast<float2*>(out + col) = x;
-        } else {
-          if (col < p.n) out[col] = x.x;
-          if (col + 1 < p.n) out[col + 1] = x.y;
+        } else if (col < p.n) {
+          out[col] = x.x;
         }
       }
     }
