@@ -219,6 +219,15 @@ def gemm() -> Iterator[Case]:
                 flops=2 * 256 * 1024 * 1024,
                 ceiling=f"{name_of(dtype)} TFLOP/s",
             )
+            vocabulary = torch.randn(50257, 768, device="cuda", dtype=dtype)  # GPT-2's
+            hidden = x[:, :768].contiguous()
+            yield Case(
+                "linear bfloat16 8192x50257x768",
+                lambda x=hidden, w=vocabulary: my_ops.linear(x, w),
+                {"eager": lambda x=hidden, w=vocabulary: F.linear(x, w)},
+                flops=2 * 8192 * 50257 * 768,
+                ceiling=f"{name_of(dtype)} TFLOP/s",
+            )
         leaves = [t.clone().requires_grad_() for t in (x, w, b)]
         yield Case(
             f"linear {name_of(dtype)} 8192x4096x4096 forward + backward",
