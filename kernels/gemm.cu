@@ -24,19 +24,19 @@ namespace my_ops::cuda {
 namespace {
 
 // Sizes at which gemm_small was timed to beat a library's product, or that and an epilogue behind
-// it; without a library, tiles of the output. Where k is not short, a library is fast at a matrix
-// times a vector, and at 16 bits in whole 16-byte vectors; but there it may split a long k and add
-// the pieces in 16 bits.
+// it. Where k is not short, a library is fast at a matrix times a vector, and at 16 bits in whole
+// 16-byte vectors; but there it may split a long k and add the pieces in 16 bits.
 template <typename T, typename Out>
-bool is_small(const GemmArgs<T, Out>& args, bool library = true) {
+bool is_small(const GemmArgs<T, Out>& args) {
   constexpr int64_t kMaxOutputs = int64_t{1} << 17, kMaxLongKWork = int64_t{1} << 20;
+  constexpr int64_t kMaxWork = int64_t{1} << (sizeof(T) == 8 ? 20 : sizeof(T) == 4 ? 22 : 21);
+  constexpr int64_t kManyOutputs = int64_t{1} << 15, kMaxWorkOfMany = int64_t{1} << 21;
   constexpr int64_t kLongK = 256, kVector = 8;
   const bool followed = args.activation != Activation::kNone || args.residual;
-  const bool slow_library = sizeof(T) == 4 && followed;  // which needs a second launch
-  const int64_t max_work = int64_t{1} << (sizeof(T) == 8 ? 20 : library && !slow_library ? 21 : 22);
   const int64_t outputs = args.batch * args.m * args.n;
-  if (outputs > kMaxOutputs || outputs > max_work / (args.k + 1)) return false;
+  if (outputs > kMaxOutputs || outputs > kMaxWork / (args.k + 1)) return false;
   if (followed) return true;
+  if (outputs > kManyOutputs && outputs > kMaxWorkOfMany / (args.k + 1)) return false;
   if (sizeof(T) != 8 && args.k <= kShortK<T>) return true;
   if (sizeof(T) != 2) return args.m > 1 && args.n > 1;
   const bool whole_vectors = args.n % kVector == 0 && args.k % kVector == 0;
@@ -59,7 +59,7 @@ template <typename T, typename Out>
 bool fills_tiles(const GemmArgs<T, Out>& args) {
   constexpr int64_t kMinSide = 16, kMinK = 96;
   if (args.k > INT_MAX) return true;
-  return args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK && !is_small(args, false);
+  return args.m >= kMinSide && args.n >= kMinSide && args.k >= kMinK && !is_small(args);
 }
 
 template <typename T, typename Out>
