@@ -24,8 +24,9 @@ namespace my_ops::cuda {
 namespace {
 
 // Sizes at which gemm_small was timed to beat a library's product, or that and an epilogue behind
-// it. Where k is not short, a library is fast at a matrix times a vector, and at 16 bits in whole
-// 16-byte vectors; but there it may split a long k and add the pieces in 16 bits.
+// it. Of many outputs a library's product alone is faster sooner. Where k is not short, it is fast
+// at a matrix times a vector, and at 16 bits in whole 16-byte vectors; but there it may split a
+// long k and add the pieces in 16 bits.
 template <typename T, typename Out>
 bool is_small(const GemmArgs<T, Out>& args) {
   constexpr int64_t kMaxOutputs = int64_t{1} << 17, kMaxLongKWork = int64_t{1} << 20;

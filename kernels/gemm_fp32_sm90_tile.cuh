@@ -283,9 +283,7 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
   }
   const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(base) % 8 == 0;
   const bool residual = whole && p.args.residual;
-  if (!pairs) {
-    return store_turned<Tile>(p, origin, base, ld, residual, pieces, acc);
-  }
+  if (!pairs) return store_turned<Tile>(p, origin, base, ld, residual, pieces, acc);
   // Column pairs loaded together; more would not fit in registers.
   constexpr int kPiece = Tile::kN % 64 == 0 ? 8 : 4;
 #pragma unroll
