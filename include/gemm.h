@@ -39,6 +39,8 @@ struct GemmArgs {
   bool library_fuses;              // its epilogue has what follows the product here
   const void* packed_b = nullptr;  // what gemm_pack made of b, or null; b is needed all the same
 
+  // More than a bias follows the sums.
+  bool followed() const { return activation != Activation::kNone || residual; }
   // Less accurate than is asked for; or just as accurate, with a tensor core's speed.
   bool library_falls_short() const { return library_tf32 && precision == Precision::kHighest; }
   bool library_keeps_up() const { return library_tf32 && precision == Precision::kHigh; }

@@ -33,10 +33,9 @@ bool is_small(const GemmArgs<T, Out>& args) {
   constexpr int64_t kMaxWork = int64_t{1} << (sizeof(T) == 8 ? 20 : sizeof(T) == 4 ? 22 : 21);
   constexpr int64_t kManyOutputs = int64_t{1} << 15, kMaxWorkOfMany = int64_t{1} << 21;
   constexpr int64_t kLongK = 256, kVector = 8;
-  const bool followed = args.activation != Activation::kNone || args.residual;
   const int64_t outputs = args.batch * args.m * args.n;
   if (outputs > kMaxOutputs || outputs > kMaxWork / (args.k + 1)) return false;
-  if (followed) return true;
+  if (args.followed()) return true;
   if (outputs > kManyOutputs && outputs > kMaxWorkOfMany / (args.k + 1)) return false;
   if (sizeof(T) != 8 && args.k <= kShortK<T>) return true;
   if (sizeof(T) != 2) return args.m > 1 && args.n > 1;

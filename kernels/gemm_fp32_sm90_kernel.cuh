@@ -22,7 +22,7 @@ struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
   unsigned char ring[kRingBytes];
   uint64_t full[kMaxStages];   // loads landed: 1 arrival and the bytes
   TileExponents exponents[2];  // of each warpgroup
-  TurnedPiece pieces[8];       // of each warp
+  TurnedPiece pieces[8];       // of each consumers' warp
   uint64_t empty[kMaxStages];  // consumers are done, in every block loaded together with this one
   uint32_t spoilt[kSpoiltWords];  // a bit for each of the block's tiles; beyond as many, shared
   bool wide;                      // outputs that may be spoilt are looked for

@@ -116,12 +116,6 @@ bool vector_residual(const GemmArgs<T, T>& args) {
           (args.batch == 1 || args.residual_batch % 8 == 0));
 }
 
-// Whether anything but the bias comes behind the sums.
-template <typename T>
-bool followed(const GemmArgs<T, T>& args) {
-  return args.activation != Activation::kNone || args.residual;
-}
-
 // x: [batch][outer][k], turned so that the contiguous index comes last.
 Operand make_operand(const void* x, int64_t batch, int64_t outer, int64_t k, int64_t batch_stride,
                      int64_t outer_stride, int64_t k_stride) {
@@ -194,7 +188,7 @@ TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count) {
     const bool single =
         ceil_div(args.m, LargeTile::kM) * ceil_div(args.n, LargeTile::kN) * args.batch <= sm_count;
     const bool vectors = whole_vectors(args) && vector_residual(args);
-    return followed(args) && vectors && !single ? TileChoice::kDeferred : TileChoice::kLarge;
+    return args.followed() && vectors && !single ? TileChoice::kDeferred : TileChoice::kLarge;
   }
   if (best == wide) return TileChoice::kWide;
   return best == medium ? TileChoice::kMedium : TileChoice::kSmall;
@@ -277,11 +271,12 @@ bool defers_well(const GemmArgs<T, T>& args) {
 // which leaves the Hopper instructions for it, but cuts a long k into pieces. Copies of operands
 // cost a launch and their bytes.
 struct OddSizes {
-  int64_t min_side, min_k, min_tiles, max_k_per_tile;
+  int64_t least;  // m, n and k
+  int64_t min_tiles, max_k_per_tile;
 };
 
-constexpr OddSizes kCopied{128, 128, 32, 64};
-constexpr OddSizes kInPlace{64, 64, 16, 128};
+constexpr OddSizes kCopied{128, 32, 64};
+constexpr OddSizes kInPlace{64, 16, 128};
 
 // Where the measured times are below a library's: rows that are not whole vectors; and products
 // with an epilogue for which a library needs a second launch, if so small that the launch costs
@@ -293,10 +288,10 @@ bool pays(const GemmArgs<T, T>& args) {
     const OddSizes sizes = copied ? kCopied : kInPlace;
     const int64_t tiles =
         ceil_div(args.m, SmallTile::kM) * ceil_div(args.n, SmallTile::kN) * args.batch;
-    return std::min(args.m, args.n) >= sizes.min_side && args.k >= sizes.min_k &&
-           tiles >= sizes.min_tiles && args.k <= sizes.max_k_per_tile * tiles;
+    return std::min({args.m, args.n, args.k}) >= sizes.least && tiles >= sizes.min_tiles &&
+           args.k <= sizes.max_k_per_tile * tiles;
   }
-  if (args.batch != 1 || !followed(args) || args.library_fuses) return false;
+  if (args.batch != 1 || !args.followed() || args.library_fuses) return false;
   constexpr int64_t kMinSide = 16, kMaxK = 1024, kMaxOutputs = int64_t{1} << 20;
   if (args.m * args.n >= kMaxOutputs) return defers_well(args);
   return args.m >= kMinSide && args.n >= kMinSide && args.k <= kMaxK;

@@ -380,9 +380,7 @@ def test_gemm_float32_high_repeats_bit_for_bit(size, strict_cublas):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize(
-    "size", [(700, 640, 1000), (701, 643, 1003), (2049, 1027, 2111)]
-)  # m, k, n
+@pytest.mark.parametrize("size", [(700, 640, 1000), (701, 643, 1003), (2049, 1027, 2111)])
 def test_linear_float32_epilogues(size, precision, activation, cuda):
     m, k, n = size
     x, weight, bias = normal(m, k), normal(n, k) / 16, normal(1, n)[0]
