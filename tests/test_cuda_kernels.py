@@ -338,6 +338,18 @@ def test_linear_half_keeps_nan_and_repeats_bitwise(dtype, size, activation, cuda
             assert torch.equal(again.nan_to_num(), first.nan_to_num())
 
 
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_linear_half_finishers(dtype, cuda):
+    """Two calls, checked in some rows: short enough for compute-sanitizer."""
+    m, k, n = 2800, 2048, 3064
+    x, weight = normal(m, k).to(dtype), normal(n, k).div(8).to(dtype)
+    residual, rows = normal(m, n).to(dtype), slice(0, m, 97)
+    got = my_ops.linear(x, weight, activation="silu")
+    assert linear_excess(got[rows], x[rows], weight, None, "silu") <= 1
+    got = my_ops.linear(x, weight, activation="silu", residual=residual)
+    assert linear_excess(got[rows], x[rows], weight, None, "silu", residual[rows]) <= 1
+
+
 @pytest.mark.parametrize("size", [(640, 640, 640), (1000, 1003, 1001)])
 @pytest.mark.parametrize("a_transposed", [False, True])
 @pytest.mark.parametrize("b_transposed", [False, True])

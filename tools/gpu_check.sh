@@ -40,7 +40,9 @@ for step in $steps; do
       small+=' or test_gemm_float32_layouts and False-False'
       small+=' or test_sequence_values and (17 or 5) and (float32 or bfloat16)'
       small+=' or test_gemm_half_layouts and 513 and bfloat16'
-      small+=' or test_linear_half_epilogues and bfloat16 and silu and (320 or 808 or 2048)'
+      small+=' or test_linear_half_epilogues and bfloat16 and silu and (320 or 808)'
+      small+=' or test_linear_half_finishers and bfloat16'
+      small+=' or test_linear_float32_epilogues and silu and 643'
       small+=' or test_gemm_float32_few_rows_layouts and False-False and (1027 or 4099)'
       small+=' or test_linear_of_small_outputs_of_a_wide_range and 300 and NN'
       small+=' or test_gemm_small_layouts and contiguous-transposed and (161 or 13)'
@@ -48,7 +50,8 @@ for step in $steps; do
       small+=' or test_highest_of_other_operands'
       small+=' or test_ragged_in_every_type and (float32 or bfloat16)'
       small+=' or test_gemm_float32_high_repeats_bit_for_bit'
-      large='test_linear_half_epilogues and bfloat16 and silu'  # too slow for racecheck
+      # Too slow for racecheck. Not k = 2048: cuBLAS's bf16 product of it hangs under synccheck.
+      large='test_linear_half_epilogues and bfloat16 and silu and not 2048'
       for tool in memcheck racecheck synccheck; do
         if [ "$tool" = racecheck ]; then chosen=$small; else chosen="$small or $large"; fi
         PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
