@@ -1,10 +1,17 @@
-"""Wrong arguments of every op of torch.ops.my_ops: the kernels, fake and meta tensors, a recorded
-gradient and torch.export refuse them in the same words."""
+"""What the fake kernels say of every op of torch.ops.my_ops is what the kernels do.
+
+Wrong arguments: kernels, fake and meta tensors, a recorded gradient and torch.export refuse them in
+the same words. Others: shapes, strides and dtypes of the results are the same.
+"""
 
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples import FLOATING, arithmetic
+from strided import build, check_metadata, layouts, metadata
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import my_ops  # noqa: F401
@@ -97,7 +104,6 @@ OTHER_PAIRS = {  # and the tensors that are compared with another
 OWN_DTYPE = {"lengths", "packed", "cells"}
 NEEDED = {"linear": {"x", "weight"}, "lltm_backward": {"gates", "cells", "c0", "weights"}}
 NEEDED |= {"lltm_cell_backward": {"gates", "old_cell"}}
-FLOATING = "must be of dtype float64, float32, float16 or bfloat16, got"
 
 
 def said(op: str) -> str:
@@ -164,7 +170,11 @@ def wrong_elsewise():
         ("lltm_backward", "gates"),
     ):
         for dtype, shown in ((torch.int32, "int32"), (torch.complex128, "complex128")):
-            yield op, {name: RIGHT[op][name]._replace(dtype=dtype)}, f"{name} {FLOATING} {shown}"
+            yield (
+                op,
+                {name: RIGHT[op][name]._replace(dtype=dtype)},
+                (f"{name} must be of dtype float64, float32, float16 or bfloat16, got {shown}"),
+            )
     for shape in ((3,), (2, 3, 1), ()):
         yield (
             "d_sigmoid_backward",
@@ -446,7 +456,34 @@ def test_refused(run, op, change, message, device):
         assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if run is not run_recorded])
-@pytest.mark.parametrize("op", RIGHT)
-def test_accepted(op, run, device):
-    run(op, {}, device)
+@pytest.mark.parametrize("op", [op for op in RIGHT if op not in ("fill_index", "prepack")])
+@settings(max_examples=30)
+@given(data=st.data())
+def test_metadata_in_any_layout(op, device, data):
+    dtype = data.draw(st.sampled_from(FLOATING))
+    arguments = made(op, {}, device, device)
+    names = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
+    tensors = []
+    for name in names:
+        like = arguments[name]
+        own = arithmetic(dtype) if name == "cells" else dtype
+        layout = data.draw(layouts(like.shape, repeats=name != "out"))
+        own = own if like.is_floating_point() else like.dtype
+        tensors.append(build(like.shape, layout, own, device))
+
+    def call(*values):
+        result = overload(op)(**(arguments | dict(zip(names, values, strict=True))))
+        return () if result is None else result
+
+    results = check_metadata(call, tensors)
+    metas = [
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors
+    ]
+    assert metadata(call(*metas)) == metadata(results)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_opcheck_prepack(dtype, device):
+    torch.library.opcheck(torch.ops.my_ops.prepack, (torch.ones(4, 3, dtype=dtype, device=device),))
+    meta = torch.empty(4, 3, dtype=dtype, device="meta")
+    assert metadata(torch.ops.my_ops.prepack(meta)) == [((0,), (1,), torch.uint8)]
