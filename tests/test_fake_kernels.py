@@ -400,12 +400,16 @@ def made(op, change, here, elsewhere):
     }
 
 
+def other(device):
+    return "cpu" if device == "cuda" else "meta"
+
+
 def run_real(op, change, device):
-    overload(op)(**made(op, change, device, "meta"))
+    overload(op)(**made(op, change, device, other(device)))
 
 
 def run_recorded(op, change, device):
-    arguments = made(op, change, device, "meta")
+    arguments = made(op, change, device, other(device))
     for value in arguments.values():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             value.requires_grad_()
@@ -414,7 +418,7 @@ def run_recorded(op, change, device):
 
 def run_fake(op, change, device):
     with FakeTensorMode():
-        overload(op)(**made(op, change, device, "meta"))
+        overload(op)(**made(op, change, device, other(device)))
 
 
 def run_meta(op, change, device):
@@ -422,7 +426,7 @@ def run_meta(op, change, device):
 
 
 def run_exported(op, change, device):
-    arguments = made(op, change, device, "meta")
+    arguments = made(op, change, device, other(device))
     tensors = {name: v for name, v in arguments.items() if isinstance(v, torch.Tensor)}
     others = {name: v for name, v in arguments.items() if name not in tensors}
 
@@ -444,9 +448,8 @@ CASES = [
 
 @pytest.mark.parametrize("run, op, change, message", CASES)
 def test_refused(run, op, change, message, device):
-    here, elsewhere = str(torch.zeros(0, device=device).device), "meta"
-    if run is run_meta:
-        here, elsewhere = elsewhere, here
+    here = str(torch.zeros(0, device=device).device)
+    here, elsewhere = ("meta", here) if run is run_meta else (here, other(device))
     message = f"{said(op)}: {message.format(here=here, elsewhere=elsewhere)}"
     with pytest.raises(RuntimeError) as caught:
         run(op, change, device)
