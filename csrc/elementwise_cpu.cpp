@@ -53,7 +53,7 @@ Tensor d_sigmoid_backward(const Tensor& grad, const Tensor& z) {
   const Gradient io = gradient(grad, z);
   dispatch_floating<CpuTypes>(z.scalar_type(), [&]<typename T>() {
     parallel(z.numel(), kGrainExp, [&](int64_t begin, int64_t end) {
-      cpu::d_sigmoid_backward(in<T>(io.grad) + begin, in<T>(io.z) + begin, out<T>(io.out) + begin,
+      cpu::d_sigmoid_backward(in<T>(io.grad) + begin, in<T>(io.x) + begin, out<T>(io.out) + begin,
                               end - begin);
     });
   });

@@ -48,7 +48,7 @@ Tensor d_sigmoid_backward(const Tensor& grad, const Tensor& z) {
   const Device device(z);
   const Gradient io = gradient(grad, z);
   dispatch_floating<CudaTypes>(z.scalar_type(), [&]<typename T>() {
-    check_launch(cuda::d_sigmoid_backward(in<T>(io.grad), in<T>(io.z), out<T>(io.out), z.numel(),
+    check_launch(cuda::d_sigmoid_backward(in<T>(io.grad), in<T>(io.x), out<T>(io.out), z.numel(),
                                           device.stream()),
                  "d_sigmoid_backward");
   });

@@ -121,15 +121,15 @@ inline Unary unary(const Tensor& x) {
 
 // Two tensors of one shape and dtype.
 struct Gradient {
-  Tensor grad, z, out;  // of one dense layout
+  Tensor grad, x, out;  // of one dense layout
 };
 
-inline Gradient gradient(const Tensor& grad, const Tensor& z) {
-  const Sizes sizes = sizes_of(z);
-  if (grad.is_contiguous() && z.is_contiguous()) return {grad, z, empty(z, sizes)};
+inline Gradient gradient(const Tensor& grad, const Tensor& x) {
+  const Sizes sizes = sizes_of(x);
+  if (grad.is_contiguous() && x.is_contiguous()) return {grad, x, empty(x, sizes)};
   const Tensor out =
-      empty_strided(z, sizes, result_layout(sizes, grad, z).strides, z.scalar_type());
-  return {lies_as(grad, out) ? grad : copy_as(out, grad), lies_as(z, out) ? z : copy_as(out, z),
+      empty_strided(x, sizes, result_layout(sizes, grad, x).strides, x.scalar_type());
+  return {lies_as(grad, out) ? grad : copy_as(out, grad), lies_as(x, out) ? x : copy_as(out, x),
           out};
 }
 

@@ -1,0 +1,387 @@
+"""Right and wrong arguments of every op of torch.ops.my_ops, and what is said of the wrong ones."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from my_ops.ops._common import UNARY, UNARY_BACKWARD
+
+STEPS, BATCH, INPUTS, HIDDEN = 5, 2, 3, 4
+
+
+@dataclass(frozen=True)
+class T:
+    """A tensor to be made on the device of the test, or on another."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    elsewhere: bool = False
+    strides: tuple[int, ...] | None = None
+
+    def make(self, here: str, elsewhere: str) -> torch.Tensor:
+        device = elsewhere if self.elsewhere else here
+        if self.strides is not None:
+            return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+
+
+def overload(op: str) -> Any:
+    name, _, kind = op.partition(".")
+    return getattr(getattr(torch.ops.my_ops, name), kind or "default")
+
+
+STATE = T((BATCH, HIDDEN))
+WEIGHTS, BIAS = T((3 * HIDDEN, HIDDEN + INPUTS)), T((3 * HIDDEN,))
+LENGTHS = T((BATCH,), torch.int64)
+CELL = {"input": T((BATCH, INPUTS)), "weights": WEIGHTS, "bias": BIAS}
+CELL |= {"old_h": STATE, "old_cell": STATE}
+LAYER = {"input": T((STEPS, BATCH, INPUTS)), "h0": STATE, "c0": STATE}
+LAYER |= {"weights": WEIGHTS, "bias": BIAS, "lengths": LENGTHS}
+
+RIGHT: dict[str, dict[str, Any]] = {
+    op: {argument.name: T((2, 3)) for argument in overload(op)._schema.arguments}
+    for op in ("custom_add", *UNARY, *UNARY_BACKWARD)
+}
+RIGHT |= {
+    "fill_index": {"height": 2, "width": 3},
+    "fill_index.out": {"out": T((2, 3))},
+    "gemm": {"a": T((2, 3)), "b": T((3, 4)), "precision": "high"},
+    "gemm.out": {"a": T((2, 3)), "b": T((3, 4)), "out": T((2, 4)), "precision": "tf32"},
+    "linear": {
+        "x": T((2, 5, 3)),
+        "weight": T((4, 3)),
+        "bias": T((4,)),
+        "activation": "gelu",
+        "residual": T((2, 5, 4)),
+        "precision": "highest",
+        "packed": T((0,), torch.uint8),
+    },
+    "prepack": {"weight": T((4, 3))},
+    "lltm_cell": CELL,
+    "lltm_cell_forward": CELL,
+    "lltm_cell_backward": {
+        "grad_h": STATE,
+        "grad_cell": STATE,
+        "gates": T((BATCH, 3 * HIDDEN)),
+        "old_cell": STATE,
+    },
+    "lltm": LAYER,
+    "lltm_forward": LAYER,
+    "lltm_backward": {
+        "grad_output": T((STEPS, BATCH, HIDDEN)),
+        "grad_h_n": STATE,
+        "grad_c_n": STATE,
+        "gates": T((STEPS, BATCH, 3 * HIDDEN)),
+        "cells": T((STEPS, BATCH, HIDDEN)),
+        "c0": STATE,
+        "weights": WEIGHTS,
+        "lengths": LENGTHS,
+    },
+}
+
+# Of each op, the tensor that the others are compared with, and the first of these.
+PAIRS = {
+    "custom_add": ("a", "b"),
+    **{op: tuple(RIGHT[op])[::-1] for op in UNARY_BACKWARD},
+    "gemm": ("a", "b"),
+    "gemm.out": ("a", "b"),
+    "linear": ("x", "weight"),
+    "lltm_cell": ("input", "weights"),
+    "lltm_cell_forward": ("input", "weights"),
+    "lltm_cell_backward": ("gates", "old_cell"),
+    "lltm": ("input", "weights"),
+    "lltm_forward": ("input", "weights"),
+    "lltm_backward": ("gates", "cells"),
+}
+OTHER_PAIRS = {  # and the tensors that are compared with another
+    ("lltm_cell_backward", "grad_h"): "old_cell",
+    ("lltm_cell_backward", "grad_cell"): "old_cell",
+    ("lltm_backward", "grad_h_n"): "c0",
+    ("lltm_backward", "grad_c_n"): "c0",
+}
+OWN_DTYPE = {("custom_add", "b"), ("linear", "packed"), ("lltm_backward", "cells")}
+OWN_DTYPE |= {(op, "lengths") for op in ("lltm", "lltm_forward", "lltm_backward")}
+
+CELLS, LAYERS = "lltm_cell lltm_cell_forward", "lltm lltm_forward"
+FLOATING = "must be of dtype float64, float32, float16 or bfloat16, got {got}"
+REAL = "must have a real floating or integer dtype, got {got}"
+ONE_ADDRESS = "out must not hold two elements at one address, got strides {got}"
+INT32 = "height + width - 2 must fit int32, got height"
+NOT_FLOATING = [torch.int32, torch.complex128]
+NOT_REAL = [torch.bool, torch.complex64, torch.float8_e5m2]
+
+# Ops, an argument, wrong shapes, dtypes or values of it, and the message without the op's name.
+WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
+    ("add_one", "x", NOT_REAL, f"x {REAL}"),
+    *[("custom_add", name, NOT_REAL, f"{name} {REAL}") for name in "ab"],
+    *[(op, *RIGHT[op], NOT_FLOATING, f"{{name}} {FLOATING}") for op in UNARY if op != "add_one"],
+    *[(op, list(RIGHT[op])[1], NOT_FLOATING, f"{{name}} {FLOATING}") for op in UNARY_BACKWARD],
+    ("gemm gemm.out", "a", NOT_FLOATING, f"a {FLOATING}"),
+    ("linear", "x", NOT_FLOATING, f"x {FLOATING}"),
+    ("prepack", "weight", NOT_FLOATING, f"weight {FLOATING}"),
+    (f"{CELLS} {LAYERS}", "input", NOT_FLOATING, f"input {FLOATING}"),
+    ("lltm_cell_backward lltm_backward", "gates", NOT_FLOATING, f"gates {FLOATING}"),
+    (
+        "custom_add",
+        "b",
+        [(2, 4), (3, 3), (4,), (2, 1, 3, 3)],
+        "b must broadcast with a (equal sizes, or 1), got (2, 3) and {got}",
+    ),
+    *[
+        (
+            op,
+            grad,
+            [(3,), (2, 3, 1), ()],
+            f"{grad} must have the shape of {x}, got {{got}} and (2, 3)",
+        )
+        for op in UNARY_BACKWARD
+        for grad, x in [RIGHT[op]]
+    ],
+    ("fill_index", "height", [-1], "height must not be negative, got {got}"),
+    ("fill_index", "width", [-1], "width must not be negative, got {got}"),
+    ("fill_index", "dtype", [torch.int16], "dtype must be floating, int32 or int64, got {got}"),
+    ("fill_index.out", "out", [torch.bool], "dtype must be floating, int32 or int64, got {got}"),
+    ("fill_index.out", "out", [(2,), (1, 2, 3)], "out must be (height, width), got {got}"),
+    (
+        "fill_index.out",
+        "out",
+        [T((1, (1 << 31) + 1), torch.int32, strides=(0, 0))],
+        f"{INT32} 1 and width 2147483649",
+    ),
+    ("fill_index.out", "out", [T((2, 3), strides=(0, 1))], f"{ONE_ADDRESS} for shape (2, 3)"),
+    (
+        "gemm gemm.out",
+        "a",
+        [(), (3,), (1, 1, 2, 3)],
+        "a must be (m, k) or (batch, m, k), got {got}",
+    ),
+    (
+        "gemm gemm.out",
+        "b",
+        [(), (3,), (1, 1, 3, 4)],
+        "b must be (k, n) or (batch, k, n), got {got}",
+    ),
+    (
+        "gemm gemm.out",
+        "b",
+        [(4, 3), (1, 4), (2, 2, 4)],
+        "b must have k = 3 rows, the columns of a, got (2, 3) and {got}",
+    ),
+    (
+        "gemm gemm.out linear",
+        "precision",
+        ["medium", ""],
+        "precision must be highest, high or tf32, got '{got}'",
+    ),
+    ("gemm.out", "out", [(4, 2), (1, 2, 4), (8,), ()], "out must be of shape (2, 4), got {got}"),
+    ("gemm.out", "out", [T((2, 4), strides=(3, 1))], f"{ONE_ADDRESS} for shape (2, 4)"),
+    ("linear", "x", [()], "x must have at least one dimension, got {got}"),
+    (
+        "linear",
+        "weight",
+        [(3,), (1, 4, 3)],
+        "weight must be (out_features, in_features), got {got}",
+    ),
+    (
+        "linear",
+        "weight",
+        [(4, 5), (4, 1)],
+        "weight must have in_features = 3, the last dimension of x, got (2, 5, 3) and {got}",
+    ),
+    ("linear", "bias", [(7,), (1,), (), (1, 4)], "bias must be (out_features,) = (4,), got {got}"),
+    (
+        "linear",
+        "residual",
+        [(4,), (2, 5, 1), (10, 4)],
+        "residual must be of the shape of the output = (2, 5, 4), got {got}",
+    ),
+    (
+        "linear",
+        "activation",
+        ["bogus", "", "ReLU"],
+        "activation must be none, relu, gelu, gelu_tanh, silu or sigmoid, got '{got}'",
+    ),
+    (
+        "linear",
+        "packed",
+        [(1, 0)],
+        "packed must be what prepack made of weight, got {got} of uint8",
+    ),
+    (
+        "linear",
+        "packed",
+        [torch.float32],
+        "packed must be what prepack made of weight, got (0,) of {got}",
+    ),
+    ("prepack", "weight", [(3,)], "weight must be (out_features, in_features), got {got}"),
+    (CELLS, "input", [(3,), (1, 2, 3)], "input must be (batch, input_size), got {got}"),
+    (
+        LAYERS,
+        "input",
+        [(2, 3), (1, 5, 2, 3)],
+        "input must be (steps, batch, input_size), got {got}",
+    ),
+    *[
+        (ops, h, [(4,), (1, 2, 4)], f"{h} must be (batch, hidden_size), got {{got}}")
+        for ops, h in ((CELLS, "old_h"), (LAYERS, "h0"))
+    ],
+    *[
+        (ops, name, [(3, 4)], f"{name} must be (batch, hidden_size) = (2, 4), got {{got}}")
+        for ops, names in ((CELLS, ("old_h", "old_cell")), (LAYERS, ("h0", "c0")))
+        for name in names
+    ],
+    (
+        "lltm lltm_forward lltm_backward",
+        "c0",
+        [(2, 5), (4,)],
+        "c0 must be (batch, hidden_size) = (2, 4), got {got}",
+    ),
+    (
+        f"{CELLS} {LAYERS}",
+        "weights",
+        [(7, 12), (12, 8), (12,)],
+        "weights must be (3 * hidden_size, hidden_size + input_size) = (12, 7), got {got}",
+    ),
+    (
+        f"{CELLS} {LAYERS}",
+        "bias",
+        [(13,), (), (1,), (2, 12), (12, 1), (1, 1, 12)],
+        "bias must be (3 * hidden_size,) or (1, 3 * hidden_size) = (12,), got {got}",
+    ),
+    (
+        f"{LAYERS} lltm_backward",
+        "lengths",
+        [torch.int32, torch.float32],
+        "lengths must be of dtype int64, got {got}",
+    ),
+    (
+        f"{LAYERS} lltm_backward",
+        "lengths",
+        [(3,), (), (2, 1)],
+        "lengths must be (batch,) = (2,), got {got}",
+    ),
+    ("lltm_cell_backward", "old_cell", [(4,)], "old_cell must be (batch, hidden_size), got {got}"),
+    (
+        "lltm_cell_backward",
+        "gates",
+        [(2, 4), (1, 12), (2, 12, 1)],
+        "gates must be (batch, 3 * hidden_size) = (2, 12), got {got}",
+    ),
+    *[
+        (
+            "lltm_cell_backward",
+            name,
+            [(4,), (2, 5)],
+            f"{name} must have the shape of old_cell, got {{got}} and (2, 4)",
+        )
+        for name in ("grad_h", "grad_cell")
+    ],
+    (
+        "lltm_backward",
+        "cells",
+        [(2, 4), (5, 2, 4, 1)],
+        "cells must be (steps, batch, hidden_size), got {got}",
+    ),
+    (
+        "lltm_backward",
+        "cells",
+        [torch.float64, torch.float16],
+        "cells must be float32, or float64 where gates are, got {got}",
+    ),
+    (
+        "lltm_backward",
+        "gates",
+        [(5, 2, 4), (4, 2, 12)],
+        "gates must be (steps, batch, 3 * hidden_size) = (5, 2, 12), got {got}",
+    ),
+    (
+        "lltm_backward",
+        "weights",
+        [(12,), (11, 7), (12, 3)],
+        "weights must be (3 * hidden_size, hidden_size + input_size) with hidden_size = 4, "
+        "got {got}",
+    ),
+    (
+        "lltm_backward",
+        "grad_output",
+        [(2, 4)],
+        "grad_output must have the shape of cells, got {got} and (5, 2, 4)",
+    ),
+    *[
+        (
+            "lltm_backward",
+            name,
+            [(1, 4)],
+            f"{name} must have the shape of c0, got {{got}} and (2, 4)",
+        )
+        for name in ("grad_h_n", "grad_c_n")
+    ],
+]
+
+WRONG_TOGETHER: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "custom_add",
+        {"a": T((3,), torch.uint16), "b": T((3,), torch.int8)},
+        "b must have a dtype that torch promotes with that of a, got int8 and uint16",
+    ),
+    (
+        "fill_index",
+        {"height": 1 << 31, "width": 2, "dtype": torch.int32},
+        f"{INT32} 2147483648 and width 2",
+    ),
+    *[
+        (
+            op,
+            {"a": T((2, 2, 3)), "b": T((3, 3, 4))},
+            "the batch of b must be that of a, or either 1, got (2, 2, 3) and (3, 3, 4)",
+        )
+        for op in ("gemm", "gemm.out")
+    ],
+]
+
+
+def _wrong_argument():
+    for ops, name, values, message in WRONG_ARGUMENT:
+        for op in ops.split():
+            for value in values:
+                right, got = RIGHT[op].get(name), value
+                if isinstance(value, torch.dtype):
+                    got = str(value).removeprefix("torch.")
+                    value = replace(right, dtype=value) if isinstance(right, T) else value
+                elif isinstance(value, tuple):
+                    value = T(value, right.dtype)
+                elif isinstance(value, T):
+                    got = value.strides
+                yield op, {name: value}, message.format(name=name, got=got)
+
+
+def _wrong_beside_the_others():
+    """Each tensor on another device, of another dtype, or None."""
+    for op, (anchor, first) in PAIRS.items():
+        needed = {a.name for a in overload(op)._schema.arguments if str(a.type) == "Tensor"}
+        for name, t in RIGHT[op].items():
+            if not isinstance(t, T):
+                continue
+            like = OTHER_PAIRS.get((op, name), anchor)
+            places = f"{name} must be on the device of {like}, got {{elsewhere}} and {{here}}"
+            if name == anchor:
+                places = f"{first} must be on the device of {like}, got {{here}} and {{elsewhere}}"
+            yield op, {name: replace(t, elsewhere=True)}, places
+            if name != anchor and (op, name) not in OWN_DTYPE:
+                message = f"{name} must have the dtype of {like}, got float64 and float32"
+                yield op, {name: replace(t, dtype=torch.float64)}, message
+            if name in needed:
+                yield op, {name: None}, f"{name} must be a tensor, got None"
+
+
+def _said(op: str) -> str:
+    """The name of an op in its messages: that of the public function."""
+    return op.removesuffix(".out").removesuffix("_forward")
+
+
+# An op, its wrong arguments, and the message, with {here} and {elsewhere} for devices.
+WRONG = [
+    (op, change, f"{_said(op)}: {message}")
+    for op, change, message in (*_wrong_argument(), *_wrong_beside_the_others(), *WRONG_TOGETHER)
+]
