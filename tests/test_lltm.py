@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from samples import FLOATING, INTEGERS, NOT_REAL, SIXTEEN_BIT, lltm_inputs
+from samples import FLOATING, INTEGERS, NOT_REAL, SIXTEEN_BIT, lltm_inputs, ulps
 
 import my_ops
 from my_ops import reference
@@ -22,6 +22,7 @@ FLOAT32_FLOOR = 2.0**-22
 # two has the worst single element, and all of a problem of a few elements.
 SIXTEEN_BIT_MEAN = 1.1
 SIXTEEN_BIT_WORST = 1.5
+TANH_SLOPE_ULP = 8.0  # exp, expm1, a quotient and three products
 
 CELL_SIZES = [  # batch, inputs, hidden
     (1, 1, 1),
@@ -184,6 +185,20 @@ def test_large_pre_activations(dtype, size, steps, device):
         assert ours.isfinite().all()
         rounding = (exact.abs() * torch.finfo(dtype).eps).max().item() * 8  # of the largest term
         torch.testing.assert_close(ours.double(), exact, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_slope_of_tanh_keeps_its_digits(dtype, device):
+    """For large cells, where 1 - tanh(cell)^2 would have lost them."""
+    end = -math.log(2 * torch.finfo(dtype).tiny) / 2  # beyond, it is soon no normal number
+    cell = torch.linspace(-end, end, 4001, dtype=torch.float64)[:, None].to(dtype).to(device)
+    cell = torch.cat([cell, torch.full_like(cell[:1], float("inf"))]).requires_grad_()
+    input, weights, h = cell.new_zeros(len(cell), 0), cell.new_zeros(3, 1), torch.zeros_like(cell)
+    bias = cell.new_tensor([0.0, 1000.0, 0.0])  # adds nothing to the cell, and lets all of it out
+    new_h, _ = my_ops.lltm_cell(input, weights, bias, h, cell)
+    (got,) = torch.autograd.grad(new_h.sum(), cell)
+    e = torch.exp(-2 * cell.detach().double().abs())
+    assert ulps(got, 4 * e / (1 + e).square()) <= TANH_SLOPE_ULP
 
 
 @pytest.mark.parametrize("steps", [None, 3])
