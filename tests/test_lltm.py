@@ -117,6 +117,14 @@ def test_sequence_values_and_gradients(dtype, sizes, device):
     check_precision(my_ops.lltm, reference.lltm, lltm_inputs(*sizes, dtype, device))
 
 
+@pytest.mark.parametrize("hidden", range(1, 41))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_small_hidden_size(dtype, hidden, device):
+    """Of which vectors of any width leave a rest, in one or more rows."""
+    batch = 1 + hidden % 13
+    check_precision(my_ops.lltm, reference.lltm, lltm_inputs(2, batch, 3, hidden, dtype, device))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_sequence_equals_the_cell_looped(dtype, device):
     def looped(input, h0, c0, weights, bias):
@@ -212,6 +220,23 @@ def test_not_a_number_stays(dtype, steps, device):
     for ours, exact in zip(op(*tensors), oracle(*tensors), strict=True):
         assert torch.equal(ours.isnan(), exact.isnan())
         assert ours[..., 0, :].isnan().all()
+
+
+@pytest.mark.parametrize("gate", range(3))
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_not_a_number_in_one_gate_stays(dtype, steps, gate, device):
+    tensors = lltm_inputs(steps, 2, 3, 4, dtype, device)
+    op, oracle, place = (
+        (my_ops.lltm_cell, reference.lltm_cell, 2)
+        if steps is None
+        else (my_ops.lltm, reference.lltm, 4)
+    )
+    tensors[place][4 * gate + 1] = float("nan")
+    got = op(*tensors)
+    assert got[0].isnan().any()
+    for ours, exact in zip(got, oracle(*tensors), strict=True):
+        assert torch.equal(ours.isnan(), exact.isnan())
 
 
 @pytest.mark.parametrize(
