@@ -1,5 +1,6 @@
-"""No op writes beyond its arrays: every op at many sizes, forward and backward, under glibc's checked
-malloc, which ends the process that frees an array behind whose end something was written."""
+"""No op writes beyond its arrays: every op at many sizes, forward and backward, under glibc's
+checked malloc, which ends the process that frees an array behind whose end something was written.
+"""
 
 import os
 import signal
