@@ -161,7 +161,7 @@ class Model(torch.nn.Module):
     def __init__(self, dtype=torch.float64):
         super().__init__()
         self.layer = my_ops.nn.LLTM(4, 6, dtype=dtype)
-        self.up = my_ops.nn.Linear(6, 8, activation="gelu", dtype=dtype)
+        self.up = my_ops.nn.LinearActivation(6, 8, activation="gelu", dtype=dtype)
         self.down = my_ops.nn.Linear(8, 4, dtype=dtype)
 
     def forward(self, x):

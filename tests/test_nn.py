@@ -17,8 +17,8 @@ HALF_LIMIT = 2.0**-8  # the same, stored in 16 bits
 LAYERS = {
     "RoundSTE": lambda: my_ops.nn.RoundSTE(),
     "Linear": lambda: my_ops.nn.Linear(5, 4),
-    "Linear-gelu": lambda: my_ops.nn.Linear(5, 4, activation="gelu"),
-    "Linear-without-bias": lambda: my_ops.nn.Linear(5, 4, bias=False, activation="silu"),
+    "Linear-gelu": lambda: my_ops.nn.LinearActivation(5, 4, activation="gelu"),
+    "Linear-without-bias": lambda: my_ops.nn.LinearActivation(5, 4, bias=False, activation="silu"),
     "LLTMCell": lambda: my_ops.nn.LLTMCell(5, 4),
     "LLTMCell-without-bias": lambda: my_ops.nn.LLTMCell(5, 4, bias=False),
     "LLTM": lambda: my_ops.nn.LLTM(5, 4),
@@ -103,7 +103,7 @@ def test_frozen_torchscript(layer, device):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_linear_exchanges_state_with_torch(activation, bias, device):
-    ours = my_ops.nn.Linear(5, 4, bias=bias, activation=activation, device=device)
+    ours = my_ops.nn.LinearActivation(5, 4, bias=bias, activation=activation, device=device)
     theirs = torch.nn.Linear(5, 4, bias=bias, device=device)
     assert isinstance(ours, torch.nn.Linear)
     assert list(ours.state_dict()) == list(theirs.state_dict())
@@ -125,7 +125,7 @@ def test_linear_initialises_like_torch():
 
 def test_linear_wrong_activation():
     with pytest.raises(ValueError, match=r"Linear: activation must be .*relu.*, got 'tanh'"):
-        my_ops.nn.Linear(5, 4, activation="tanh")
+        my_ops.nn.LinearActivation(5, 4, activation="tanh")
 
 
 @pytest.mark.parametrize("kind", [my_ops.nn.LLTMCell, my_ops.nn.LLTM])
@@ -198,7 +198,7 @@ def _to(part, dtype):
 
 def test_training_lowers_the_loss_like_the_reference(device):
     """The same model over the reference ops, from the same weights: the same losses."""
-    ours_layer, ours_head = my_ops.nn.LLTM(3, 8), my_ops.nn.Linear(8, 2, activation="gelu")
+    ours_layer, ours_head = my_ops.nn.LLTM(3, 8), my_ops.nn.LinearActivation(8, 2, activation="gelu")
     inputs, target = torch.randn(7, 4, 3, device=device), torch.randn(7, 4, 2, device=device)
 
     def forward(layer, head):
