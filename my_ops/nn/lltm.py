@@ -255,7 +255,7 @@ class LLTM(nn.Module):
     @property
     def all_weights(self) -> list[list[Tensor]]:
         """The parameters, one list per layer and direction."""
-        return [[p for p in (cell.weights, cell.bias) if p is not None] for cell in self.cells]
+        return [[p for p in (c.weights, c.bias) if isinstance(p, Tensor)] for c in self.cells]
 
     def forward(
         self,
@@ -280,19 +280,13 @@ class LLTM(nn.Module):
             )
         one = input.dim() == 2
         x = input.unsqueeze(1) if one else input.transpose(0, 1) if self.batch_first else input
-        expected = [len(self.cells), x.size(1), self.hidden_size]
         if hx is None:
-            h_0 = x.new_zeros(expected)
+            h_0 = x.new_zeros([len(self.cells), x.size(1), self.hidden_size])
             c_0 = h_0
         else:
+            _check_state(hx, len(self.cells), self.hidden_size, None if one else x.size(1))
             h_0 = hx[0].unsqueeze(1) if one else hx[0]
             c_0 = hx[1].unsqueeze(1) if one else hx[1]
-        if list(h_0.shape) != expected or list(c_0.shape) != expected:
-            raise ValueError(
-                "LLTM: h_0 and c_0 must be (num_layers * directions, batch, hidden_size) = "
-                f"{expected}, got {list(h_0.shape)} and {list(c_0.shape)}"
-            )
-
         if lengths is not None:
             _check_lengths(x, lengths)
 
@@ -308,9 +302,7 @@ class LLTM(nn.Module):
                 outputs = []
             backward = k % directions == 1
             along = reverse(x, lengths) if backward else x
-            output, h, c = cell(
-                along, h_0[k], c_0[k], lengths, self.weight_dropout, self.zoneout
-            )
+            output, h, c = cell(along, h_0[k], c_0[k], lengths, self.weight_dropout, self.zoneout)
             outputs.append(reverse(output, lengths) if backward else output)
             h_n.append(h)
             c_n.append(c)
@@ -370,6 +362,23 @@ def _check_arguments(layer: str, input: Any, hx: Any, lengths: Any = None) -> No
         check_tensor(layer, h_0=hx[0], c_0=hx[1])
     if lengths is not None:
         check_tensor(layer, lengths=lengths)
+
+
+def _check_state(
+    hx: State,
+    cells: int,
+    hidden: int,
+    batch: Optional[int],  # noqa: UP045
+) -> None:
+    if batch is None:
+        shape, expected = "", [cells, hidden]
+    else:
+        shape, expected = "batch, ", [cells, batch, hidden]
+    if list(hx[0].shape) != expected or list(hx[1].shape) != expected:
+        raise ValueError(
+            f"LLTM: h_0 and c_0 must be (num_layers * directions, {shape}hidden_size) = "
+            f"{expected}, got {list(hx[0].shape)} and {list(hx[1].shape)}"
+        )
 
 
 def _check_lengths(x: Tensor, lengths: Tensor) -> None:
