@@ -24,12 +24,12 @@ except ImportError:
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def _is_plain(weight: Tensor) -> bool:
-    """Whether my_ops has the weight's values, or its tracing or sharding (of a DTensor).
+def _is_plain(*tensors: Tensor) -> bool:
+    """Whether they are no tensor subclasses but those of torch's tracing, and DTensor.
 
-    Other subclasses, quantized ones above all, know torch's own linear alone.
+    Others, such as quantized weights or nested inputs, know torch's linear and not the op.
     """
-    return type(weight) in _PLAIN or hasattr(weight, "placements")
+    return all(type(t) in _PLAIN or hasattr(t, "placements") for t in tensors)
 
 
 class Linear(nn.Linear):
@@ -46,10 +46,9 @@ class Linear(nn.Linear):
         if torch.jit.is_scripting():
             return torch.ops.my_ops.linear(input, self.weight, self.bias)
         else:
-            weight = self.weight
-            if _is_plain(weight):
-                return linear(input, weight, self.bias)
-            return F.linear(input, weight, self.bias)
+            weight, bias = self.weight, self.bias
+            call = linear if _is_plain(input, weight) else F.linear
+            return call(input, weight, bias)
 
 
 class LinearActivation(nn.Module):
@@ -96,17 +95,17 @@ class LinearActivation(nn.Module):
             type(self.linear) is Linear
             and "forward" not in own
             and not any(own.get(name, True) for name in _HOOKS)
-            and _is_plain(self.linear.weight)
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self._fused:
-            return activate(self.linear(input), self.activation)
-        weight, bias = self.linear.weight, self.linear.bias
         if torch.jit.is_scripting():
-            return torch.ops.my_ops.linear(input, weight, bias, self.activation)
-        else:
+            if self._fused:
+                weight, bias = self.linear.weight, self.linear.bias
+                return torch.ops.my_ops.linear(input, weight, bias, self.activation)
+        elif self._fused and _is_plain(input, self.linear.weight):
+            weight, bias = self.linear.weight, self.linear.bias
             return linear(input, weight, bias, activation=self.activation)
+        return activate(self.linear(input), self.activation)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}"

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.fx.proxy import TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from my_ops.ops._common import check_tensor
@@ -350,6 +351,8 @@ def _traced_call(layer: Any, input: Any, *others: Any) -> Any:
     """A call under ``torch.fx``, which takes torch.nn's layers, and no others, as they are."""
     tracer = input.tracer
     path = tracer.path_of_module(layer)
+    if not path:
+        raise TraceError(f"{type(layer).__name__}: trace the model that holds the layer")
     return tracer.create_proxy("call_module", path, (input, *others), {})
 
 
