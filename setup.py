@@ -25,7 +25,6 @@ import preflight  # noqa: E402
 
 VERSION = "0.1.0"
 TORCH_2_10 = "0x020a000000000000"
-PYTHON_3_10 = "0x030A0000"
 
 WITH_CUDA = os.environ.get("MY_OPS_WITH_CUDA", "1")
 CUDA = (WITH_CUDA != "0" and os.environ.get("MY_OPS_CUDA")) or None
@@ -55,7 +54,7 @@ def extension(cuda):
     import torch
     import torch.utils.cpp_extension as cpp
 
-    macros = [("TORCH_TARGET_VERSION", TORCH_2_10), ("Py_LIMITED_API", PYTHON_3_10)]
+    macros = [("TORCH_TARGET_VERSION", TORCH_2_10)]
     # C++20 for torch's headers; source paths out of the binary. No traps on floating exceptions:
     # else the loops of the CPU kernels, which compute both sides of a choice, stay scalar.
     flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-fvisibility=hidden"]
@@ -69,7 +68,6 @@ def extension(cuda):
             *("-Wl,--version-script=csrc/exports.map", "-Wl,-s"),
         ],
         "include_dirs": [str(HERE / "include")],
-        "py_limited_api": True,
     }
     if cuda is None:
         sources = [s for s in sources if not s.stem.endswith("_cuda")]
@@ -138,7 +136,7 @@ def build():
             text = json.dumps(record(cuda), indent=2)
             module.with_name("_build.json").write_text(text + "\n")
 
-    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": Build}}
+    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": Build.with_options(no_python_abi_suffix=True)}}
 
 
 class Wheel(bdist_wheel):

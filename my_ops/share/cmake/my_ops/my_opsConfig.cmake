@@ -4,7 +4,7 @@ include(CMakeFindDependencyMacro)
 find_dependency(Torch)
 
 get_filename_component(_my_ops "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
-set(my_ops_LIBRARY "${_my_ops}/_C.abi3.so")
+set(my_ops_LIBRARY "${_my_ops}/_C.so")
 if(NOT EXISTS "${my_ops_LIBRARY}")
   set(my_ops_FOUND FALSE)
   set(my_ops_NOT_FOUND_MESSAGE "${my_ops_LIBRARY} is missing: this is the source folder of my_ops")
