@@ -5,7 +5,8 @@ MY_OPS_WITH_CUDA=1      with the CUDA kernels, or fail (the default)
                  0      for the CPU only
 MY_OPS_CUDA=13.0        compile with this release of CUDA, and call the wheel X.Y.Z+cu130
 CUDA_HOME               the toolkit to use (default: the newest installed one, then pip's)
-TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them (default: all, see preflight.py)
+TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them, or native: those of the machine's GPUs
+                        (default: all, see preflight.py)
 MAX_JOBS                compilers at a time (default: as cores and free memory allow)
 """
 
@@ -91,7 +92,8 @@ def extension(cuda):
     names = ", ".join(archs)
     ext = cpp.CUDAExtension(
         "my_ops._C",
-        [str(s.relative_to(HERE)) for s in sorted([*sources, *HERE.glob("kernels/*.cu")])],
+        # Kernels first: a minute's compilation that starts last would leave the other cores idle.
+        [str(s.relative_to(HERE)) for s in [*sorted(HERE.glob("kernels/*.cu")), *sources]],
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
             "cxx": [*flags, "-Wall", f'-DMY_OPS_ARCHITECTURES="{names}"'],
@@ -122,8 +124,10 @@ def record(cuda):
 def build():
     """The extension and the command that compiles it; stops with a paragraph when it cannot."""
     try:
+        preflight.check_system()
         preflight.check_torch()
         cuda = preflight.cuda_toolkit(WITH_CUDA, CUDA, preflight.cxx_compiler())
+        preflight.find_ninja()
         preflight.set_jobs()
     except preflight.Unfit as unfit:
         raise SystemExit(f"my_ops: {unfit}") from None
