@@ -38,7 +38,8 @@ def version():
 
 def commit():
     """The git commit of the source, with a + when files differ from it; None outside git."""
-    git = ["git", "-c", "safe.directory=*", "-C", str(HERE)]
+    # --git-dir: of this folder alone, not of a repository that an sdist was unpacked in.
+    git = ["git", "-c", "safe.directory=*", "-C", str(HERE), "--git-dir=.git", "--work-tree=."]
     try:
         text = subprocess.run(
             [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"],

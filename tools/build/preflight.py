@@ -21,6 +21,17 @@ JOB_MEMORY = GIB  # of one compiler; nvcc compiles two architectures at a time
 BEFORE_BLACKWELL = "7.5;8.0;8.6;9.0a;9.0+PTX"
 WITH_BLACKWELL = "7.5;8.0;8.6;9.0a;10.0+PTX;12.0+PTX"
 
+# torch's names, as torch.utils.cpp_extension takes them in TORCH_CUDA_ARCH_LIST.
+NAMES = {
+    "Turing": "7.5+PTX",
+    "Ampere": "8.0 8.6+PTX",
+    "Ampere+Tegra": "8.7",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell": "10.0 10.3 12.0 12.1+PTX",
+    "Blackwell+Tegra": "11.0",
+}
+
 PIP_TOOLKIT = "pip install 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'"
 CPU_ONLY = "set MY_OPS_WITH_CUDA=0 for a build that runs on the CPU only"
 
@@ -133,10 +144,18 @@ def find_toolkit(wanted: str | None = None) -> Toolkit:
 
 
 def architectures(toolkit: Toolkit) -> list[str]:
-    """The list to compile for: TORCH_CUDA_ARCH_LIST, or all that this compiler should cover."""
+    """The list to compile for, in numbers: TORCH_CUDA_ARCH_LIST, or all that this compiler knows."""
     default = WITH_BLACKWELL if toolkit.release >= (12, 8) else BEFORE_BLACKWELL
     text = os.environ.get("TORCH_CUDA_ARCH_LIST") or default
-    return text.replace(";", " ").split()
+    found = []
+    for name in text.replace(";", " ").split():
+        if name not in NAMES and not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", name):
+            raise Unfit(
+                f"TORCH_CUDA_ARCH_LIST names '{name}', which is no architecture. Give numbers, as "
+                f"in 8.0;9.0a;12.0+PTX, or names: {', '.join(NAMES)}."
+            )
+        found += NAMES.get(name, name).split()
+    return found
 
 
 def sm(arch: str) -> str:
@@ -153,7 +172,7 @@ def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:
             f"Install one ({PIP_TOOLKIT} is enough), set CUDA_HOME to where one is, or {CPU_ONLY}."
         )
     known = run(nvcc, "--list-gpu-code").stdout.split()
-    unknown = [a for a in archs if re.fullmatch(r"[\d.]+[af]?(\+PTX)?", a) and sm(a) not in known]
+    unknown = [arch for arch in archs if sm(arch) not in known]
     if known and unknown:
         raise Unfit(
             f"nvcc {toolkit.version} does not know architecture {', '.join(unknown)}. Take it out "
@@ -184,7 +203,7 @@ def cuda_toolkit(with_cuda: str, wanted: str | None, cxx: str) -> tuple[Toolkit,
         archs = architectures(toolkit)
         check_toolkit(toolkit, archs, cxx)
     except Unfit as unfit:
-        if with_cuda == "1":
+        if with_cuda == "1" or wanted:  # a wheel named after a release holds its code
             raise
         print(f"my_ops: building for the CPU only: {unfit}", file=sys.stderr)
         return None
