@@ -144,7 +144,7 @@ def find_toolkit(wanted: str | None = None) -> Toolkit:
 
 
 def architectures(toolkit: Toolkit) -> list[str]:
-    """The list to compile for, in numbers: TORCH_CUDA_ARCH_LIST, or all that this compiler knows."""
+    """What to compile for, in numbers: TORCH_CUDA_ARCH_LIST, or all that this nvcc should cover."""
     default = WITH_BLACKWELL if toolkit.release >= (12, 8) else BEFORE_BLACKWELL
     text = os.environ.get("TORCH_CUDA_ARCH_LIST") or default
     found = []
