@@ -81,8 +81,8 @@ build/tools: build/environment
 	touch $@
 
 build/environment: pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo 'my_ops: no $(PYTHON). Install Python 3.10 or newer \
-	(Debian and Ubuntu: apt install make g++ python3-venv).' >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo 'my_ops: there is no $(PYTHON) (Debian: apt install python3-venv)' >&2; exit 1; }
 	@$(PYTHON) tools/build/preflight.py
 	$(SAY) 'Downloading torch: 2.5 GB where its build has CUDA libraries, 2 minutes'
 	$(PYTHON) -m venv $(VENV)

@@ -5,7 +5,7 @@ MY_OPS_WITH_CUDA=1      with the CUDA kernels, or fail (the default)
                  0      for the CPU only
 MY_OPS_CUDA=13.0        compile with this release of CUDA, and call the wheel X.Y.Z+cu130
 CUDA_HOME               the toolkit to use (default: the newest installed one, then pip's)
-TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them, or native: those of the machine's GPUs
+TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them; native: those of this machine's GPUs
                         (default: all, see preflight.py)
 MAX_JOBS                compilers at a time (default: as cores and free memory allow)
 """
@@ -38,7 +38,8 @@ def version():
 
 def commit():
     """The git commit of the source, with a + when files differ from it; None outside git."""
-    git = ["git", "-c", "safe.directory=*", "-C", str(HERE)]
+    # --git-dir: of this folder alone, not of a repository that an sdist was unpacked in.
+    git = ["git", "-c", "safe.directory=*", "-C", str(HERE), "--git-dir=.git", "--work-tree=."]
     try:
         text = subprocess.run(
             [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"],
@@ -140,7 +141,9 @@ def build():
             text = json.dumps(record(cuda), indent=2)
             module.with_name("_build.json").write_text(text + "\n")
 
-    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": Build.with_options(no_python_abi_suffix=True)}}
+    # _C.so: it is no module of Python, and belongs to no version of it.
+    command = Build.with_options(no_python_abi_suffix=True)
+    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": command}}
 
 
 class Wheel(bdist_wheel):

@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -134,6 +135,38 @@ def test_auto_falls_back_and_says_so(tmp_path, monkeypatch, capsys):
     assert "building for the CPU only: no CUDA toolkit" in capsys.readouterr().err
 
 
+def test_auto_with_a_release_means_that_release(tmp_path):
+    """The wheel is named after it."""
+    home = toolkit(tmp_path / "cuda", "13.0.88")
+    message = build(tmp_path, CUDA_HOME=str(home), MY_OPS_CUDA="12.9", MY_OPS_WITH_CUDA="auto")
+    assert "MY_OPS_CUDA=12.9 asks for another nvcc than the one found: 13.0.88." in message
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", ["7.5", "8.0", "8.6", "9.0a", "10.0+PTX", "12.0+PTX"]),
+        ("Hopper", ["9.0+PTX"]),
+        ("7.5;Ampere", ["7.5", "8.0", "8.6+PTX"]),
+        ("Ada 9.0a", ["8.9+PTX", "9.0a"]),
+        ("Ampere+Tegra;10.0f", ["8.7", "10.0f"]),
+    ],
+)
+def test_names_of_architectures_are_torch_s(tmp_path, monkeypatch, text, wanted):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
+    home = toolkit(tmp_path / "cuda", "13.0.88")
+    archs = preflight.architectures(preflight.Toolkit(home, "13.0.88"))
+    assert archs == wanted
+
+
+@pytest.mark.parametrize("text", ["Hoppper", "9", "sm_90", "9.0a+ptx"])
+def test_unknown_name_of_an_architecture(tmp_path, text):
+    home = toolkit(tmp_path / "cuda", "13.0.88")
+    message = build(tmp_path, CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST=f"8.0;{text}")
+    assert f"TORCH_CUDA_ARCH_LIST names '{text}', which is no architecture" in message
+    assert "Hopper" in message
+
+
 @pytest.mark.parametrize(
     ("version", "wanted"),
     [
@@ -167,6 +200,83 @@ def test_too_little_memory(monkeypatch):
     monkeypatch.delenv("MAX_JOBS")
     with pytest.raises(preflight.Unfit, match=r"0\.5 GiB of free memory is too little"):
         preflight.set_jobs()
+
+
+# What pip installs for a build from source, by MY_OPS_CUDA and Python. torch's wheels on PyPI pin
+# the toolkit's release: 13.0 those of 2.13, 13.2 those of 2.15, which has none for Python 3.10.
+@pytest.mark.parametrize(
+    ("asked", "python", "wanted"),
+    [
+        ("", 10, {"torch": "==2.13.0", "cuda-toolkit": "==13.0.*"}),
+        ("", 15, {"torch": "==2.15.0", "cuda-toolkit": "==13.2.*"}),
+        ("12.9", 11, {"torch": "==2.13.0"}),
+        ("13.0", 11, {"torch": "==2.13.0", "cuda-toolkit": "==13.0.*"}),
+        ("13.2", 11, {"torch": "==2.15.0", "cuda-toolkit": "==13.2.*"}),
+    ],
+)
+def test_requirements_of_a_build(tmp_path, monkeypatch, asked, python, wanted):
+    backend = pytest.importorskip("backend")
+    requirements = pytest.importorskip("packaging.requirements")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("MY_OPS_CUDA", asked)
+    monkeypatch.delenv("MY_OPS_WITH_CUDA", raising=False)
+    monkeypatch.setattr(preflight.sys, "version_info", (3, python))
+    needs = map(requirements.Requirement, backend.get_requires_for_build_wheel())
+    found = {r.name: str(r.specifier) for r in needs}
+    assert {name: found[name] for name in found if name in ("torch", "cuda-toolkit")} == wanted
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """setup.py with what it imports, in a folder of its own."""
+    folder = tmp_path / "outer" / "copy"
+    for name in ("setup.py", "tools/build", "pyproject.toml", "README.md", "LICENSE"):
+        source, target = REPOSITORY / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    return folder
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=tester", "-c", "user.email=tester@localhost")
+    done = subprocess.run(
+        ["git", "-C", folder, *identity, *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def recorded_commit(folder, **environment):
+    script = "import sys; sys.argv[1:] = ['clean', '-q']; import setup; print(setup.commit())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_commit_is_that_of_this_source(copy):
+    """None in an unpacked sdist, also one inside another repository or built by a git hook."""
+    outer = copy.parent
+    git(outer, "init", "-q")
+    git(outer, "add", ".")
+    git(outer, "commit", "-qm", "another project")
+    assert recorded_commit(copy) == "None"
+    assert recorded_commit(copy, GIT_DIR=str(outer / ".git")) == "None"
+    git(copy, "init", "-q")
+    git(copy, "add", ".")
+    git(copy, "commit", "-qm", "this project")
+    head = git(copy, "rev-parse", "HEAD")
+    assert recorded_commit(copy) == head
+    assert recorded_commit(copy, GIT_DIR=str(outer / ".git")) == head
+    (copy / "README.md").write_text("changed")
+    assert recorded_commit(copy) == f"{head}+"
+    git(copy, "worktree", "add", "-q", copy.parent.parent / "worktree")
+    assert recorded_commit(copy.parent.parent / "worktree") == head
 
 
 def test_free_memory_is_that_of_this_machine():

@@ -34,7 +34,7 @@ def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[st
         preflight.cxx_compiler()
     except preflight.Unfit as unfit:
         raise SystemExit(f"my_ops: {unfit}") from None
-    toolkit = preflight.toolkit_to_install(preflight.CUDA_OF_THIS_PYTHON)
+    toolkit = preflight.toolkit_to_install(preflight.default_cuda())
     return [preflight.torch_to_build_with(), "ninja", "numpy", *([toolkit] if toolkit else [])]
 
 

@@ -1,8 +1,8 @@
 """Finds what a build needs, and says in one paragraph what is missing and the ways out.
 
-    preflight.py            what this machine lacks for `make`, before anything is downloaded
-    preflight.py torch      the torch to build with, as pip takes it
-    preflight.py toolkit    the CUDA compiler to install with pip, if the build needs one
+preflight.py            what this machine lacks for `make`, before anything is downloaded
+preflight.py torch      the torch to build with, as pip takes it
+preflight.py toolkit    the CUDA compiler to install with pip, if the build needs one
 """
 
 from __future__ import annotations
@@ -32,12 +32,23 @@ BEFORE_BLACKWELL = "7.5;8.0;8.6;9.0a;9.0+PTX"
 WITH_BLACKWELL = "7.5;8.0;8.6;9.0a;10.0+PTX;12.0+PTX"
 
 # The torch to compile against, by the release of CUDA that PyPI's build of it pins: pip can bring
-# the compiler of that release alone.
+# the compiler of that release alone. That of 13.2 has no wheel for Python 3.10, that of 13.0 none
+# for 3.15.
 TORCH = {"13.0": "torch==2.13.0", "13.2": "torch==2.15.0"}
-CUDA_OF_THIS_PYTHON = "13.2" if sys.version_info >= (3, 15) else "13.0"
 
-PIP_TOOLKIT = f"pip install 'cuda-toolkit[nvcc,cudart,cccl]=={CUDA_OF_THIS_PYTHON}.*'"
-APT = "Debian and Ubuntu: apt install make g++ python3-venv"
+# torch's names, as torch.utils.cpp_extension takes them in TORCH_CUDA_ARCH_LIST.
+NAMES = {
+    "Turing": "7.5+PTX",
+    "Ampere": "8.0 8.6+PTX",
+    "Ampere+Tegra": "8.7",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell": "10.0 10.3 12.0 12.1+PTX",
+    "Blackwell+Tegra": "11.0",
+}
+
+APT = "On Debian and Ubuntu, all that make needs: apt install git make g++ python3-venv"
+PIP_TOOLKIT = "pip install 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'"
 CPU_ONLY = "set MY_OPS_WITH_CUDA=0 for a build that runs on the CPU only"
 
 
@@ -87,8 +98,8 @@ def check_python() -> None:
 def check_venv() -> None:
     if importlib.util.find_spec("ensurepip") is None:
         raise Unfit(
-            f"this Python ({sys.executable}) cannot make environments with pip in them. Install "
-            f"its venv package ({APT})."
+            f"this Python ({sys.executable}) cannot make an environment with pip in it. Install its "
+            "venv package (Debian: apt install python3-venv)."
         )
 
 
@@ -122,7 +133,7 @@ def cxx_compiler() -> str:
     """The C++ compiler, which has compiled a small C++20 program."""
     name = os.environ.get("CXX", "c++").split()[0]
     path = shutil.which(name) or ("CXX" not in os.environ and shutil.which("g++")) or None
-    ways = f"Install g++ 11 or newer ({APT}), or set CXX to one."
+    ways = "Install g++ 11 or newer (Debian: apt install g++), or set CXX to one."
     if path is None:
         raise Unfit(f"no C++ compiler: '{name}' is not on PATH. {ways}")
     with tempfile.TemporaryDirectory() as folder:
@@ -183,10 +194,20 @@ def find_toolkit(wanted: str | None = None) -> Toolkit:
 
 
 def architectures(toolkit: Toolkit) -> list[str]:
-    """The list to compile for: TORCH_CUDA_ARCH_LIST, or all that this compiler should cover."""
+    """What to compile for, in numbers: TORCH_CUDA_ARCH_LIST, or all that this nvcc should cover."""
     default = WITH_BLACKWELL if toolkit.release >= (12, 8) else BEFORE_BLACKWELL
     text = os.environ.get("TORCH_CUDA_ARCH_LIST") or default
-    return gpus_of_this_machine() if text == "native" else text.replace(";", " ").split()
+    if text == "native":
+        return gpus_of_this_machine()
+    found = []
+    for name in text.replace(";", " ").split():
+        if name not in NAMES and not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", name):
+            raise Unfit(
+                f"TORCH_CUDA_ARCH_LIST names '{name}', which is no architecture. Give numbers, as "
+                f"in 8.0;9.0a;12.0+PTX, or native, or names: {', '.join(NAMES)}."
+            )
+        found += NAMES.get(name, name).split()
+    return found
 
 
 def gpus_of_this_machine() -> list[str]:
@@ -215,7 +236,7 @@ def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:
             f"Install one ({PIP_TOOLKIT} is enough), set CUDA_HOME to where one is, or {CPU_ONLY}."
         )
     known = run(nvcc, "--list-gpu-code").stdout.split()
-    unknown = [a for a in archs if re.fullmatch(r"[\d.]+[af]?(\+PTX)?", a) and sm(a) not in known]
+    unknown = [arch for arch in archs if sm(arch) not in known]
     if known and unknown:
         raise Unfit(
             f"nvcc {toolkit.version} does not know architecture {', '.join(unknown)}. Take it out "
@@ -235,13 +256,17 @@ def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:
         )
 
 
+def default_cuda() -> str:
+    return "13.2" if sys.version_info >= (3, 15) else "13.0"
+
+
 def torch_to_build_with() -> str:
     """As pip takes it."""
-    return TORCH[max(CUDA_OF_THIS_PYTHON, *TORCH.keys() & {os.environ.get("MY_OPS_CUDA")})]
+    return TORCH.get(os.environ.get("MY_OPS_CUDA", ""), TORCH[default_cuda()])
 
 
 def toolkit_to_install(release: str) -> str | None:
-    """The CUDA compiler as pip takes it, where the build needs one, none is here and PyPI has it."""
+    """The CUDA compiler, as pip takes it, if the build needs one, none is here and PyPI has it."""
     wanted = os.environ.get("MY_OPS_CUDA") or None
     if os.environ.get("MY_OPS_WITH_CUDA") == "0":
         return None
@@ -264,7 +289,7 @@ def cuda_toolkit(with_cuda: str, wanted: str | None, cxx: str) -> tuple[Toolkit,
         archs = architectures(toolkit)
         check_toolkit(toolkit, archs, cxx)
     except Unfit as unfit:
-        if with_cuda == "1":
+        if with_cuda == "1" or wanted:  # a wheel named after a release holds its code
             raise
         print(f"my_ops: building for the CPU only: {unfit}", file=sys.stderr)
         return None
@@ -319,7 +344,7 @@ def cuda_of_torch() -> str:
     import torch
 
     release = torch.version.cuda or ""
-    return release if release.startswith("13.") else CUDA_OF_THIS_PYTHON
+    return release if release.startswith("13.") else default_cuda()
 
 
 def main(arguments: list[str]) -> int:
@@ -330,7 +355,9 @@ def main(arguments: list[str]) -> int:
     else:
         for text in (found := missing()):
             print(f"my_ops: {text}", file=sys.stderr)
-        return 1 if found else 0
+        if found:
+            print(APT, file=sys.stderr)
+            return 1
     return 0
 
 

@@ -33,7 +33,8 @@ def main(log: str, *command: str) -> int:
                 print(f"[{match[1]}] {match[2]}, {seconds:.0f} s", flush=True)
     if build.returncode != 0:
         failed = next((i for i, line in enumerate(lines) if "FAILED: " in line), -LAST_LINES)
-        print(*lines[failed:][:LAST_LINES], f"The whole output is in {log}", sep="", file=sys.stderr)
+        sys.stderr.writelines(lines[failed:][:LAST_LINES])
+        print(f"The whole output is in {log}", file=sys.stderr)
     return build.returncode
 
 
