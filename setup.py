@@ -5,7 +5,7 @@ MY_OPS_WITH_CUDA=1      with the CUDA kernels, or fail (the default)
                  0      for the CPU only
 MY_OPS_CUDA=13.0        compile with this release of CUDA, and call the wheel X.Y.Z+cu130
 CUDA_HOME               the toolkit to use (default: the newest installed one, then pip's)
-TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them; native: those of this machine's GPUs
+TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them, or native: of this machine's GPUs
                         (default: all, see preflight.py)
 MAX_JOBS                compilers at a time (default: as cores and free memory allow)
 """

@@ -1,8 +1,7 @@
 """Finds what a build needs, and says in one paragraph what is missing and the ways out.
 
-preflight.py            what this machine lacks for `make`, before anything is downloaded
-preflight.py torch      the torch to build with, as pip takes it
-preflight.py toolkit    the CUDA compiler to install with pip, if the build needs one
+As a program: what this machine lacks for `make`, before anything is downloaded; with the argument
+`torch` or `toolkit`: what `make` then installs, as pip takes it.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ def check_python() -> None:
 def check_venv() -> None:
     if importlib.util.find_spec("ensurepip") is None:
         raise Unfit(
-            f"this Python ({sys.executable}) cannot make an environment with pip in it. Install its "
-            "venv package (Debian: apt install python3-venv)."
+            f"this Python ({sys.executable}) cannot make an environment with pip in it. Install "
+            "its venv package (Debian: apt install python3-venv)."
         )
 
 
@@ -362,4 +361,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

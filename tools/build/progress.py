@@ -39,4 +39,4 @@ def main(log: str, *command: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))
