@@ -108,6 +108,20 @@ def test_cmake(tmp_path):
     assert lines[1:] == ["CUDA: [0.1966, 0.25, 0.105]"] * torch.cuda.is_available()
 
 
+def test_char_lm(tmp_path):
+    """Each error that it prints is below the bound at the foot of its column, where all is well."""
+    printed = run(sys.executable, EXAMPLES / "char_lm.py", "--steps", "2", cwd=tmp_path)
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert f"Plot in {tmp_path / 'demo.png'}." in printed
+    table = printed.partition("outputs | gradients\n")[2].splitlines()
+    number = r"\d\.\de[+-]\d\d|none"
+    *errors, bounds = [re.findall(number, line) for line in table if re.search(number, line)][:10]
+    assert len(bounds) == 6 and "none" not in bounds
+    for row in errors:
+        for error, bound in zip(row, bounds, strict=True):
+            assert error == "none" or float(error) <= float(bound)
+
+
 FIRST_OPERATOR = """
 import torch, first_operator
 for device in ["cpu", "cuda"][: 1 + {cuda}]:
