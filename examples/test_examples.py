@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from pathlib import Path
 
@@ -135,10 +136,13 @@ for device in ["cpu", "cuda"][: 1 + {cuda}]:
 def test_first_operator(tmp_path):
     source, site = tmp_path / "source", tmp_path / "site"
     shutil.copytree(EXAMPLES / "first_operator", source)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", tmp_path, source)
-    (wheel,) = tmp_path.glob("first_operator-*-cp310-abi3-*.whl")
-    run(*pip, "install", "--no-deps", "--target", site, wheel)
+    readme = (source / "README.md").read_text()
+    commands = "\n".join(re.findall("^    (.*)", readme, re.MULTILINE))
+    scripts = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+    here = {"PATH": scripts, "PYTHONPATH": str(site), "PIP_TARGET": str(site), "PIP_NO_DEPS": "1"}
+    printed = run("bash", "-ec", commands, cwd=source, **here)
+    assert f"prints `{printed.splitlines()[-1]}`" in readme
+    assert len(list(source.glob("dist/first_operator-*-py3-none-*.whl"))) == 1
     script = FIRST_OPERATOR.format(cuda=BUILDS_CUDA)
     lines = run(sys.executable, "-c", script, PYTHONPATH=str(site)).splitlines()
     assert lines == ["[9.0, 9.0] [6.0, 6.0]"] * (1 + BUILDS_CUDA)
