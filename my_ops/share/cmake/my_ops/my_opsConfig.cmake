@@ -13,9 +13,8 @@ endif()
 if(TARGET torch)
   set(_my_ops_torch torch)
 else()
-  set(_my_ops_folders ${CMAKE_PREFIX_PATH} "${_my_ops}/../torch")
-  list(TRANSFORM CMAKE_PREFIX_PATH APPEND "/../.." OUTPUT_VARIABLE _my_ops_of_share)  # share/cmake
-  find_path(my_ops_TORCH lib/libtorch.so PATHS ${_my_ops_of_share} ${_my_ops_folders} NO_DEFAULT_PATH)
+  find_path(my_ops_TORCH lib/libtorch.so PATHS ${CMAKE_PREFIX_PATH} "${_my_ops}/../torch"
+    PATH_SUFFIXES ../.. NO_DEFAULT_PATH)  # ../..: of torch.utils.cmake_prefix_path
   if(NOT my_ops_TORCH)
     set(my_ops_FOUND FALSE)
     set(my_ops_NOT_FOUND_MESSAGE "no lib/libtorch.so in the folders of CMAKE_PREFIX_PATH")
