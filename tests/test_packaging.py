@@ -156,7 +156,13 @@ def test_two_compilations_give_the_same_kernels(toolkit, tmp_path):
     modules = []
     for number in range(2):
         module = tmp_path / f"{number}.so"
-        command = [toolkit.home / "bin/nvcc", *flags, "-arch=sm_80", f"-I{source}/include"]
+        command = [
+            toolkit.home / "bin/nvcc",
+            *flags,
+            "-DMY_OPS_WITH_CUDA",
+            "-arch=sm_80",
+            f"-I{source}/include",
+        ]
         command += ["-Xcompiler=-fPIC", "-shared", "-cudart=none", "-Xlinker=-s"]
         run([*command, source / "kernels/lltm_ragged.cu", "-o", module], tmp_path)
         modules.append(module.read_bytes())
