@@ -25,6 +25,7 @@ import nox
 ROOT = Path(__file__).resolve().parents[1]
 AUDIT, RELEASE = (f"{ROOT}/tools/requirements/{name}.txt" for name in ("audit", "release"))
 nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.envdir = f"{ROOT}/.nox"  # not in tools/, which the sdist takes whole
 nox.options.sessions = []
 
 # README's compatibility table names each of these that was run.
@@ -35,7 +36,7 @@ def named(session, what):
     """The first argument, a path, made absolute; and the rest."""
     if not session.posargs:
         session.error(f"name {what}: nox -s {session.name} -- {what}")
-    return str(Path(session.posargs[0]).resolve()), session.posargs[1:]
+    return str(Path(session.invoked_from, session.posargs[0])), session.posargs[1:]
 
 
 @contextlib.contextmanager
