@@ -5,7 +5,8 @@ MY_OPS_WITH_CUDA=1      with the CUDA kernels, or fail (the default)
                  0      for the CPU only
 MY_OPS_CUDA=13.0        compile with this release of CUDA, and call the wheel X.Y.Z+cu130
 CUDA_HOME               the toolkit to use (default: the newest installed one, then pip's)
-TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them (default: all, see preflight.py)
+TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them, or native: of this machine's GPUs
+                        (default: all, see preflight.py)
 MY_OPS_HOME             the repository's URL, for the links of the page on PyPI (default: none)
 MAX_JOBS                compilers at a time (default: as cores and free memory allow)
 """
@@ -28,7 +29,6 @@ import sbom  # noqa: E402
 
 VERSION = "0.1.0"
 TORCH_2_10 = "0x020a000000000000"
-PYTHON_3_10 = "0x030A0000"
 
 WITH_CUDA = os.environ.get("MY_OPS_WITH_CUDA", "1")
 CUDA = (WITH_CUDA != "0" and os.environ.get("MY_OPS_CUDA")) or None
@@ -60,7 +60,7 @@ def extension(cuda):
     import torch
     import torch.utils.cpp_extension as cpp
 
-    macros = [("TORCH_TARGET_VERSION", TORCH_2_10), ("Py_LIMITED_API", PYTHON_3_10)]
+    macros = [("TORCH_TARGET_VERSION", TORCH_2_10)]
     # C++20 for torch's headers; source paths out of the binary. No traps on floating exceptions:
     # else the loops of the CPU kernels, which compute both sides of a choice, stay scalar.
     flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-fvisibility=hidden"]
@@ -74,7 +74,6 @@ def extension(cuda):
             *("-Wl,--version-script=csrc/exports.map", "-Wl,-s"),
         ],
         "include_dirs": [str(HERE / "include")],
-        "py_limited_api": True,
     }
     if cuda is None:
         sources = [s for s in sources if not s.stem.endswith("_cuda")]
@@ -98,7 +97,8 @@ def extension(cuda):
     names = ", ".join(archs)
     ext = cpp.CUDAExtension(
         "my_ops._C",
-        [str(s.relative_to(HERE)) for s in sorted([*sources, *HERE.glob("kernels/*.cu")])],
+        # Kernels first: a minute's compilation that starts last would leave the other cores idle.
+        [str(s.relative_to(HERE)) for s in [*sorted(HERE.glob("kernels/*.cu")), *sources]],
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
             "cxx": [*flags, "-Wall", f'-DMY_OPS_ARCHITECTURES="{names}"'],
@@ -135,8 +135,10 @@ def record(cuda):
 def build():
     """The extension and the command that compiles it; stops with a paragraph when it cannot."""
     try:
+        preflight.check_system()
         preflight.check_torch()
         cuda = preflight.cuda_toolkit(WITH_CUDA, CUDA, preflight.cxx_compiler())
+        preflight.find_ninja()
         preflight.set_jobs()
     except preflight.Unfit as unfit:
         raise SystemExit(f"my_ops: {unfit}") from None
@@ -149,7 +151,9 @@ def build():
             text = json.dumps(record(cuda), indent=2)
             module.with_name("_build.json").write_text(text + "\n")
 
-    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": Build}}
+    # _C.so: it is no module of Python, and belongs to no version of it.
+    command = Build.with_options(no_python_abi_suffix=True)
+    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": command}}
 
 
 class Wheel(bdist_wheel):

@@ -1,6 +1,4 @@
-// The ops' schemas, and the module that carries them. Kernels: elementwise_*, gemm_*, lltm_*.cpp.
-#include <Python.h>
-
+// The ops' schemas; loading the module registers them. Kernels: elementwise_*, gemm_*, lltm_*.cpp.
 #include "elementwise_checks.h"
 
 namespace my_ops {
@@ -78,13 +76,3 @@ STABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m) {
 }
 
 }  // namespace my_ops
-
-// An importable, empty module: loading the file is what registers the ops. The symbol is weak so
-// that a C++ program without Python can load the file too.
-#pragma weak PyModule_Create2
-
-PyMODINIT_FUNC PyInit__C() {
-  static PyModuleDef module = {
-      PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-  return PyModule_Create(&module);
-}

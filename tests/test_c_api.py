@@ -16,7 +16,7 @@ SIZES = [0, 1, 31, 1000]
 
 @pytest.fixture(scope="module")
 def library():
-    loaded = ctypes.CDLL(str(Path(my_ops.__file__).with_name("_C.abi3.so")))
+    loaded = ctypes.CDLL(str(Path(my_ops.__file__).with_name("_C.so")))
     loaded.my_ops_error_string.restype = ctypes.c_char_p
     return loaded
 

@@ -99,12 +99,6 @@ def test_tools_are_pinned_by_hash(name):
     assert "index-url" not in lock
 
 
-def test_newest_torch_keeps_its_cuda_runtime():
-    """The environment asks for the compiler of the release that torch pins, of no other."""
-    text = (REPOSITORY / "Makefile").read_text()
-    assert re.findall(r"'cuda-toolkit\[nvcc,cudart,cccl\](.*)'", text) == [""]
-
-
 def steps(path):
     """The commands of a workflow's steps."""
     lines = iter(path.read_text().splitlines())

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["abi3audit", "auditwheel", "check-wheel-contents", "nvidia-cuda-cuobjdump",
+# dependencies = ["auditwheel", "check-wheel-contents", "nvidia-cuda-cuobjdump",
 #   "cyclonedx-python-lib[json-validation]", "packaging", "pyelftools", "torch-abi-audit",
 #   "trove-classifiers", "twine", "wheel"]
 # ///
@@ -9,10 +9,10 @@
 name        the tags are py3-none; file name, metadata, build record and compiler give one version
 contents    the package's files are those of the source tree, each with its hash; twine takes it
 notices     licences, NVIDIA's notice and a bill of materials (CycloneDX) are there
-python      every module is .abi3.so and uses nothing outside the limited API (abi3audit)
+python      no module uses a symbol of Python, nor is named after one Python
 torch       it uses torch's stable ABI only, of torch 2.10 at the latest (torch-abi-audit)
 libraries   it needs libtorch.so, no CUDA, Python or torch_cuda library, and has no run path
-symbols     it exports PyInit__C and the C interface my_ops_*; what may be absent is weak
+symbols     it exports the C interface my_ops_* alone; what may be absent is weak
 memory      no segment is both writable and executable, nor the stack; no path of the build shows
 gpu code    machine code and PTX are those of the build record, by its compiler (cuobjdump)
 size        less than 20 MB
@@ -49,10 +49,9 @@ from wheel.wheelfile import WheelError, WheelFile
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 20_000_000
 FORBIDDEN = r"lib(cudart|c10_cuda|torch_cuda|torch_python|python|cublas|cuda\.)"
-MADE = {"my_ops/_build.json", "my_ops/_C.abi3.so"}  # by the build; the rest is in the tree
-EXPORTS = "PyInit__C|my_ops_.*"
-# Absent from CPU builds of torch, and from C++ programs without Python.
-MAY_BE_ABSENT = r"aoti_torch_(?!device_type_)\w*cuda|cu(da)?[A-Z]|_?Py"
+MADE = {"my_ops/_build.json", "my_ops/_C.so"}  # by the build; the rest is in the tree
+EXPORTS = "my_ops_.*"
+MAY_BE_ABSENT = r"aoti_torch_(?!device_type_)\w*cuda|cu(da)?[A-Z]"  # from CPU builds of torch
 BUILD_PATH = rb"(?<![\w.-])/[\w.+/-]+/(?:csrc|kernels|torch/include)/[\w.]+"
 
 
@@ -204,13 +203,10 @@ def check_notices(wheel: Wheel) -> Iterator[str]:
 
 def check_python(wheel: Wheel) -> Iterator[str]:
     for module in wheel.modules:
-        if not module.name.endswith(".abi3.so"):
-            yield f"{module.name} does not end in .abi3.so"
-            continue
-        done = tool("abi3audit", "--strict", "--assume-minimum-abi3", "3.10", "-v", module.path)
-        if done.returncode != 0:
-            text = re.sub(r"\s+", " ", done.stdout + done.stderr)
-            yield f"{module.name} leaves the limited API: {text[:400]}"
+        if module.path.suffixes != [".so"]:
+            yield f"{module.name} does not end in .so alone"
+        if python := [s.name for s in module.symbols if re.match("_?Py", s.name)]:
+            yield f"{module.name} uses or exports {python[:5]}"
 
 
 def check_torch(wheel: Wheel) -> Iterator[str]:
