@@ -268,6 +268,20 @@ def test_requirements_of_a_build(tmp_path, monkeypatch, asked, python, wanted):
     assert {name: found[name] for name in found if name in ("torch", "cuda-toolkit")} == wanted
 
 
+@pytest.mark.parametrize(
+    ("cuda", "wanted"),
+    [("13.2", "==13.2.*"), ("13.0", "==13.0.*"), ("12.8", "==13"), (None, "==13")],
+)
+def test_make_keeps_the_cuda_runtime_of_the_installed_torch(tmp_path, monkeypatch, cuda, wanted):
+    """Its release of the compiler, else pip would put another runtime in place of torch's."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    for name in ("MY_OPS_CUDA", "MY_OPS_WITH_CUDA"):
+        monkeypatch.delenv(name, raising=False)
+    assert wanted in preflight.toolkit_to_install(preflight.cuda_of_torch())
+
+
 @pytest.fixture
 def copy(tmp_path):
     """setup.py with what it imports, in a folder of its own."""
