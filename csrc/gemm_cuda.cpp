@@ -27,8 +27,8 @@ void launch(const Product& p, const std::optional<Name>& precision, const Device
 
 void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
-  check_out(out, a, b, "gemm");
   check_precision(precision, "gemm");
+  check_out(out, a, b, "gemm");
   const Device device(a);
   launch(product(a, b, out), precision, device);
 }
@@ -123,10 +123,8 @@ std::optional<Tensor> kernel_linear(const Tensor& x, const Tensor& weight,
     if constexpr (std::is_same_v<T, float>) {
       if (packed && packed->numel() > 0) {
         const int64_t bytes = cuda::gemm_packed_bytes(pack_args(weight));
-        check_same_device(*packed, "packed", x, "x", "linear");
-        check(packed->scalar_type() == ScalarType::Byte && packed->numel() == bytes,
-              "linear: packed must be what prepack made of weight, ", bytes, " bytes, got ",
-              show(*packed));
+        check(packed->numel() == bytes, "linear: packed must be what prepack made of weight, ",
+              bytes, " bytes, got ", show(*packed));
         args.packed_b = packed->const_data_ptr();
       }
     }
@@ -183,8 +181,7 @@ Tensor half_linear(const Tensor& x, const Tensor& weight, const std::optional<Te
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
               const Name& activation, const std::optional<Tensor>& residual,
               const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
-  check_linear(x, weight, bias, activation, residual);
-  check_precision(precision, "linear");
+  check_linear(x, weight, bias, activation, residual, precision, packed);
   const Device device(x);
   const std::optional<Tensor> bias_ = as_contiguous(bias);
   const std::optional<Tensor> residual_ =

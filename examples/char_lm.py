@@ -57,7 +57,7 @@ class CharLM(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, EMBEDDING)
         self.lltm = my_ops.nn.LLTM(EMBEDDING, hidden)
-        self.encode = my_ops.nn.Linear(hidden, BITS, activation="sigmoid")
+        self.encode = my_ops.nn.LinearActivation(hidden, BITS, activation="sigmoid")
         self.round = my_ops.nn.RoundSTE()
         self.decode = my_ops.nn.Linear(BITS, vocabulary)
 

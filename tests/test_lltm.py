@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from samples import FLOATING, INTEGERS, NOT_REAL, SIXTEEN_BIT, lltm_inputs
+from samples import FLOATING, INTEGERS, NOT_REAL, SIXTEEN_BIT, lltm_inputs, ulps
 
 import my_ops
 from my_ops import reference
@@ -22,6 +22,7 @@ FLOAT32_FLOOR = 2.0**-22
 # two has the worst single element, and all of a problem of a few elements.
 SIXTEEN_BIT_MEAN = 1.1
 SIXTEEN_BIT_WORST = 1.5
+TANH_SLOPE_ULP = 8.0  # exp, expm1, a quotient and three products
 
 CELL_SIZES = [  # batch, inputs, hidden
     (1, 1, 1),
@@ -116,6 +117,14 @@ def test_sequence_values_and_gradients(dtype, sizes, device):
     check_precision(my_ops.lltm, reference.lltm, lltm_inputs(*sizes, dtype, device))
 
 
+@pytest.mark.parametrize("hidden", range(1, 41))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_small_hidden_size(dtype, hidden, device):
+    """Of which vectors of any width leave a rest, in one or more rows."""
+    batch = 1 + hidden % 13
+    check_precision(my_ops.lltm, reference.lltm, lltm_inputs(2, batch, 3, hidden, dtype, device))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_sequence_equals_the_cell_looped(dtype, device):
     def looped(input, h0, c0, weights, bias):
@@ -186,6 +195,20 @@ def test_large_pre_activations(dtype, size, steps, device):
         torch.testing.assert_close(ours.double(), exact, rtol=0, atol=rounding)
 
 
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_slope_of_tanh_keeps_its_digits(dtype, device):
+    """For large cells, where 1 - tanh(cell)^2 would have lost them."""
+    end = -math.log(2 * torch.finfo(dtype).tiny) / 2  # beyond, it is soon no normal number
+    cell = torch.linspace(-end, end, 4001, dtype=torch.float64)[:, None].to(dtype).to(device)
+    cell = torch.cat([cell, torch.full_like(cell[:1], float("inf"))]).requires_grad_()
+    input, weights, h = cell.new_zeros(len(cell), 0), cell.new_zeros(3, 1), torch.zeros_like(cell)
+    bias = cell.new_tensor([0.0, 1000.0, 0.0])  # adds nothing to the cell, and lets all of it out
+    new_h, _ = my_ops.lltm_cell(input, weights, bias, h, cell)
+    (got,) = torch.autograd.grad(new_h.sum(), cell)
+    e = torch.exp(-2 * cell.detach().double().abs())
+    assert ulps(got, 4 * e / (1 + e).square()) <= TANH_SLOPE_ULP
+
+
 @pytest.mark.parametrize("steps", [None, 3])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_not_a_number_stays(dtype, steps, device):
@@ -197,6 +220,23 @@ def test_not_a_number_stays(dtype, steps, device):
     for ours, exact in zip(op(*tensors), oracle(*tensors), strict=True):
         assert torch.equal(ours.isnan(), exact.isnan())
         assert ours[..., 0, :].isnan().all()
+
+
+@pytest.mark.parametrize("gate", range(3))
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_not_a_number_in_one_gate_stays(dtype, steps, gate, device):
+    tensors = lltm_inputs(steps, 2, 3, 4, dtype, device)
+    op, oracle, place = (
+        (my_ops.lltm_cell, reference.lltm_cell, 2)
+        if steps is None
+        else (my_ops.lltm, reference.lltm, 4)
+    )
+    tensors[place][4 * gate + 1] = float("nan")
+    got = op(*tensors)
+    assert got[0].isnan().any()
+    for ours, exact in zip(got, oracle(*tensors), strict=True):
+        assert torch.equal(ours.isnan(), exact.isnan())
 
 
 @pytest.mark.parametrize(
@@ -317,7 +357,7 @@ def test_wrong_type(op, place):
 def test_mixed_dtypes(op, place, device, rejects):
     args = arguments(op, device)
     args[place] = args[place].double()
-    match = f"{op}: {place} must have the dtype of input, got Double and Float"
+    match = f"{op}: {place} must have the dtype of input, got float64 and float32"
     with rejects(RuntimeError, match, *args.values()):
         getattr(my_ops, op)(**args)
 

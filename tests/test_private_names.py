@@ -98,7 +98,7 @@ SCRIPT = """
 """
 
 COMPILED = """
-    layer = my_ops.nn.Linear(3, 4, activation="gelu")
+    layer = my_ops.nn.LinearActivation(3, 4, activation="gelu")
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(rows), layer(rows))
     compiled(rows).sum().backward()

@@ -93,7 +93,42 @@ def test_covers_follows_the_letters():
     assert not report.covers(["9.0a"], (10, 0))
     assert report.covers(["9.0+PTX"], (12, 0))
     assert not report.covers(["9.0+PTX"], (8, 9))
+    assert not report.covers(["8.9+PTX"], (8, 6))
     assert not report.covers([], (9, 0))
+
+
+class FakeCuda:
+    """Of libcuda.so.1: a driver of CUDA 12.9 and two GPUs."""
+
+    CAPABILITIES = ((9, 0), (8, 6))
+    init_error = 0
+
+    def cuDriverGetVersion(self, version):
+        version._obj.value = 12090
+
+    def cuInit(self, flags):
+        return self.init_error
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = len(self.CAPABILITIES)
+
+    def cuDeviceGet(self, device, index):
+        device._obj.value = 7 + index
+
+    def cuDeviceGetName(self, name, size, device):
+        assert size == len(name)
+        name.value = b"GPU %d" % device.value
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        value._obj.value = self.CAPABILITIES[device.value - 7][{75: 0, 76: 1}[attribute]]
+
+
+def test_driver(monkeypatch):
+    gpus = [{"name": "GPU 7", "capability": [9, 0]}, {"name": "GPU 8", "capability": [8, 6]}]
+    monkeypatch.setattr(report.ctypes, "CDLL", lambda name: FakeCuda())
+    assert report.driver() == {"cuda": "12.9", "gpus": gpus}
+    monkeypatch.setattr(FakeCuda, "init_error", 100)  # no device
+    assert report.driver() == {"cuda": "12.9", "gpus": []}
 
 
 def machine(cuda, *capabilities):
@@ -107,9 +142,11 @@ def machine(cuda, *capabilities):
     ("here", "line"),
     [
         (None, "pip install my_ops"),
+        (machine("11.8", (9, 0)), "pip install my_ops"),
         (machine("13.0", (9, 0)), "pip install my_ops"),
         (machine("12.4", (9, 0)), "pip install 'my_ops==0.1.0+cu126'"),
         (machine("12.8", (10, 0)), "pip install 'my_ops==0.1.0+cu129'"),
+        (machine("12.8", (9, 0), (10, 0)), "pip install 'my_ops==0.1.0+cu129'"),
     ],
 )
 def test_install_hint(here, line):
@@ -124,6 +161,7 @@ def test_install_hint(here, line):
         (machine("13.0", (7, 0)), {}, {}, "GPU has compute capability 7.0, and this build has"),
         (machine("13.0", (9, 0)), {"nvcc": None}, {}, "this build runs on the CPU only"),
         (machine("13.0", (9, 0)), {}, {"cuda": None}, "torch is a CPU build"),
+        (machine("13.0", (9, 0)), {}, {"cuda": None, "error": "Error"}, "torch cannot be imported"),
         (None, {}, {"cuda": None}, None),
     ],
 )
@@ -139,3 +177,31 @@ def test_problems(here, build, torch, start):
     )
     assert [p["problem"].startswith(start) for p in problems] == ([True] if start else [])
     assert all(p["fix"] for p in problems)
+
+
+def test_report_of_a_machine_with_gpus(capsys):
+    report.show(
+        {
+            "my_ops": "0.1.0",
+            "path": "/here",
+            "build": RECORD,
+            "python": "3.11.7",
+            "platform": "Linux",
+            "torch": {"version": "2.13.0", "cuda": "13.0"},
+            "driver": machine("13.0", (9, 0), (7, 0)),
+            "problems": [{"problem": "an old GPU", "fix": "another"}],
+        }
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "my_ops    0.1.0 in /here",
+        "build     nvcc 13.0.88, against torch 2.13.0 for torch >= 2.10, commit unknown",
+        "code for  7.5, 8.0, 8.6, 9.0a, 10.0+PTX, 12.0+PTX",
+        "python    3.11.7 on Linux",
+        "torch     2.13.0, CUDA 13.0",
+        "driver    CUDA 13.0",
+        "GPU       GPU, compute capability 9.0: covered",
+        "GPU       GPU, compute capability 7.0: not covered",
+        "",
+        "problem   an old GPU",
+        "fix       another",
+    ]

@@ -9,22 +9,17 @@ from torch import Tensor
 
 from my_ops._autograd import register_gradient, register_out
 from my_ops._errors import raise_out_of_memory
+from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
-
-
-def _result_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The layout of an elementwise result: that of ``x`` where it is dense."""
-    if x.is_contiguous():
-        return x.new_empty(x.shape, dtype=dtype)
-    return torch.empty_like(x, dtype=dtype)
-
+from my_ops.ops._strides import result_like
 
 # ------------------------------------------------------------------------------------- add_one
 
 
 @fake("my_ops::add_one")
 def _(x: Tensor) -> Tensor:
-    return _result_like(x)
+    _checks.check_real(x, "add_one", "x")
+    return result_like(x)
 
 
 class _AddOne(torch.autograd.Function):
@@ -78,10 +73,8 @@ def add_one(x: Tensor | int) -> Tensor | int:
 
 @fake("my_ops::custom_add")
 def _(a: Tensor, b: Tensor) -> Tensor:
-    dtype = torch.result_type(a, b)
-    if a.shape == b.shape:
-        return _result_like(a, dtype)
-    return a.new_empty(torch.broadcast_shapes(a.shape, b.shape), dtype=dtype)
+    _, dtype = _checks.check_custom_add(a, b)
+    return result_like(a, b, dtype=dtype)
 
 
 class _CustomAdd(torch.autograd.Function):
@@ -132,12 +125,14 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
 
 @fake("my_ops::d_sigmoid")
 def _(z: Tensor) -> Tensor:
-    return _result_like(z)
+    _checks.check_floating(z, "d_sigmoid", "z")
+    return result_like(z)
 
 
 @fake("my_ops::d_sigmoid_backward")
 def _(grad: Tensor, z: Tensor) -> Tensor:
-    return _result_like(z)
+    _checks.check_d_sigmoid_backward(grad, z)
+    return result_like(grad, z)
 
 
 class _DSigmoid(torch.autograd.Function):
@@ -220,7 +215,8 @@ def d_sigmoid(z: Tensor) -> Tensor:
 
 @fake("my_ops::round_ste")
 def _(x: Tensor) -> Tensor:
-    return _result_like(x)
+    _checks.check_floating(x, "round_ste", "x")
+    return result_like(x)
 
 
 class _RoundSTE(torch.autograd.Function):
@@ -276,12 +272,14 @@ def _(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    return torch.empty((height, width), dtype=dtype or torch.float32, device=device)
+    dtype = dtype or torch.float32
+    _checks.check_fill_index(height, width, dtype)
+    return torch.empty((height, width), dtype=dtype, device=device)
 
 
 @fake("my_ops::fill_index.out")
 def _(out: Tensor) -> None:
-    return None
+    _checks.check_fill_index_out(out)
 
 
 register_out(ops.fill_index.out)

@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 from my_ops import reference
 from my_ops._autograd import differentiated, register_gradient, register_out
 from my_ops._errors import raise_out_of_memory
+from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
 
 PRECISIONS = ("highest", "high")
@@ -51,23 +52,16 @@ def effective_precision(op: str, precision: str | None) -> str | None:
 
 @fake("my_ops::gemm")
 def _(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    torch._check(
-        a.dim() in (2, 3), lambda: f"gemm: a must be (m, k) or (batch, m, k), got {a.shape}"
-    )
-    torch._check(
-        b.dim() in (2, 3), lambda: f"gemm: b must be (k, n) or (batch, k, n), got {b.shape}"
-    )
-    torch._check(
-        a.shape[-1] == b.shape[-2],
-        lambda: f"gemm: b must have as many rows as a has columns, got {a.shape} and {b.shape}",
-    )
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return a.new_empty((*batch, a.shape[-2], b.shape[-1]))
+    _checks.check_gemm(a, b, "gemm")
+    _checks.check_precision(precision, "gemm")
+    return a.new_empty(_checks.gemm_sizes(a, b))
 
 
 @fake("my_ops::gemm.out")
 def _(a: Tensor, b: Tensor, out: Tensor, precision: str | None = None) -> None:
-    return None
+    _checks.check_gemm(a, b, "gemm")
+    _checks.check_precision(precision, "gemm")
+    _checks.check_out(out, a, b, "gemm")
 
 
 class _Gemm(torch.autograd.Function):
@@ -158,14 +152,8 @@ def _(
     precision: str | None = None,
     packed: Tensor | None = None,
 ) -> Tensor:
-    torch._check(
-        weight.dim() == 2 and x.dim() >= 1 and weight.shape[1] == x.shape[-1],
-        lambda: (
-            f"linear: weight must be (out_features, in_features = the last dimension of x), "
-            f"got {tuple(x.shape)} and {tuple(weight.shape)}"
-        ),
-    )
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    _checks.check_linear(x, weight, bias, activation, residual, precision, packed)
+    return x.new_empty(_checks.linear_sizes(x, weight))
 
 
 class _Linear(torch.autograd.Function):
@@ -185,6 +173,9 @@ class _Linear(torch.autograd.Function):
             y = ops.linear(x, weight, bias, activation, None, precision, packed)
             return y, y
         before = ops.linear(x, weight, bias, "none", None, precision, packed)
+        _checks.check_activation(activation)
+        if residual is not None:
+            _checks.check_residual(residual, x, weight)
         y = reference.activate(before, activation)
         return (y if residual is None else y + residual), before
 
@@ -275,8 +266,10 @@ _linear = register_gradient(ops.linear.default, _Linear)
 
 @fake("my_ops::prepack")
 def _(weight: Tensor) -> Tensor:
+    _checks.check_prepack(weight)
     # How many bytes is the device's affair.
-    size = 0 if weight.device.type == "cpu" else torch.library.get_ctx().new_dynamic_size()
+    none = weight.device.type in ("cpu", "meta")
+    size = 0 if none else torch.library.get_ctx().new_dynamic_size()
     return weight.new_empty((size,), dtype=torch.uint8)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from my_ops._autograd import differentiated, register_gradient
 from my_ops._errors import raise_out_of_memory
+from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
 from my_ops.ops.gemm import _gemm, as_rows
 
@@ -19,6 +20,7 @@ from my_ops.ops.gemm import _gemm, as_rows
 def _(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
+    _checks.check_lltm_cell(input, weights, bias, old_h, old_cell)
     return old_h.new_empty(old_h.shape), old_cell.new_empty(old_cell.shape)
 
 
@@ -26,6 +28,7 @@ def _(
 def _(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _checks.check_lltm_cell(input, weights, bias, old_h, old_cell)
     return (
         old_h.new_empty(old_h.shape),
         old_cell.new_empty(old_cell.shape),
@@ -37,6 +40,7 @@ def _(
 def _(
     grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
+    _checks.check_lltm_cell_backward(grad_h, grad_cell, gates, old_cell)
     return gates.new_empty(gates.shape), old_cell.new_empty(old_cell.shape)
 
 
@@ -194,10 +198,6 @@ def lltm_cell(
 # ---------------------------------------------------------------------------------------- lltm
 
 
-def _cells_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 @fake("my_ops::lltm")
 def _(
     input: Tensor,
@@ -207,6 +207,7 @@ def _(
     bias: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _checks.check_lltm(input, h0, c0, weights, bias, lengths)
     output = h0.new_empty((input.shape[0], *h0.shape))
     return output, h0.new_empty(h0.shape), c0.new_empty(c0.shape)
 
@@ -220,13 +221,14 @@ def _(
     bias: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
+    _checks.check_lltm(input, h0, c0, weights, bias, lengths)
     steps, (batch, hidden) = input.shape[0], h0.shape
     return (
         h0.new_empty((steps, batch, hidden)),
         h0.new_empty(h0.shape),
         c0.new_empty(c0.shape),
         h0.new_empty((steps, batch, 3 * hidden)),
-        h0.new_empty((steps, batch, hidden), dtype=_cells_dtype(h0.dtype)),
+        h0.new_empty((steps, batch, hidden), dtype=_checks.cells_dtype(h0.dtype)),
     )
 
 
@@ -241,6 +243,7 @@ def _(
     weights: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _checks.check_lltm_backward(grad_output, grad_h_n, grad_c_n, gates, cells, c0, weights, lengths)
     return gates.new_empty(gates.shape), c0.new_empty(c0.shape), c0.new_empty(c0.shape)
 
 
