@@ -4,8 +4,8 @@
 <!-- call NAME -->             one call of an op, drawn from the names in the code
 <!-- measured SECTION -->      a table of measurements of README.md
 
-A page that names a test, as in `tests/test_x.py::test_y`, fails the build where there is none. So does
-the reference where a public name has no entry, or an entry shows a role of Sphinx.
+A page that names a test, as in `tests/test_x.py::test_y`, fails the build where there is none. So
+does the reference where a public name has no entry, or an entry shows a role of Sphinx.
 """
 
 from __future__ import annotations
