@@ -10,7 +10,7 @@ SAY := @printf '\n%s\n'
 IN_BUILD := cd build && PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PYTEST_HERE := python -m pytest -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
 SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
-  $(wildcard csrc/* kernels/* include/* tools/build/* my_ops/*.py my_ops/*/*.py) \
+  $(wildcard csrc/* kernels/* include/* tools/build/*.py my_ops/*.py my_ops/*/*.py) \
   $(shell find my_ops/include my_ops/share -type f)
 
 # Compiles into a wheel against the torch of the environment, after pip's CUDA compiler where the
