@@ -375,6 +375,35 @@ def test_make_names_an_old_python_and_a_full_disk(tmp_path, monkeypatch):
     assert "0.0 GiB of free disk space is too little" in full
 
 
+def test_reasons_to_skip_are_counted(tmp_path):
+    """By the suite's conftest.py, in the one line that people read."""
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('i', range(3))\n"
+        "def test_cuda(cuda, i): pass\n"
+        "def test_other(): pytest.skip('needs luck')\n"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "conftest",
+            tmp_path,
+        ],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests"), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "\nskipped 3: needs a CUDA device\nskipped 1: needs luck\n" in done.stdout
+
+
 PROGRESS = [sys.executable, REPOSITORY / "tools/build/progress.py"]
 COMPILES = """
 echo '[1/2] c++ -O3 -c -c /somewhere/csrc/one.cpp -o /elsewhere/csrc/one.o'

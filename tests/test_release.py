@@ -173,6 +173,17 @@ def test_permissions_are_named(path):
     assert len(re.findall(r"^    permissions:$", text, re.MULTILINE)) == len(jobs)
 
 
+def test_prerequisites_are_the_same_everywhere():
+    """Where they are said, and on the bare machine of CI, where they are all there is."""
+    (packages,) = re.findall("apt install (.*)$", preflight.APT)
+    for name in ("README.md", "docs/install.md"):
+        assert f"`apt install {packages}`" in (REPOSITORY / name).read_text()
+    ci = (REPOSITORY / ".github/workflows/ci.yml").read_text()
+    assert f"apt-get install --no-install-recommends -y {packages}\n" in ci
+    for target in ("demo", "test"):
+        assert f"make {target}" in (REPOSITORY / "README.md").read_text()
+
+
 def test_bug_form_asks_for_the_report():
     assert "python -m my_ops --json" in (REPOSITORY / ".github/ISSUE_TEMPLATE/bug.yml").read_text()
 
