@@ -459,7 +459,7 @@ def raised():
     for node in ast.walk(ast.parse((REPOSITORY / "my_ops/__main__.py").read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "add":
             yield message(node.args[0])
-    for node in ast.walk(ast.parse((REPOSITORY / "my_ops/_autograd.py").read_text())):
+    for node in ast.walk(ast.parse((REPOSITORY / "my_ops/_private.py").read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "warn":
             yield message(node.args[0])
     binding = (REPOSITORY / "csrc/binding_cuda.h").read_text()
