@@ -96,6 +96,7 @@ def layouts(device: str) -> dict[str, Tensor]:
         "column": base.view(30, 12)[:, 5],
         "empty-transposed": base[:0].transpose(0, 1),
         "moved-and-sliced": base.movedim(1, -1)[..., 2:],
+        "negated": torch.complex(base, base).conj().imag,  # torch's views with minus signs
     }
 
 

@@ -14,7 +14,7 @@ from samples import FLOATING, arithmetic
 from strided import build, check_metadata, layouts, metadata
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import my_ops  # noqa: F401
+import my_ops
 
 STEPS, BATCH, INPUTS, HIDDEN = 5, 2, 3, 4
 
@@ -400,12 +400,16 @@ def made(op, change, here, elsewhere):
     }
 
 
+def other(device):
+    return "cpu" if device == "cuda" else "meta"
+
+
 def run_real(op, change, device):
-    overload(op)(**made(op, change, device, "meta"))
+    overload(op)(**made(op, change, device, other(device)))
 
 
 def run_recorded(op, change, device):
-    arguments = made(op, change, device, "meta")
+    arguments = made(op, change, device, other(device))
     for value in arguments.values():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             value.requires_grad_()
@@ -414,7 +418,7 @@ def run_recorded(op, change, device):
 
 def run_fake(op, change, device):
     with FakeTensorMode():
-        overload(op)(**made(op, change, device, "meta"))
+        overload(op)(**made(op, change, device, other(device)))
 
 
 def run_meta(op, change, device):
@@ -422,7 +426,7 @@ def run_meta(op, change, device):
 
 
 def run_exported(op, change, device):
-    arguments = made(op, change, device, "meta")
+    arguments = made(op, change, device, other(device))
     tensors = {name: v for name, v in arguments.items() if isinstance(v, torch.Tensor)}
     others = {name: v for name, v in arguments.items() if name not in tensors}
 
@@ -444,9 +448,8 @@ CASES = [
 
 @pytest.mark.parametrize("run, op, change, message", CASES)
 def test_refused(run, op, change, message, device):
-    here, elsewhere = str(torch.zeros(0, device=device).device), "meta"
-    if run is run_meta:
-        here, elsewhere = elsewhere, here
+    here = str(torch.zeros(0, device=device).device)
+    here, elsewhere = ("meta", here) if run is run_meta else (here, other(device))
     message = f"{said(op)}: {message.format(here=here, elsewhere=elsewhere)}"
     with pytest.raises(RuntimeError) as caught:
         run(op, change, device)
@@ -487,3 +490,71 @@ def test_opcheck_prepack(dtype, device):
     torch.library.opcheck(torch.ops.my_ops.prepack, (torch.ones(4, 3, dtype=dtype, device=device),))
     meta = torch.empty(4, 3, dtype=dtype, device="meta")
     assert metadata(torch.ops.my_ops.prepack(meta)) == [((0,), (1,), torch.uint8)]
+
+
+def operands(n, device):
+    """Of layouts for which the result's is not C's."""
+    square, image = torch.randn(n, n, device=device), torch.randn(2, 3, n, n, device=device)
+    channels_last = image.to(memory_format=torch.channels_last)
+    return {
+        "transposed-first": (square.t(), square),
+        "transposed-second": (square, square.t()),
+        "transposed-both": (square.t(), square.t()),
+        "channels-last": (channels_last, channels_last),
+        "channels-last-and-not": (channels_last, image),
+        "permuted-and-row": (image.permute(2, 0, 3, 1), image[0, :, 0, 0]),
+        "expanded-and-permuted": (square[0].expand(3, n, n), image[0].permute(0, 2, 1)),
+        "mixed-dtypes": (square.t(), square.t().to(torch.int64)),
+        "stepped": (image[..., ::2].mT, image[..., ::2].mT),
+    }
+
+
+def test_compiled_in_many_layouts(device):
+    """Compiled code relies on the strides of the fake kernels."""
+
+    def model(pairs):
+        sums = [my_ops.custom_add(a, b) for a, b in pairs.values()]
+        slopes = [torch.ops.my_ops.d_sigmoid_backward(a, b.to(a)) for a, b in pairs.values()
+                  if a.shape == b.shape]  # fmt: skip
+        return [s * 2 for s in (*sums, *slopes)]
+
+    compiled = torch.compile(model, fullgraph=True)
+    for n in (7, 9, 11):  # of sizes that stay, then of any
+        pairs = operands(n, device)
+        for got, want in zip(compiled(pairs), model(pairs), strict=True):
+            assert torch.equal(got, want)
+            assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("name", operands(3, "cpu"))
+def test_opcheck_in_many_layouts(name, device):
+    torch.library.opcheck(torch.ops.my_ops.custom_add, operands(3, device)[name])
+
+
+class SizesOfData(torch.nn.Module):
+    def forward(self, x, chosen, weight):
+        rows = x[chosen]
+        count = chosen.sum().item()
+        torch._check(count >= 0)
+        stack = x.new_ones(3, count, 4)
+        return (
+            my_ops.custom_add(rows, rows),
+            my_ops.custom_add(rows, weight[0]),
+            my_ops.custom_add(rows.t(), rows.t()),
+            my_ops.custom_add(stack.transpose(0, 1), weight[0]),
+            my_ops.d_sigmoid(stack.transpose(0, 2)),
+            my_ops.gemm(rows, weight),
+            my_ops.gemm(stack, weight.expand(3, 4, 4)),
+            my_ops.linear(rows, weight, activation="gelu"),
+            my_ops.fill_index(count, 3, device=x.device),
+        )
+
+
+def test_sizes_that_depend_on_data(device):
+    x, weight = torch.randn(6, 4, device=device), torch.randn(4, 4, device=device)
+    choices = [x[:, 0] > 0, x[:, 0] > 99, torch.arange(6, device=device) == 2]
+    program = torch.export.export(SizesOfData(), (x, choices[0], weight)).module()
+    for chosen in choices:
+        want = SizesOfData()(x, chosen, weight)
+        for got, exact in zip(program(x, chosen, weight), want, strict=True):
+            assert torch.equal(got, exact)

@@ -265,6 +265,39 @@ def test_no_steps_returns_the_initial_state(device):
     assert c0.ne(0).all()
 
 
+def test_no_steps_forward_ad_and_second_gradient(device):
+    tensors = lltm_inputs(0, 2, 3, 4, torch.float64, device)
+    tangents = tuple(torch.randn_like(t) for t in tensors)
+    _, (output_t, h_t, c_t) = torch.func.jvp(my_ops.lltm, tensors, tangents)
+    assert output_t.shape == (0, 2, 4)
+    assert torch.equal(h_t, tangents[1])
+    assert torch.equal(c_t, tangents[2])
+    inputs = [t.requires_grad_() for t in tensors]
+    grads = [torch.randn_like(r).requires_grad_() for r in my_ops.lltm(*inputs)]
+    first = torch.autograd.grad(my_ops.lltm(*inputs), inputs, grads, create_graph=True)
+    assert [g.shape for g in first] == [t.shape for t in inputs]
+    assert not any(g.any() for g in (first[0], *first[3:]))
+    second = torch.autograd.grad(first[1:3], grads[1:], tangents[1:3])
+    assert all(torch.equal(ours, t) for ours, t in zip(second, tangents[1:3], strict=True))
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_state_without_a_step_stays_out_of_the_gradients(value, place, create_graph, device):
+    tensors = lltm_inputs(3, 2, 3, 4, torch.float64, device)
+    lengths = torch.tensor([0, 3], device=device)
+    found = []
+    for state in (0.0, value):
+        tensors[place].data[0] = state
+        inputs = [t.detach().requires_grad_() for t in tensors]
+        results = my_ops.lltm(*inputs, lengths=lengths)
+        ones = [torch.ones_like(r) for r in results]
+        found.append(torch.autograd.grad(results, inputs, ones, create_graph=create_graph))
+    for ours, usual in zip(found[1], found[0], strict=True):
+        assert torch.equal(ours, usual)
+
+
 @pytest.mark.parametrize("sizes", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_empty_cells(dtype, sizes, device):
@@ -306,6 +339,19 @@ def test_strided_inputs(dtype, steps, device):
     for ours, theirs in zip(got, want, strict=True):
         scale = theirs.abs().max().item() * limit
         torch.testing.assert_close(ours, theirs, rtol=0, atol=scale)
+
+
+@pytest.mark.parametrize("hidden", [7, 300])  # the CPU's way of small weights and of large ones
+@pytest.mark.parametrize("lengths", [None, [3, 0, 2, 1, 3]])
+def test_strided_states(lengths, hidden, device):
+    tensors = lltm_inputs(3, 5, 6, hidden, torch.float32, device)
+    ends = None if lengths is None else torch.tensor(lengths, device=device)
+    op = lambda *ts: my_ops.lltm(*ts, lengths=ends)  # noqa: E731
+    grads = [torch.randn_like(r) for r in op(*tensors)]
+    states = [strided(t) for t in tensors[1:3]]
+    got = with_gradients(op, [tensors[0], *states, *tensors[3:]], [strided(grad) for grad in grads])
+    for ours, usual in zip(got, with_gradients(op, tensors, grads), strict=True):
+        assert torch.equal(ours, usual)
 
 
 def test_expanded_states(device):

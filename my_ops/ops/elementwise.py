@@ -99,7 +99,12 @@ class _CustomAdd(torch.autograd.Function):
         )
 
     @staticmethod
-    def jvp(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    def jvp(ctx: Any, a: Tensor | None, b: Tensor | None) -> Tensor:
+        given: Any = b if a is None else a  # an integer operand has none
+        a, b = (
+            given.new_zeros(shape) if t is None else t
+            for t, (shape, _) in zip((a, b), ctx.like, strict=True)
+        )
         return (a + b).to(ctx.dtype)
 
 
