@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from my_ops._autograd import library
 from my_ops._private import transforms_active, version, without_autocast
@@ -21,52 +20,53 @@ from my_ops.ops._common import ops
 
 
 class _Casts(dict[tuple[Tensor, torch.dtype], tuple[int | None, Tensor]]):
-    """Of weights: the version that was cast, and the cast. Lives as long as a region."""
+    """Of weights: the version that was cast, and the cast."""
 
 
 _region: Callable[[], _Casts | None] = lambda: None  # noqa: E731
 
 
 def _casts(device: torch.device) -> _Casts:
-    """What was cast in this region, which ends where torch clears its own cache of casts.
+    """Those of this region, which ends where torch clears its own cache of casts.
 
     That cache cannot be reached from outside, but it keeps what hangs on a cast in it: here on the
-    autograd node of one made for the purpose, of a tensor without elements.
+    autograd node of one made for the purpose, of a tensor without elements, in an op that saves
+    nothing for backward.
     """
     global _region
     casts = _region()
     if casts is None:
         casts = _Casts()
         with torch.inference_mode(False), torch.enable_grad():
-            empty = torch.empty(0, 0, dtype=torch.float32, device=device, requires_grad=True)
-            node: Any = torch.mm(empty, empty).grad_fn
+            empty = torch.empty(0, 0, dtype=torch.float32, device=device)
+            weight = torch.empty_like(empty, requires_grad=True)
+            node: Any = torch.addmm(weight, empty, empty).grad_fn
         node.next_functions[0][0].metadata["my_ops"] = casts
         _region = weakref.ref(casts)
     return casts
 
 
+def _is_weight(value: Tensor) -> bool:
+    """What torch caches casts of; in torch.func and jit.trace it may be another's tensor."""
+    return (
+        value.requires_grad
+        and value.is_leaf
+        and value.dtype == torch.float32
+        and torch.is_autocast_cache_enabled()
+        and not (transforms_active() or torch.jit.is_tracing())
+    )
+
+
 def _cast_once(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    casts = _casts(weight.device)
-    current = version(weight)
+    casts, current = _region() or _Casts(), version(weight)
     known = casts.get((weight, dtype))
     # What was cast without a gradient serves no call that records one.
     if known and known[0] == current and known[1].requires_grad >= torch.is_grad_enabled():
         return known[1]
     cast = weight.to(dtype)
-    casts[weight, dtype] = current, cast
+    if type(cast) is Tensor:  # no fake one, of a weight that may be real
+        _casts(weight.device)[weight, dtype] = current, cast
     return cast
-
-
-def _is_weight(value: Tensor) -> bool:
-    """What torch caches casts of, where nothing looks on that must see each of them."""
-    return (
-        value.requires_grad
-        and value.is_leaf
-        and value.dtype == torch.float32
-        and type(value) in (Tensor, torch.nn.Parameter)
-        and torch.is_autocast_cache_enabled()
-        and not (is_compiling() or transforms_active() or torch.jit.is_tracing())
-    )
 
 
 def _kernel(op: Any, device: str) -> Callable[..., Any]:

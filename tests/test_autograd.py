@@ -298,6 +298,24 @@ def test_torchscript_of_the_ops(device):
         assert_close(got, torch.autograd.grad(model(x, w).sum(), (x, w)), FLOAT32_LIMIT)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit's
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_traced_ops(op, device):
+    """With gradients: the op is in the graph, which is saved, loaded and differentiated."""
+    tensors = leaves(op.tensors(2, torch.float64, device))
+    traced = torch.jit.trace(lambda *ts: op(*ts), tensors, check_trace=False)
+    assert op.overload.name() in {node.kind() for node in traced.graph.nodes()}
+    saved = io.BytesIO()
+    torch.jit.save(traced, saved)
+    saved.seek(0)
+    want = op(*tensors)
+    got = as_tuple(torch.jit.load(saved)(*tensors))
+    assert_close(got, want)
+    grads = [torch.randn_like(r) for r in want]
+    got = torch.autograd.grad(got, tensors, grads)
+    assert_close(got, torch.autograd.grad(want, tensors, grads))
+
+
 def compiled_like_eager(op, backend, device, sizes):
     compiled = torch.compile(op, fullgraph=True, dynamic=True, backend=backend)
     for size in sizes:

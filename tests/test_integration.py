@@ -67,8 +67,8 @@ def flops(function):
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_flops_of_products_are_those_of_torch(gradient, device):
-    a, b = torch.randn(2, 5, 4, device=device), torch.randn(2, 4, 3, device=device)
-    x, w = torch.randn(2, 5, 4, device=device), torch.randn(3, 4, device=device)
+    def draw(*shape):
+        return torch.randn(shape, device=device)
 
     def count(function, *tensors):
         def run():
@@ -78,8 +78,12 @@ def test_flops_of_products_are_those_of_torch(gradient, device):
 
         return flops(run)
 
-    assert count(my_ops.gemm, a, b) == count(torch.bmm, a, b) > 0
-    assert count(my_ops.linear, x, w) == count(torch.nn.functional.linear, x, w) > 0
+    for sizes in [((), ()), ((2,), (2,)), ((1,), (2,)), ((2,), (1,)), ((), (2,)), ((2,), ())]:
+        a, b = draw(*sizes[0], 5, 4), draw(*sizes[1], 4, 3)
+        assert count(my_ops.gemm, a, b) == count(torch.matmul, a, b) > 0
+    for x in (draw(4), draw(5, 4), draw(2, 5, 4)):
+        w = draw(3, 4)
+        assert count(my_ops.linear, x, w) == count(torch.nn.functional.linear, x, w) > 0
 
 
 def test_flops_of_lltm(device):

@@ -34,9 +34,12 @@ def own_names(trees):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if ast.unparse(node.value) == "self":
-                names.add(node.attr)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) == "self"
+        ):
+            names.add(node.attr)
     return names
 
 
