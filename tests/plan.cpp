@@ -59,10 +59,7 @@ void gemm(std::istream& in, const DeviceFacts& device) {
     case GemmKernel::kFp32Sm80:
       return answer("fp32_sm80", fp32_sm80::needs(fp32_sm80::stages(device)));
     case GemmKernel::kHalfSm90:
-      if constexpr (kIsHalf<T, Out>) {
-        answer("half_sm90", half_sm90::needs(half_sm90::choose_tile(args, device.sm_count)));
-      }
-      return;
+      return answer("half_sm90", half_sm90::kNeeds);
     case GemmKernel::kSmall:
       return answer("small");
     case GemmKernel::kLibrary:
