@@ -3,8 +3,9 @@
 //   lltm DEVICE BACKWARD WIDTH BATCH HIDDEN
 //   packs DEVICE N K            1 where products gain by a packed weight
 //   merges BATCH M PITCH        1 where a batch with a residual of that pitch is one tall matrix
-// DEVICE: major, minor, multiprocessors, shared memory of a block, code, Hopper code. Answers to the
-// first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH: bytes of a type.
+// DEVICE: major, minor, multiprocessors, shared memory of a block, code, Hopper code. Answers to
+// the first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH: bytes of a
+// type.
 #include <iostream>
 #include <sstream>
 #include <string>
