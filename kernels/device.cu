@@ -51,14 +51,16 @@ cudaError_t my_ops::cuda::current_device(DeviceFacts* facts) {
   constexpr int kRemembered = 64;
   thread_local std::optional<DeviceFacts> known[kRemembered];
   int id = 0;
-  if (auto err = cudaGetDevice(&id); err != cudaSuccess) return err;
-  if (id < kRemembered && known[id]) {
+  cudaError_t status = cudaGetDevice(&id);
+  if (status == cudaSuccess && id < kRemembered && known[id]) {
     *facts = *known[id];
     return cudaSuccess;
   }
-  DeviceFacts found;
-  if (auto err = ask(id, &found); err != cudaSuccess) return err;
-  if (id < kRemembered) known[id] = found;
-  *facts = found;
+  if (status == cudaSuccess) status = ask(id, facts);
+  if (status != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // it is returned; leave no error behind
+    return status;
+  }
+  if (id < kRemembered) known[id] = *facts;
   return cudaSuccess;
 }

@@ -42,6 +42,14 @@ using WideTile = HalfTile<192, 2>;
 using MediumTile = HalfTile<128, 2>;
 using SmallTile = HalfTile<64, 1>;
 
+// The most that a tile takes.
+inline constexpr Needs kNeeds{
+    .code = 90,
+    .shared_bytes =
+        std::max({LargeTile::kSharedBytes, DeferredTile::kSharedBytes, WideTile::kSharedBytes,
+                  MediumTile::kSharedBytes, SmallTile::kSharedBytes}),
+    .cluster = LargeTile::kCluster};
+
 // An operand [batch, rows, columns], columns the contiguous index where there is one.
 struct Operand {
   const uint16_t* x;
@@ -212,32 +220,11 @@ bool pays(const GemmArgs<T, T>& args, int sm_count) {
   return args.m >= kMinSide && args.n >= kMinSide && args.k <= kMaxK;
 }
 
-template <typename Tile>
-inline constexpr Needs kNeeds{
-    .code = 90, .shared_bytes = Tile::kSharedBytes, .cluster = Tile::kCluster};
-
-inline Needs needs(TileChoice choice) {
-  switch (choice) {
-    case TileChoice::kLarge:
-      return kNeeds<LargeTile>;
-    case TileChoice::kDeferred:
-      return kNeeds<DeferredTile>;
-    case TileChoice::kWide:
-      return kNeeds<WideTile>;
-    case TileChoice::kMedium:
-      return kNeeds<MediumTile>;
-    case TileChoice::kSmall:
-      return kNeeds<SmallTile>;
-  }
-  return {};
-}
-
 // Whether the kernel takes this product on the device, and has been measured to be at least as fast
 // as a library call at such sizes.
 template <typename T>
 bool supported(const GemmArgs<T, T>& args, const DeviceFacts& device) {
-  return device.hopper_code && fits(args) && pays(args, device.sm_count) &&
-         device.runs(needs(choose_tile(args, device.sm_count)));
+  return device.hopper_code && device.runs(kNeeds) && fits(args) && pays(args, device.sm_count);
 }
 
 }  // namespace my_ops::cuda::half_sm90

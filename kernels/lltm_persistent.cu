@@ -20,10 +20,7 @@ template <typename T>
 bool supported(Pass pass, int64_t batch, int64_t hidden) {
   if (batch <= 0 || hidden <= 0) return batch >= 0 && hidden >= 0;
   DeviceFacts facts;
-  if (current_device(&facts) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // the launch will meet it again
-    return false;
-  }
+  if (current_device(&facts) != cudaSuccess) return false;  // the launch will meet it again
   const LltmPlan plan = make_lltm_plan(pass, sizeof(T), batch, hidden, facts);
   if (plan.kind != LltmPlan::Kind::kCluster) return plan.kind == LltmPlan::Kind::kGrid;
   return (pass == Pass::kForward ? lltm_cluster_resident<T>(plan.cluster)

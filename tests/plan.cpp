@@ -3,8 +3,9 @@
 //   lltm DEVICE BACKWARD WIDTH BATCH HIDDEN
 //   packs DEVICE N K            1 where products gain by a packed weight
 //   merges BATCH M PITCH        1 where a batch with a residual of that pitch is one tall matrix
-// DEVICE: major, minor, multiprocessors, shared memory of a block, code, Hopper code. Answers to the
-// first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH: bytes of a type.
+// DEVICE: major, minor, multiprocessors, shared memory of a block, code, Hopper code. Answers to
+// the first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH: bytes of a
+// type.
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -59,10 +60,7 @@ void gemm(std::istream& in, const DeviceFacts& device) {
     case GemmKernel::kFp32Sm80:
       return answer("fp32_sm80", fp32_sm80::needs(fp32_sm80::stages(device)));
     case GemmKernel::kHalfSm90:
-      if constexpr (kIsHalf<T, Out>) {
-        answer("half_sm90", half_sm90::needs(half_sm90::choose_tile(args, device.sm_count)));
-      }
-      return;
+      return answer("half_sm90", half_sm90::kNeeds);
     case GemmKernel::kSmall:
       return answer("small");
     case GemmKernel::kLibrary:
