@@ -453,7 +453,10 @@ def test_linear_wrong_residual(device, rejects):
     for shape in ((2, 3), (4,), (1, 2, 4)):
         residual = torch.ones(shape, device=device)
         with rejects(
-            RuntimeError, r"linear: residual must be of the shape of the output = \(2, 4\)", x, residual
+            RuntimeError,
+            r"linear: residual must be of the shape of the output = \(2, 4\)",
+            x,
+            residual,
         ):
             my_ops.linear(x, y, residual=residual)
     with rejects(RuntimeError, "linear: residual must have the dtype of x", x):
