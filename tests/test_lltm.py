@@ -166,9 +166,9 @@ def test_sequence_equals_the_cell_looped(dtype, device):
 
 
 def rounded_once(got, want):
-    """Whether 16-bit ``got`` is ``want`` computed in float32 and rounded, by the size of 1 below."""
-    return all(ulps(t, exact, torch.ones_like(exact)) <= ROUNDED_ONCE
-               for t, exact in zip(got, want, strict=True))  # fmt: skip
+    """Whether 16-bit ``got`` is ``want``, computed in float32 and rounded: absolutely below 1."""
+    pairs = zip(got, want, strict=True)
+    return all(ulps(t, exact, torch.ones_like(exact)) <= ROUNDED_ONCE for t, exact in pairs)
 
 
 @pytest.mark.parametrize("sizes", SEQUENCE_SIZES)
