@@ -19,7 +19,7 @@ def _load() -> None:
             "my_ops: the operators of namespace 'my_ops' are registered already, by another copy "
             "of this package or by torch.ops.load_library; one process can hold one copy"
         )
-    path = Path(__file__).with_name("_C.abi3.so")
+    path = Path(__file__).with_name("_C.so")
     if not path.exists():
         raise ImportError(
             f"my_ops: {path.name} is missing beside {Path(__file__).name}: this is the source "

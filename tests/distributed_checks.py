@@ -8,7 +8,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from samples import DIFFERENTIABLE, as_tuple, leaves
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import (
@@ -162,11 +166,11 @@ def batches_of_lltm(mesh):
 
 
 class Model(torch.nn.Module):
-    def __init__(self, dtype=torch.float64):
+    def __init__(self, dtype=torch.float64, bias=True):
         super().__init__()
-        self.layer = my_ops.nn.LLTM(4, 6, dtype=dtype)
-        self.up = my_ops.nn.Linear(6, 8, activation="gelu", dtype=dtype)
-        self.down = my_ops.nn.Linear(8, 4, dtype=dtype)
+        self.layer = my_ops.nn.LLTM(4, 6, 2, bias, dtype=dtype)
+        self.up = my_ops.nn.LinearActivation(6, 8, bias, activation="gelu", dtype=dtype)
+        self.down = my_ops.nn.Linear(8, 4, bias, dtype=dtype)
 
     def forward(self, x):
         return self.down(self.up(self.layer(x)[0]))
@@ -202,8 +206,8 @@ def whole_parameters(model):
 def column_then_row(mesh):
     model, x = Model(), batch()
     plain = copy.deepcopy(model)
-    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    assert model.up.weight.placements == (Shard(0),)
+    parallelize_module(model, mesh, {"up.linear": ColwiseParallel(), "down": RowwiseParallel()})
+    assert model.up.linear.weight.placements == (Shard(0),)
     assert model.down.weight.placements == (Shard(1),)
     assert_close(model(x), plain(x))
     assert_close(trained(model, x), trained(plain, x))
@@ -222,13 +226,19 @@ def data_parallel(mesh, compiled):
     assert_close(whole_parameters(model), whole_parameters(plain))
 
 
-def fully_sharded(mesh, mixed):
+def fully_sharded(mesh, mixed, by_cell, bias):
+    """From parameters without values, layer by layer or by what these are made of."""
     dtype = torch.float32 if mixed else torch.float64
-    model, x = Model(dtype), batch(dtype)
-    plain = copy.deepcopy(model)
+    plain, x = Model(dtype, bias), batch(dtype)
+    with torch.device("meta"):
+        model = Model(dtype, bias)
     options = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)} if mixed else {}
-    for part in (model.layer, model.up, model.down, model):
+    layers = (*model.layer.cells, model.up.linear) if by_cell else (model.layer, model.up)
+    for part in (*layers, model.down, model):
         fully_shard(part, mesh=mesh, **options)
+    model.to_empty(device=mesh.device_type)
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, plain.state_dict(), options=options)
     losses = trained(model, mine(mesh, x))
     dist.all_reduce(losses)
     limit = 2.0**-5 if mixed else LIMIT  # a few roundings to bfloat16's 8 bits
@@ -247,7 +257,9 @@ def saved_and_loaded(mesh, folder):
     for shard in (True, False):
         fresh = Model()
         if shard:
-            parallelize_module(fresh, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+            parallelize_module(
+                fresh, mesh, {"up.linear": ColwiseParallel(), "down": RowwiseParallel()}
+            )
         state = {"model": get_model_state_dict(fresh)}
         checkpoint.load(state, checkpoint_id=folder)
         set_model_state_dict(fresh, state["model"])

@@ -78,7 +78,7 @@ def test_under_vmap_and_compile(op, device):
 def test_training_with_a_gradient_scaler(device):
     """float16 under autocast with scaled losses: the loss falls, an overflow skips the step."""
     model = torch.nn.Sequential(
-        my_ops.nn.Linear(8, 16, activation="relu"), my_ops.nn.Linear(16, 1)
+        my_ops.nn.LinearActivation(8, 16, activation="relu"), my_ops.nn.Linear(16, 1)
     ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**10)

@@ -348,10 +348,10 @@ def test_gemm_and_linear_wrong_dtype(dtype, device, rejects):
 def test_mixed_dtypes(device, rejects):
     a, b = torch.ones(2, 2, device=device), torch.ones(2, 2, device=device).double()
     for call, match in (
-        (lambda: my_ops.gemm(a, b), "gemm: b must have the dtype of a, got Double and Float"),
-        (lambda: my_ops.gemm(a, a, out=b), "gemm: out must have the dtype of a, got Double"),
-        (lambda: my_ops.linear(a, b), "linear: weight must have the dtype of x, got Double"),
-        (lambda: my_ops.linear(a, a, b[0]), "linear: bias must have the dtype of x, got Double"),
+        (lambda: my_ops.gemm(a, b), "gemm: b must have the dtype of a, got float64 and float32"),
+        (lambda: my_ops.gemm(a, a, out=b), "gemm: out must have the dtype of a, got float64"),
+        (lambda: my_ops.linear(a, b), "linear: weight must have the dtype of x, got float64"),
+        (lambda: my_ops.linear(a, a, b[0]), "linear: bias must have the dtype of x, got float64"),
     ):
         with rejects(RuntimeError, match, a, b):
             call()
@@ -452,7 +452,10 @@ def test_linear_wrong_residual(device, rejects):
     for shape in ((2, 3), (4,), (1, 2, 4)):
         residual = torch.ones(shape, device=device)
         with rejects(
-            RuntimeError, r"linear: residual must be that of the output = \(2, 4\)", x, residual
+            RuntimeError,
+            r"linear: residual must be of the shape of the output = \(2, 4\)",
+            x,
+            residual,
         ):
             my_ops.linear(x, y, residual=residual)
     with rejects(RuntimeError, "linear: residual must have the dtype of x", x):

@@ -174,3 +174,41 @@ def test_prepack_wrong_arguments(device, rejects):
         my_ops.prepack(x)
     with rejects(RuntimeError, "prepack: weight must be .*float.*, got", x):
         my_ops.prepack(x.int())
+
+
+HOPPER = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="weights are packed on compute capability 9.0",
+)
+
+
+@HOPPER
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("n, k", [(580, 580), (640, 640), (2048, 4100)])
+def test_packed_weight_is_the_same_on_every_hopper_gpu(n, k, transposed, cuda):
+    """Its size is that of its parts and exponents: no scratch, which depends on the device."""
+    weight = torch.randn(k, n, device=cuda).mT if transposed else torch.randn(n, k, device=cuda)
+    sizes = 1, 2 * 2 * n * -(-k // 64) * 64, 4 * n
+    packed = torch.ops.my_ops.prepack(weight)
+    assert packed.numel() == sum(-(-size // 256) * 256 for size in sizes)
+    x = torch.randn(max(n, k), k, device=cuda)
+    got = torch.ops.my_ops.linear(x, weight, packed=packed)
+    assert linear_excess(got, x, weight, None, None) <= 1
+
+
+@HOPPER
+def test_packed_wrong_arguments(cuda, rejects):
+    weight, x = torch.randn(640, 640, device=cuda), torch.randn(700, 640, device=cuda)
+    packed = torch.ops.my_ops.prepack(weight)
+    for wrong, match in (
+        (
+            packed.repeat_interleave(2)[::2],
+            r"contiguous and start .* 256 bytes, got strides \(2,\)",
+        ),
+        (torch.cat([packed[:1], packed])[1:], "start at a multiple of 256 bytes.* 1 bytes beyond"),
+        (packed[256:], "packed must be what prepack made of weight"),
+        (packed.view(torch.int8), "packed must be what prepack made of weight"),
+        (packed.cpu(), "packed must be on the device of weight"),
+    ):
+        with rejects(RuntimeError, f"linear: .*{match}", x, weight):
+            torch.ops.my_ops.linear(x, weight, packed=wrong)

@@ -27,7 +27,7 @@ import my_ops
 from my_ops._errors import raise_out_of_memory
 
 LAYERS = {
-    "Linear": (lambda: my_ops.nn.Linear(3, 4, activation="gelu"), (2, 3)),
+    "Linear": (lambda: my_ops.nn.LinearActivation(3, 4, activation="gelu"), (2, 3)),
     "LLTM": (lambda: my_ops.nn.LLTM(3, 4), (5, 2, 3)),
     "LLTMCell": (lambda: my_ops.nn.LLTMCell(3, 4), (2, 3)),
     "RoundSTE": (lambda: my_ops.nn.RoundSTE(), (2, 3)),
@@ -443,7 +443,7 @@ def test_inductor_package(tmp_path, device):
         class Model(torch.nn.Module):
             def __init__(self):
                 super().__init__()
-                self.embed = my_ops.nn.Linear(3, 4, activation="silu")
+                self.embed = my_ops.nn.LinearActivation(3, 4, activation="silu")
                 self.layer = my_ops.nn.LLTM(4, 4)
 
             def forward(self, x):

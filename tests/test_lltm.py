@@ -391,7 +391,7 @@ def test_wrong_type(op, place):
 def test_mixed_dtypes(op, place, device, rejects):
     args = arguments(op, device)
     args[place] = args[place].double()
-    match = f"{op}: {place} must have the dtype of input, got Double and Float"
+    match = f"{op}: {place} must have the dtype of input, got float64 and float32"
     with rejects(RuntimeError, match, *args.values()):
         getattr(my_ops, op)(**args)
 

@@ -66,14 +66,14 @@ def test_without_torch(tmp_path):
 
 
 def test_damaged_module(tmp_path):
-    (copy_package(tmp_path) / "my_ops/_C.abi3.so").write_bytes(b"no module")
+    (copy_package(tmp_path) / "my_ops/_C.so").write_bytes(b"no module")
     (problem,) = found(run(tmp_path, "--json", PYTHONPATH=str(tmp_path)).stdout)
-    assert problem.startswith("import my_ops fails: ImportError: my_ops: _C.abi3.so does not load")
+    assert problem.startswith("import my_ops fails: ImportError: my_ops: _C.so does not load")
 
 
 def test_source_folder(tmp_path):
     copy_package(tmp_path)
-    (tmp_path / "my_ops/_C.abi3.so").unlink()
+    (tmp_path / "my_ops/_C.so").unlink()
     (tmp_path / "my_ops/_build.json").unlink()
     (problem,) = found(run(tmp_path, "--json", PYTHONPATH=str(tmp_path)).stdout)
     assert problem.startswith("this is the source folder")

@@ -1,47 +1,111 @@
-"""The layer over :func:`my_ops.linear`."""
+"""The layers over :func:`my_ops.linear`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from my_ops.ops import linear
+from my_ops.reference import activate
+
+_PLAIN: tuple[type, ...] = (nn.Parameter, Tensor)
+try:  # private names, present in torch 2.10 to 2.15: without them a traced Linear is torch's linear
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    _PLAIN = (*_PLAIN, FakeTensor, FunctionalTensor)
+except ImportError:
+    pass
+
+# Private names of nn.Module; where one is missing, LinearActivation fuses nothing.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _is_plain(*tensors: Tensor) -> bool:
+    """Whether they are no tensor subclasses but those of torch's tracing, and DTensor.
+
+    Others, such as quantized weights or nested inputs, know torch's linear and not the op.
+    """
+    return all(type(t) in _PLAIN or hasattr(t, "placements") for t in tensors)
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` with the activation fused in: see :func:`my_ops.linear`.
+    """``torch.nn.Linear`` by :func:`my_ops.linear`.
 
-    Parameters, their initialisation and the state dict are those of ``torch.nn.Linear``. In
-    TorchScript float32 has its full precision, but for products that go to cuBLAS where torch lets
-    that use TF32.
+    It is a ``torch.nn.Linear`` in everything: arguments, parameters, their initialisation, state
+    dict, and for tools that look for one, to read, replace or wrap it. A weight of a tensor
+    subclass, such as a quantized one, goes to ``torch.nn.functional.linear``, but for ``DTensor``.
+    In TorchScript float32 has its full precision, but for products that go to cuBLAS where torch
+    lets that use TF32.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return torch.ops.my_ops.linear(input, self.weight, self.bias)
+        else:
+            weight, bias = self.weight, self.bias
+            call = linear if _is_plain(input, weight) else F.linear
+            return call(input, weight, bias)
+
+
+class LinearActivation(nn.Module):
+    """A :class:`Linear` and an activation, in one kernel: see :func:`my_ops.linear`.
+
+    It computes ``activation(self.linear(input))``, and so it does where ``self.linear`` has been
+    replaced, wrapped or hooked, one after the other.
 
     Args:
-        in_features, out_features: sizes of the last dimension of input and output.
-        bias: whether to add a learned bias.
-        activation: None, ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or ``"sigmoid"``.
-        device, dtype: of the parameters.
+        in_features, out_features, bias, device, dtype: as for ``torch.nn.Linear``.
+        activation: ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or ``"sigmoid"``.
+
+    Raises:
+        ValueError: the activation is another.
     """
+
+    __constants__ = ["_fused"]  # noqa: RUF012  read when it is scripted
+    __jit_unused_properties__ = ["_fused"]  # noqa: RUF012
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
         bias: bool = True,
-        activation: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        activation: str,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
-        known = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid")
-        if activation is not None and activation not in known:
-            raise ValueError(f"Linear: activation must be one of {known}, got {activation!r}")
-        self.activation: str = activation or "none"
+        super().__init__()
+        known = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid")
+        if activation not in known:
+            raise ValueError(
+                f"LinearActivation: activation must be one of {known}, got {activation!r}"
+            )
+        self.linear = Linear(in_features, out_features, bias, device, dtype)
+        self.activation = activation
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def _fused(self) -> bool:
+        """Whether calling ``self.linear`` is ``Linear.forward`` and nothing else."""
+        own: dict[str, Any] = self.linear.__dict__
+        return (
+            type(self.linear) is Linear
+            and "forward" not in own
+            and not any(own.get(name, True) for name in _HOOKS)
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
         if torch.jit.is_scripting():
-            return torch.ops.my_ops.linear(x, self.weight, self.bias, self.activation)
-        else:
-            return linear(x, self.weight, self.bias, activation=self.activation)
+            if self._fused:
+                weight, bias = self.linear.weight, self.linear.bias
+                return torch.ops.my_ops.linear(input, weight, bias, self.activation)
+        elif self._fused and _is_plain(input, self.linear.weight):
+            weight, bias = self.linear.weight, self.linear.bias
+            return linear(input, weight, bias, activation=self.activation)
+        return activate(self.linear(input), self.activation)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, activation={self.activation}"
+        return f"activation={self.activation!r}"
