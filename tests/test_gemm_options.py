@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from samples import FLOATING
+from samples import FLOATING, gemm_excess
 from test_gemm import linear_excess, normal
 
 import my_ops
@@ -181,9 +181,8 @@ def test_prepacked_weight_gets_no_gradient(device):
     weight = torch.randn(640, 640, device=device, requires_grad=True)
     x = torch.randn(640, 640, device=device, requires_grad=True)
     grad = torch.randn(640, 640, device=device)
-    got = torch.autograd.grad(my_ops.linear(x, my_ops.prepack(weight)), x, grad)[0]
-    want = torch.autograd.grad(my_ops.linear(x, weight), x, grad)[0]
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    (got,) = torch.autograd.grad(my_ops.linear(x, my_ops.prepack(weight)), x, grad)
+    assert gemm_excess(got, grad, weight) <= 1
     assert not my_ops.linear(x.detach(), my_ops.prepack(weight)).requires_grad
 
 
