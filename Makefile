@@ -21,7 +21,7 @@ WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
   $(PY) tools/build/progress.py build/compile.log \
   $(PIP) wheel -v --no-build-isolation --no-deps .
 
-.PHONY: demo test examples docs lint wheel gpu-check clean
+.PHONY: demo test examples docs lint wheel gpu-check asan mutants clean
 
 demo: build/runnable
 	$(SAY) 'Training two models side by side: about 3 minutes'
@@ -104,6 +104,21 @@ lint: build/tools
 
 gpu-check:
 	tools/gpu_check.sh
+
+# The CPU kernels and their bindings under GCC's AddressSanitizer and UndefinedBehaviorSanitizer.
+SANITIZE := address,undefined -fno-sanitize-recover=undefined
+asan: build/environment
+	rm -rf build/asan && MY_OPS_WITH_CUDA=0 CFLAGS="-fsanitize=$(SANITIZE)" \
+	  $(PIP) install -q --no-build-isolation --no-deps --no-cache-dir --target build/asan .
+	$(IN_BUILD) PYTHONPATH=asan ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  $(PYTEST_HERE) $(addprefix ../tests/test_,$(addsuffix .py,elementwise c_api gemm lltm))
+
+# Random mistakes, one at a time, and which of them no test sees:
+# make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
+mutants: build/environment
+	$(PIP) install -q cosmic-ray
+	$(PY) tools/mutants.py $(MUTANTS)
 
 clean:
 	rm -rf build dist
