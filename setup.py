@@ -7,6 +7,7 @@ MY_OPS_CUDA=13.0        compile with this release of CUDA, and call the wheel X.
 CUDA_HOME               the toolkit to use (default: the newest installed one, then pip's)
 TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them, or native: of this machine's GPUs
                         (default: all, see preflight.py)
+MY_OPS_HOME             the repository's URL, for the links of the page on PyPI (default: none)
 MAX_JOBS                compilers at a time (default: as cores and free memory allow)
 """
 
@@ -22,13 +23,16 @@ from setuptools.command.bdist_wheel import bdist_wheel
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "tools/build"))
 
+import page  # noqa: E402
 import preflight  # noqa: E402
+import sbom  # noqa: E402
 
 VERSION = "0.1.0"
 TORCH_2_10 = "0x020a000000000000"
 
 WITH_CUDA = os.environ.get("MY_OPS_WITH_CUDA", "1")
 CUDA = (WITH_CUDA != "0" and os.environ.get("MY_OPS_CUDA")) or None
+HOME = os.environ.get("MY_OPS_HOME") or None
 COMPILES = not {"sdist", "egg_info", "dist_info", "clean"}.intersection(sys.argv[1:])
 
 
@@ -97,7 +101,12 @@ def extension(cuda):
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
             "cxx": [*flags, "-Wall", f'-DMY_OPS_ARCHITECTURES="{names}"'],
-            "nvcc": ["-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"],
+            # The seed takes the place of nvcc's process number in the names of kernels. They hold
+            # the file's path too, so one seed does for all.
+            "nvcc": [
+                *("-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"),
+                "-frandom-seed=my_ops",
+            ],
         },
         library_dirs=[str(toolkit.home / d) for d in ("lib64", "lib")],
         **kwargs,
@@ -116,6 +125,7 @@ def record(cuda):
         "commit": commit(),
         "torch_built_against": torch.__version__,
         "torch_minimum": "2.10",
+        "home": HOME,
         "nvcc": cuda[0].version if cuda else None,
         "architectures": cuda[1] if cuda else [],
     }
@@ -151,7 +161,15 @@ class Wheel(bdist_wheel):
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
 
+    def write_wheelfile(self, folder, *arguments, **kwargs):
+        super().write_wheelfile(folder, *arguments, **kwargs)
+        record = Path(self.bdist_dir, "my_ops/_build.json")
+        if record.exists():  # an editable wheel has none: its module stays in this folder
+            bom = Path(folder, sbom.PLACE)
+            bom.parent.mkdir(exist_ok=True)
+            bom.write_text(json.dumps(sbom.sbom(json.loads(record.read_text())), indent=2) + "\n")
+
 
 arguments = build() if COMPILES else {}
 arguments.setdefault("cmdclass", {})["bdist_wheel"] = Wheel
-setup(version=version(), **arguments)
+setup(version=version(), **page.arguments(HERE / "README.md", VERSION, HOME), **arguments)

@@ -245,6 +245,12 @@ def test_source_folder_without_the_module(tmp_path):
     assert "pip install" in message
 
 
+def test_another_system_is_refused(tmp_path):
+    before = "import platform, torch; platform.system = lambda: 'Darwin'"
+    message = run(FAILS.format(before=before), tmp_path)
+    assert "my_ops runs on Linux only, and this machine runs macOS" in message
+
+
 def test_old_torch_is_refused(tmp_path):
     before = "import torch; torch.__version__ = '2.9.1+cu128'"
     message = run(FAILS.format(before=before), tmp_path)
