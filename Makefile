@@ -82,7 +82,7 @@ build/environment: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo 'my_ops: there is no $(PYTHON) (Debian: apt install python3-venv)' >&2; exit 1; }
 	@$(PYTHON) tools/build/preflight.py
-	$(SAY) 'Downloading torch: 2.5 GB where its build has CUDA libraries, 2 minutes'
+	$(SAY) 'Downloading torch: 2.8 GB with its CUDA libraries, 2 minutes'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install "$${TORCH:-$$($(PY) tools/build/preflight.py torch)}" 'setuptools>=77' ninja \
 	  numpy 'matplotlib>=3.8' 'tqdm>=4.66'
