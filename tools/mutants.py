@@ -3,9 +3,10 @@
     python tools/mutants.py --python 100 --cpp 40 --seed 7
 
 Mutants of Python are cosmic-ray's and statements left out; those of C++ are a line's operator,
-comparison, constant, statement or order of arguments changed. Each is made in a copy of this tree in
-build/mutants, compiled for the CPU, and judged by the tests of its file. Those that live are printed:
-a test is missing, or the code says more than it does. Needs what the tests need, and cosmic-ray.
+comparison, constant, statement or order of arguments changed. Each is made in a copy of this tree
+in build/mutants, compiled for the CPU, and judged by the tests of its file. Those that live are
+printed: a test is missing, or the code says more than it does. Needs what the tests need, and
+cosmic-ray.
 """
 
 import argparse
