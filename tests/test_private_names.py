@@ -50,6 +50,8 @@ PUBLIC_IS_SLOWER = [  # no less
     "DispatchKeySet",
     "_ExcludeDispatchKeyGuard",
     "_get_fp32_precision_getter",
+    "FakeTensor",  # what make_fx and non-strict export see of Linear is torch's linear
+    "FunctionalTensor",
 ]
 
 SCRIPT = """
@@ -102,7 +104,7 @@ COMPILED = """
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(rows), layer(rows))
     compiled(rows).sum().backward()
-    assert layer.weight.grad.ne(0).any()
+    assert layer.linear.weight.grad.ne(0).any()
 """
 
 
