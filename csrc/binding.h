@@ -10,6 +10,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -18,6 +19,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 static_assert(TORCH_FEATURE_VERSION == TORCH_VERSION_2_10_0,
@@ -72,6 +74,38 @@ inline std::string show(IntHeaderOnlyArrayRef sizes) {
 }
 inline std::string show(const Tensor& t) { return show(t.sizes()); }
 
+// "float32", the way Python names a dtype.
+inline std::string show(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::ComplexHalf:
+      return "complex32";
+    case ScalarType::ComplexFloat:
+      return "complex64";
+    case ScalarType::ComplexDouble:
+      return "complex128";
+    default:  // "BFloat16", "Float8_e5m2": the same in small letters
+      std::string name = torch::headeronly::toString(dtype);
+      for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+      return name;
+  }
+}
+
 inline Sizes sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
 
 inline Sizes strides_of(const Tensor& t) { return {t.strides().begin(), t.strides().end()}; }
@@ -85,14 +119,20 @@ inline bool is_floating(ScalarType dtype) {
          dtype == ScalarType::BFloat16;
 }
 
+// Python may give None for any tensor.
+inline void check_given(const Tensor& t, const char* op, const char* name) {
+  check(t.defined(), op, ": ", name, " must be a tensor, got None");
+}
+
 inline void check_floating(const Tensor& t, const char* op, const char* name) {
+  check_given(t, op, name);
   check(is_floating(t.scalar_type()), op, ": ", name,
-        " must be of dtype float64, float32, float16 or bfloat16, got ",
-        torch::headeronly::toString(t.scalar_type()));
+        " must be of dtype float64, float32, float16 or bfloat16, got ", show(t.scalar_type()));
 }
 
 inline void check_same_device(const Tensor& t, const char* name, const Tensor& other,
                               const char* other_name, const char* op) {
+  check_given(t, op, name);
   check(t.is_cuda() == other.is_cuda() && t.get_device_index() == other.get_device_index(), op,
         ": ", name, " must be on the device of ", other_name, ", got ", device_of(t), " and ",
         device_of(other));
@@ -101,14 +141,35 @@ inline void check_same_device(const Tensor& t, const char* name, const Tensor& o
 inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& other,
                              const char* other_name, const char* op) {
   check(t.scalar_type() == other.scalar_type(), op, ": ", name, " must have the dtype of ",
-        other_name, ", got ", torch::headeronly::toString(t.scalar_type()), " and ",
-        torch::headeronly::toString(other.scalar_type()));
+        other_name, ", got ", show(t.scalar_type()), " and ", show(other.scalar_type()));
+}
+
+inline void check_same_shape(const Tensor& t, const char* name, const Tensor& other,
+                             const char* other_name, const char* op) {
+  check(std::ranges::equal(t.sizes(), other.sizes()), op, ": ", name, " must have the shape of ",
+        other_name, ", got ", show(t), " and ", show(other));
 }
 
 inline void check_shape(const Tensor& t, const char* name, const Sizes& want, const char* rule,
                         const char* op) {
   check(sizes_of(t) == want, op, ": ", name, " must be ", rule, " = ",
         show(IntHeaderOnlyArrayRef(want.data(), want.size())), ", got ", show(t));
+}
+
+// Of a tensor that an op writes.
+inline void check_one_address_each(const Tensor& t, const char* name, const char* op) {
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (t.size(d) > 1) dims.emplace_back(t.stride(d), t.size(d));
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 1;  // elements spanned by the dimensions of smaller stride
+  for (const auto& [stride, size] : dims) {
+    check(stride >= reach || t.numel() == 0, op, ": ", name,
+          " must not hold two elements at one address, got strides ", show(t.strides()),
+          " for shape ", show(t));
+    reach = (size - 1) * stride + reach;
+  }
 }
 
 // -------------------------------------------------------------------------------- dtype dispatch
@@ -126,7 +187,7 @@ void dispatch_floating(ScalarType dtype, const F& f) {
     case ScalarType::BFloat16:
       return f.template operator()<typename Types::BFloat16>();
     default:
-      check(false, "unreachable: dtype ", torch::headeronly::toString(dtype), " was not checked");
+      check(false, "unreachable: dtype ", show(dtype), " was not checked");
   }
 }
 
@@ -215,15 +276,20 @@ const T* in(const std::optional<Tensor>& t) {
   return t ? in<T>(*t) : nullptr;
 }
 
-// A contiguous tensor. torch::stable::new_empty, which finds aten::new_empty by name and boxes its
-// arguments, takes three times as long.
-inline Tensor empty(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
+inline Sizes contiguous_strides(const Sizes& sizes) {
   Sizes strides(sizes.size());
   int64_t stride = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = stride;
     if (sizes[d] > 1) stride *= sizes[d];
   }
+  return strides;
+}
+
+// On the device of like. torch::stable::new_empty, which finds aten::new_empty by name and boxes
+// its arguments, takes three times as long.
+inline Tensor empty_strided(const Tensor& like, const Sizes& sizes, const Sizes& strides,
+                            ScalarType dtype) {
   return allocated(like, sizes, dtype, [&] {
     AtenTensorHandle result = nullptr;
     check_torch(aoti_torch_empty_strided(
@@ -235,6 +301,10 @@ inline Tensor empty(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
     return Tensor(result);
   });
 }
+// A contiguous tensor.
+inline Tensor empty(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
+  return empty_strided(like, sizes, contiguous_strides(sizes), dtype);
+}
 inline Tensor empty(const Tensor& like, const Sizes& sizes) {
   return empty(like, sizes, like.scalar_type());
 }
@@ -242,14 +312,6 @@ inline Tensor empty(const Tensor& like, const Sizes& sizes) {
 inline Tensor zeros(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   Tensor result = empty(like, sizes, dtype);
   return torch::stable::zero_(result);
-}
-
-// A new tensor of t's layout, contiguous where that is not dense.
-inline Tensor empty_as(const Tensor& t) {
-  return allocated(t, t.sizes(), t.scalar_type(), [&] {
-    return aten("aten::empty_like", "", t, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
-                std::nullopt);
-  });
 }
 
 inline Tensor cast(const Tensor& t, ScalarType dtype) {

@@ -2,6 +2,7 @@
 #include "elementwise_checks.h"
 
 #include "binding_cpu.h"
+#include "elementwise_layout.h"
 
 namespace my_ops {
 namespace {
@@ -21,8 +22,9 @@ Tensor add_one(const Tensor& x) {
 }
 
 Tensor custom_add(const Tensor& a, const Tensor& b) {
-  const Binary io = binary(a, b, "custom_add");
-  dispatch_real<CpuTypes>(io.out.scalar_type(), [&]<typename T>() {
+  const auto [sizes, dtype] = check_custom_add(a, b);
+  const Binary io = binary(a, b, sizes, dtype);
+  dispatch_real<CpuTypes>(dtype, [&]<typename T>() {
     parallel(io.out.numel(), kGrain, [&](int64_t begin, int64_t end) {
       if (io.flat) {
         cpu::custom_add(in<T>(io.a) + begin, in<T>(io.b) + begin, out<T>(io.out) + begin,
@@ -47,7 +49,8 @@ Tensor d_sigmoid(const Tensor& z) {
 }
 
 Tensor d_sigmoid_backward(const Tensor& grad, const Tensor& z) {
-  const Gradient io = d_sigmoid_backward_operands(grad, z);
+  check_d_sigmoid_backward(grad, z);
+  const Gradient io = gradient(grad, z);
   dispatch_floating<CpuTypes>(z.scalar_type(), [&]<typename T>() {
     parallel(z.numel(), kGrainExp, [&](int64_t begin, int64_t end) {
       cpu::d_sigmoid_backward(in<T>(io.grad) + begin, in<T>(io.z) + begin, out<T>(io.out) + begin,

@@ -2,6 +2,7 @@
 #include "elementwise_checks.h"
 
 #include "binding_cuda.h"
+#include "elementwise_layout.h"
 
 namespace my_ops {
 namespace {
@@ -17,10 +18,10 @@ Tensor add_one(const Tensor& x) {
 }
 
 Tensor custom_add(const Tensor& a, const Tensor& b) {
-  check_same_device(b, "b", a, "a", "custom_add");
+  const auto [sizes, dtype] = check_custom_add(a, b);
   const Device device(a);
-  const Binary io = binary(a, b, "custom_add");
-  dispatch_real<CudaTypes>(io.out.scalar_type(), [&]<typename T>() {
+  const Binary io = binary(a, b, sizes, dtype);
+  dispatch_real<CudaTypes>(dtype, [&]<typename T>() {
     const T* a_ = in<T>(io.a);
     const T* b_ = in<T>(io.b);
     T* out_ = out<T>(io.out);
@@ -43,9 +44,9 @@ Tensor d_sigmoid(const Tensor& z) {
 }
 
 Tensor d_sigmoid_backward(const Tensor& grad, const Tensor& z) {
-  check_same_device(grad, "grad", z, "z", "d_sigmoid_backward");
+  check_d_sigmoid_backward(grad, z);
   const Device device(z);
-  const Gradient io = d_sigmoid_backward_operands(grad, z);
+  const Gradient io = gradient(grad, z);
   dispatch_floating<CudaTypes>(z.scalar_type(), [&]<typename T>() {
     check_launch(cuda::d_sigmoid_backward(in<T>(io.grad), in<T>(io.z), out<T>(io.out), z.numel(),
                                           device.stream()),

@@ -1,8 +1,7 @@
-// gemm and linear: the checks, the problem in sizes and strides, and the library path that both
-// backends share.
+// gemm and linear: the checks, which my_ops/ops/_checks.py makes of fake tensors, the problem in
+// sizes and strides, and the library path that both backends share.
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -76,18 +75,7 @@ inline void check_out(const Tensor& out, const Tensor& a, const Tensor& b, const
   const Sizes sizes = gemm_sizes(a, b);
   check(sizes_of(out) == sizes, op, ": out must be of shape ",
         show(IntHeaderOnlyArrayRef(sizes.data(), sizes.size())), ", got ", show(out));
-  int64_t reach = 1;  // elements spanned by the dimensions of smaller stride
-  std::vector<std::pair<int64_t, int64_t>> dims;
-  for (int64_t d = 0; d < out.dim(); ++d) {
-    if (out.size(d) > 1) dims.emplace_back(out.stride(d), out.size(d));
-  }
-  std::sort(dims.begin(), dims.end());
-  for (const auto& [stride, size] : dims) {
-    check(stride >= reach || out.numel() == 0, op,
-          ": out must not hold two elements at one address, got strides ", show(out.strides()),
-          " for shape ", show(out));
-    reach = (size - 1) * stride + reach;
-  }
+  check_one_address_each(out, "out", op);
   check_no_overlap(out, a, "a", op);
   check_no_overlap(out, b, "b", op);
 }
@@ -154,8 +142,25 @@ inline void check_prepack(const Tensor& weight) {
         show(weight));
 }
 
+inline void check_residual(const Tensor& residual, const Tensor& x, const Tensor& weight) {
+  check_same_device(residual, "residual", x, "x", "linear");
+  check_same_dtype(residual, "residual", x, "x", "linear");
+  check_shape(residual, "residual", linear_sizes(x, weight), "of the shape of the output",
+              "linear");
+}
+
+inline void check_activation(const std::string& activation) {
+  for (const char* known : {"none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"}) {
+    if (activation == known) return;
+  }
+  check(false, "linear: activation must be none, relu, gelu, gelu_tanh, silu or sigmoid, got '",
+        activation, "'");
+}
+
 inline void check_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                         const std::string& activation, const std::optional<Tensor>& residual) {
+                         const std::string& activation, const std::optional<Tensor>& residual,
+                         const std::optional<Name>& precision,
+                         const std::optional<Tensor>& packed) {
   constexpr const char* op = "linear";
   check_floating(x, op, "x");
   check_same_device(weight, "weight", x, "x", op);
@@ -170,16 +175,15 @@ inline void check_linear(const Tensor& x, const Tensor& weight, const std::optio
     check_same_dtype(*bias, "bias", x, "x", op);
     check_shape(*bias, "bias", {weight.size(0)}, "(out_features,)", op);
   }
-  if (residual) {
-    check_same_device(*residual, "residual", x, "x", op);
-    check_same_dtype(*residual, "residual", x, "x", op);
-    check_shape(*residual, "residual", linear_sizes(x, weight), "that of the output", op);
+  if (residual) check_residual(*residual, x, weight);
+  check_activation(activation);
+  check_precision(precision, op);
+  if (packed) {
+    check_same_device(*packed, "packed", x, "x", op);
+    check(packed->scalar_type() == ScalarType::Byte && packed->dim() == 1, op,
+          ": packed must be what prepack made of weight, got ", show(*packed), " of ",
+          show(packed->scalar_type()));
   }
-  for (const char* known : {"none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"}) {
-    if (activation == known) return;
-  }
-  check(false, op, ": activation must be none, relu, gelu, gelu_tanh, silu or sigmoid, got '",
-        activation, "'");
 }
 
 // x as a matrix [rows, in_features]: a view where one row pitch walks it.

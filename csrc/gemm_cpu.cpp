@@ -25,8 +25,7 @@ Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precisi
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
               const Name& activation, const std::optional<Tensor>& residual,
               const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
-  check_linear(x, weight, bias, activation, residual);
-  check_precision(precision, "linear");
+  check_linear(x, weight, bias, activation, residual, precision, packed);
   return aten_linear(x, weight, bias, activation, residual);
 }
 

@@ -1,4 +1,4 @@
-// LLTM: the checks, the walk over the steps and the ops themselves, the same on both backends.
+// LLTM: the walk over the steps and the ops themselves, the same on both backends.
 //
 // A Backend is made from a tensor, whose device it makes current, and has
 //   storage(dtype)             the type in which it keeps activations of that dtype,
@@ -12,43 +12,10 @@
 #include <tuple>
 #include <utility>
 
+#include "lltm_checks.h"
 #include "lltm_ragged.h"
 
 namespace my_ops {
-
-inline void check_lltm(const Tensor& input, int64_t input_dim, const Tensor& weights,
-                       const Tensor& bias, const Tensor& h, const char* h_name, const Tensor& c,
-                       const char* c_name, const char* op) {
-  check_floating(input, op, "input");
-  check(input.dim() == input_dim, op, ": input must be ",
-        input_dim == 2 ? "(batch, input_size)" : "(steps, batch, input_size)", ", got ",
-        show(input));
-  check(h.dim() == 2, op, ": ", h_name, " must be (batch, hidden_size), got ", show(h));
-  const int64_t batch = input.size(input_dim - 2), hidden = h.size(1);
-  check_shape(h, h_name, {batch, hidden}, "(batch, hidden_size)", op);
-  check_shape(c, c_name, {batch, hidden}, "(batch, hidden_size)", op);
-  check_shape(weights, "weights", {3 * hidden, hidden + input.size(input_dim - 1)},
-              "(3 * hidden_size, hidden_size + input_size)", op);
-  check((bias.dim() == 1 && bias.size(0) == 3 * hidden) ||
-            (bias.dim() == 2 && bias.size(0) == 1 && bias.size(1) == 3 * hidden),
-        op, ": bias must be (3 * hidden_size,) or (1, 3 * hidden_size) = (", 3 * hidden, ",), got ",
-        show(bias));
-  const std::pair<const Tensor*, const char*> others[] = {
-      {&weights, "weights"}, {&bias, "bias"}, {&h, h_name}, {&c, c_name}};
-  for (const auto& [t, name] : others) {
-    check_same_device(*t, name, input, "input", op);
-    check_same_dtype(*t, name, input, "input", op);
-  }
-}
-
-inline void check_lengths(const std::optional<Tensor>& lengths, const Tensor& like,
-                          const char* like_name, int64_t batch, const char* op) {
-  if (!lengths) return;
-  check(lengths->scalar_type() == ScalarType::Long, op, ": lengths must be of dtype int64, got ",
-        torch::headeronly::toString(lengths->scalar_type()));
-  check_shape(*lengths, "lengths", {batch}, "(batch,)", op);
-  check_same_device(*lengths, "lengths", like, like_name, op);
-}
 
 // The tensors of one pointwise step; see include/lltm.h for shapes.
 struct CellTensors {
@@ -324,21 +291,12 @@ inline std::optional<Tensor> cast(const std::optional<Tensor>& t, ScalarType dty
   return t ? std::optional(cast(*t, dtype)) : std::nullopt;
 }
 
-inline void check_like(const std::optional<Tensor>& t, const char* name, const Tensor& like,
-                       const char* like_name, bool same_dtype, const char* op) {
-  if (!t) return;
-  check_same_device(*t, name, like, like_name, op);
-  if (same_dtype) check_same_dtype(*t, name, like, like_name, op);
-  check(sizes_of(*t) == sizes_of(like), op, ": ", name, " must have the shape of ", like_name,
-        ", got ", show(*t), " and ", show(like));
-}
-
 template <typename Backend>
 std::tuple<Tensor, Tensor, std::optional<Tensor>> cell_op(const Tensor& input,
                                                           const Tensor& weights, const Tensor& bias,
                                                           const Tensor& old_h,
                                                           const Tensor& old_cell, bool save) {
-  check_lltm(input, 2, weights, bias, old_h, "old_h", old_cell, "old_cell", "lltm_cell");
+  check_lltm_cell(input, weights, bias, old_h, old_cell);
   const Backend backend(input);
   const ScalarType dtype = input.scalar_type(), storage = Backend::storage(dtype);
   const auto [h, c, gates] =
@@ -366,15 +324,7 @@ template <typename Backend>
 std::tuple<Tensor, Tensor> lltm_cell_backward(const std::optional<Tensor>& grad_h,
                                               const std::optional<Tensor>& grad_cell,
                                               const Tensor& gates, const Tensor& old_cell) {
-  constexpr const char* op = "lltm_cell_backward";
-  check_floating(gates, op, "gates");
-  check(old_cell.dim() == 2, op, ": old_cell must be (batch, hidden_size), got ", show(old_cell));
-  check_shape(gates, "gates", {old_cell.size(0), 3 * old_cell.size(1)}, "(batch, 3 * hidden_size)",
-              op);
-  check_same_device(old_cell, "old_cell", gates, "gates", op);
-  check_same_dtype(old_cell, "old_cell", gates, "gates", op);
-  check_like(grad_h, "grad_h", old_cell, "old_cell", true, op);
-  check_like(grad_cell, "grad_cell", old_cell, "old_cell", true, op);
+  check_lltm_cell_backward(grad_h, grad_cell, gates, old_cell);
   const Backend backend(gates);
   const ScalarType dtype = gates.scalar_type(), storage = Backend::storage(dtype);
   const auto [grad_gates, grad_old_cell] =
@@ -387,8 +337,7 @@ template <typename Backend>
 LltmForward forward_op(const Tensor& input, const Tensor& h0, const Tensor& c0,
                        const Tensor& weights, const Tensor& bias,
                        const std::optional<Tensor>& lengths, bool save) {
-  check_lltm(input, 3, weights, bias, h0, "h0", c0, "c0", "lltm");
-  check_lengths(lengths, input, "input", input.size(1), "lltm");
+  check_lltm(input, h0, c0, weights, bias, lengths);
   const Backend backend(input);
   const ScalarType dtype = input.scalar_type(), storage = Backend::storage(dtype);
   const Tensor input_ = cast(input, storage), h0_ = cast(h0, storage), c0_ = cast(c0, storage),
@@ -424,28 +373,7 @@ std::tuple<Tensor, Tensor, Tensor> lltm_backward(const std::optional<Tensor>& gr
                                                  const Tensor& gates, const Tensor& cells,
                                                  const Tensor& c0, const Tensor& weights,
                                                  const std::optional<Tensor>& lengths) {
-  constexpr const char* op = "lltm_backward";
-  check_floating(gates, op, "gates");
-  check(cells.dim() == 3, op, ": cells must be (steps, batch, hidden_size), got ", show(cells));
-  const int64_t steps = cells.size(0), batch = cells.size(1), hidden = cells.size(2);
-  check_shape(gates, "gates", {steps, batch, 3 * hidden}, "(steps, batch, 3 * hidden_size)", op);
-  check_shape(c0, "c0", {batch, hidden}, "(batch, hidden_size)", op);
-  check(weights.dim() == 2 && weights.size(0) == 3 * hidden && weights.size(1) >= hidden, op,
-        ": weights must be (3 * hidden_size, hidden_size + input_size) with hidden_size = ", hidden,
-        ", got ", show(weights));
-  check(cells.scalar_type() == compute_dtype(gates.scalar_type()), op,
-        ": cells must be float32, or float64 where gates are, got ",
-        torch::headeronly::toString(cells.scalar_type()));
-  for (const auto& [t, name] : {std::pair(&c0, "c0"), std::pair(&weights, "weights")}) {
-    check_same_device(*t, name, gates, "gates", op);
-    check_same_dtype(*t, name, gates, "gates", op);
-  }
-  check_same_device(cells, "cells", gates, "gates", op);
-  check_like(grad_output, "grad_output", cells, "cells", false, op);
-  check_like(grad_h_n, "grad_h_n", c0, "c0", true, op);
-  check_like(grad_c_n, "grad_c_n", c0, "c0", true, op);
-  if (grad_output) check_same_dtype(*grad_output, "grad_output", gates, "gates", op);
-  check_lengths(lengths, gates, "gates", batch, op);
+  check_lltm_backward(grad_output, grad_h_n, grad_c_n, gates, cells, c0, weights, lengths);
   const Backend backend(gates);
   const ScalarType dtype = gates.scalar_type(), storage = Backend::storage(dtype);
   const auto grad_output_ = cast(grad_output, storage), grad_h_n_ = cast(grad_h_n, storage),

@@ -34,7 +34,7 @@ import my_ops
 import my_ops.distributed
 
 RANKS = 2
-LIMIT = 2.0**-36  # of float64 sums in another order
+LIMIT = 2.0**-45  # of float64 sums in another order
 OPS = {op.name: op for op in DIFFERENTIABLE}
 
 
@@ -125,6 +125,10 @@ def placements_of_products(mesh):
     bias = distribute_tensor(torch.randn(8, dtype=torch.float64), mesh, [Replicate()])
     x, w = distribute_tensor(a, mesh, [Shard(1)]), distribute_tensor(b, mesh, [Shard(0)]).mT
     assert_close(my_ops.linear(x, w, bias), a @ b + bias.full_tensor())
+    residual = torch.randn(4, 8, dtype=torch.float64)
+    got = my_ops.linear(x, w, residual=distribute_tensor(residual, mesh, [Replicate()]))
+    assert got.placements == (Partial(),)
+    assert_close(got, a @ b + residual)
     gelu = torch.nn.functional.gelu(a @ b)
     assert_close(my_ops.linear(x, w, activation="gelu"), gelu)
 

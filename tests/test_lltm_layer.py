@@ -411,7 +411,7 @@ def test_wrong_call(device, rejects):
         my_ops.lltm(x, *own, lengths=[1, 2, 3])
     with rejects(RuntimeError, r"lltm: lengths must be \(batch,\) = \(3,\), got \(2,\)", x):
         my_ops.lltm(x, *own, lengths=three[:2])
-    with rejects(RuntimeError, "lltm: lengths must be of dtype int64, got Int", x):
+    with rejects(RuntimeError, "lltm: lengths must be of dtype int64, got int32", x):
         my_ops.lltm(x, *own, lengths=three.int())
 
 

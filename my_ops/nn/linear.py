@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
 from my_ops.reference import activate
 
-_PLAIN: tuple[type, ...] = (nn.Parameter, Tensor)
-try:  # private names, present in torch 2.10 to 2.15: without them a traced Linear is torch's linear
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    _PLAIN = (*_PLAIN, FakeTensor, FunctionalTensor)
-except ImportError:
-    pass
+_PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
 
 
 def _is_plain(t: Tensor) -> bool:
@@ -31,16 +23,7 @@ def _is_plain(t: Tensor) -> bool:
 
 def _is_untouched(layer: nn.Module) -> bool:
     """Whether calling it is ``Linear.forward`` and nothing else."""
-    own: dict[str, Any] = layer.__dict__
-    return (
-        type(layer) is Linear
-        and "forward" not in own
-        # Private names of nn.Module: where one is missing, LinearActivation fuses nothing.
-        and not own.get("_forward_pre_hooks", True)
-        and not own.get("_forward_hooks", True)
-        and not own.get("_backward_pre_hooks", True)
-        and not own.get("_backward_hooks", True)
-    )
+    return type(layer) is Linear and not hooked(layer)
 
 
 class Linear(nn.Linear):

@@ -202,6 +202,11 @@ class LLTM(nn.Module):
 
     __jit_unused_properties__ = ["all_weights"]  # noqa: RUF012
     proj_size = 0  # for what asks an nn.LSTM: LLTM has no projections
+    # What forward asks in place of the probabilities: torch.compile would begin anew at a float
+    # that is compared.
+    _has_dropout: bool
+    _has_weight_dropout: bool
+    _has_zoneout: bool
 
     def __init__(
         self,
@@ -249,7 +254,6 @@ class LLTM(nn.Module):
         if name in ("dropout", "weight_dropout", "zoneout"):
             _check_probability("LLTM", name, value)
             value = float(value)
-            # What forward asks: torch.compile would begin anew at a float that is compared.
             super().__setattr__(f"_has_{name}", value > 0.0)
         super().__setattr__(name, value)
 

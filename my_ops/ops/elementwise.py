@@ -6,25 +6,22 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function, has_torch_function
 
-from my_ops._autograd import register_gradient, register_out
+from my_ops._autograd import register_gradient, register_out, save
 from my_ops._errors import raise_out_of_memory
+from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
-
-
-def _result_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The layout of an elementwise result: that of ``x`` where it is dense."""
-    if x.is_contiguous():
-        return x.new_empty(x.shape, dtype=dtype)
-    return torch.empty_like(x, dtype=dtype)
-
+from my_ops.ops._strides import result_like
 
 # ------------------------------------------------------------------------------------- add_one
 
 
 @fake("my_ops::add_one")
 def _(x: Tensor) -> Tensor:
-    return _result_like(x)
+    _checks.check_real(x, "add_one", "x")
+    return result_like(x)
 
 
 class _AddOne(torch.autograd.Function):
@@ -66,6 +63,8 @@ def add_one(x: Tensor | int) -> Tensor | int:
         TypeError: ``x`` is neither a tensor nor an int.
         RuntimeError: the dtype is bool or complex.
     """
+    if has_torch_function((x,)) and not is_compiling():
+        return handle_torch_function(add_one, (x,), x)  # type: ignore[arg-type]
     if isinstance(x, int) and not isinstance(x, bool):
         return x + 1
     if not isinstance(x, Tensor):
@@ -78,10 +77,8 @@ def add_one(x: Tensor | int) -> Tensor | int:
 
 @fake("my_ops::custom_add")
 def _(a: Tensor, b: Tensor) -> Tensor:
-    dtype = torch.result_type(a, b)
-    if a.shape == b.shape:
-        return _result_like(a, dtype)
-    return a.new_empty(torch.broadcast_shapes(a.shape, b.shape), dtype=dtype)
+    _, dtype = _checks.check_custom_add(a, b)
+    return result_like(a, b, dtype=dtype)
 
 
 class _CustomAdd(torch.autograd.Function):
@@ -102,7 +99,12 @@ class _CustomAdd(torch.autograd.Function):
         )
 
     @staticmethod
-    def jvp(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    def jvp(ctx: Any, a: Tensor | None, b: Tensor | None) -> Tensor:
+        given: Any = b if a is None else a  # an integer operand has none
+        a, b = (
+            given.new_zeros(shape) if t is None else t
+            for t, (shape, _) in zip((a, b), ctx.like, strict=True)
+        )
         return (a + b).to(ctx.dtype)
 
 
@@ -123,7 +125,10 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
         TypeError: an argument is no tensor.
         RuntimeError: shapes do not broadcast, devices differ, or a dtype is bool or complex.
     """
-    check_tensor("custom_add", a=a, b=b)
+    if has_torch_function((a, b)) and not is_compiling():
+        return handle_torch_function(custom_add, (a, b), a, b)
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        check_tensor("custom_add", a=a, b=b)
     return _custom_add(a, b)
 
 
@@ -132,12 +137,14 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
 
 @fake("my_ops::d_sigmoid")
 def _(z: Tensor) -> Tensor:
-    return _result_like(z)
+    _checks.check_floating(z, "d_sigmoid", "z")
+    return result_like(z)
 
 
 @fake("my_ops::d_sigmoid_backward")
 def _(grad: Tensor, z: Tensor) -> Tensor:
-    return _result_like(z)
+    _checks.check_d_sigmoid_backward(grad, z)
+    return result_like(grad, z)
 
 
 class _DSigmoid(torch.autograd.Function):
@@ -147,7 +154,7 @@ class _DSigmoid(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[0])
+        save(ctx, inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -169,7 +176,7 @@ class _DSigmoidBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def _slope(z: Tensor) -> Tensor:
@@ -210,6 +217,8 @@ def d_sigmoid(z: Tensor) -> Tensor:
         TypeError: ``z`` is no tensor.
         RuntimeError: the dtype is not floating.
     """
+    if has_torch_function((z,)) and not is_compiling():
+        return handle_torch_function(d_sigmoid, (z,), z)
     if not isinstance(z, Tensor):
         check_tensor("d_sigmoid", z=z)
     return _d_sigmoid(z)
@@ -220,7 +229,8 @@ def d_sigmoid(z: Tensor) -> Tensor:
 
 @fake("my_ops::round_ste")
 def _(x: Tensor) -> Tensor:
-    return _result_like(x)
+    _checks.check_floating(x, "round_ste", "x")
+    return result_like(x)
 
 
 class _RoundSTE(torch.autograd.Function):
@@ -260,6 +270,8 @@ def round_ste(x: Tensor) -> Tensor:
         TypeError: ``x`` is no tensor.
         RuntimeError: the dtype is not floating.
     """
+    if has_torch_function((x,)) and not is_compiling():
+        return handle_torch_function(round_ste, (x,), x)
     if not isinstance(x, Tensor):
         check_tensor("round_ste", x=x)
     return _round_ste(x)
@@ -276,15 +288,17 @@ def _(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    return torch.empty((height, width), dtype=dtype or torch.float32, device=device)
+    dtype = dtype or torch.float32
+    _checks.check_fill_index(height, width, dtype)
+    return torch.empty((height, width), dtype=dtype, device=device)
 
 
 @fake("my_ops::fill_index.out")
 def _(out: Tensor) -> None:
-    return None
+    _checks.check_fill_index_out(out)
 
 
-register_out(ops.fill_index.out)
+register_out(ops.fill_index.out, "out")
 
 
 def fill_index(
@@ -305,16 +319,27 @@ def fill_index(
         A tensor of shape ``(height, width)``, without a gradient.
 
     Raises:
-        TypeError: a size is no int, or ``dtype`` no dtype.
+        TypeError: a size is no int, ``dtype`` no dtype, or ``device`` no device.
         RuntimeError: a size is negative, the dtype is another, or the values do not fit int32.
     """
+    # torch.get_default_device would break the graph of torch.compile. Read before a mode that sets
+    # it is left below.
+    device = torch.empty(0).device if device is None else device
+    if has_torch_function((height, width)) and not is_compiling():
+        return handle_torch_function(
+            fill_index, (height, width), height, width, dtype=dtype, device=device
+        )
     for name, size in (("height", height), ("width", width)):
         if not isinstance(size, (int, torch.SymInt)) or isinstance(size, bool):
             raise TypeError(f"fill_index: {name} must be an int, got {type(size).__name__}")
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"fill_index: dtype must be a torch.dtype, got {type(dtype).__name__}")
-    # torch.get_default_device would break the graph of torch.compile.
-    device = torch.empty(0).device if device is None else torch.device(device)
+    if not isinstance(device, (torch.device, str, int)):
+        raise TypeError(
+            f"fill_index: device must be a torch.device, a str or an int, got "
+            f"{type(device).__name__}"
+        )
+    device = torch.device(device)
     try:
         return ops.fill_index.default(height, width, dtype=dtype, device=device)
     except RuntimeError as error:

@@ -1,0 +1,404 @@
+"""The checks of arguments, of fake tensors: csrc/*_checks.h in Python, function by function.
+
+The fake kernels make them, so that tracing refuses what the kernels refuse, in the same words. They
+also see a meta tensor among real ones, for which the dispatcher takes the fake kernel. What depends
+on memory is left to the kernels. Sizes may be symbolic: one ``check`` a size keeps them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+INTEGER = (
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+)
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid")
+
+Sizes = Sequence[int]  # or torch.SymInt
+
+
+def show(value: Tensor | Sizes | torch.dtype) -> str:
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return str(tuple(value.shape if isinstance(value, Tensor) else value))
+
+
+# ------------------------------------------------------------------------------------ binding.h
+
+
+def check(rule: bool | torch.SymBool, message: str) -> None:
+    torch._check(rule, lambda: message)
+
+
+def check_given(t: Tensor, op: str, name: str) -> None:
+    check(t is not None, f"{op}: {name} must be a tensor, got None")
+
+
+def check_floating(t: Tensor, op: str, name: str) -> None:
+    check_given(t, op, name)
+    check(
+        t.dtype in FLOATING,
+        f"{op}: {name} must be of dtype float64, float32, float16 or bfloat16, got {show(t.dtype)}",
+    )
+
+
+def check_same_device(t: Tensor, name: str, other: Tensor, other_name: str, op: str) -> None:
+    check_given(t, op, name)
+    check(
+        t.device == other.device,
+        f"{op}: {name} must be on the device of {other_name}, got {t.device} and {other.device}",
+    )
+
+
+def check_same_dtype(t: Tensor, name: str, other: Tensor, other_name: str, op: str) -> None:
+    check(
+        t.dtype == other.dtype,
+        f"{op}: {name} must have the dtype of {other_name}, "
+        f"got {show(t.dtype)} and {show(other.dtype)}",
+    )
+
+
+def _check_sizes(t: Tensor, want: Sizes, message: str) -> None:
+    check(t.dim() == len(want), message)
+    for size, wanted in zip(t.shape, want, strict=True):
+        check(size == wanted, message)
+
+
+def check_same_shape(t: Tensor, name: str, other: Tensor, other_name: str, op: str) -> None:
+    _check_sizes(
+        t,
+        other.shape,
+        f"{op}: {name} must have the shape of {other_name}, got {show(t)} and {show(other)}",
+    )
+
+
+def check_shape(t: Tensor, name: str, want: Sizes, rule: str, op: str) -> None:
+    _check_sizes(t, want, f"{op}: {name} must be {rule} = {show(want)}, got {show(t)}")
+
+
+def check_one_address_each(t: Tensor, name: str, op: str) -> None:
+    if not all(isinstance(n, int) for n in (*t.shape, *t.stride())):
+        return
+    reach = 1
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size > 1:
+            check(
+                stride >= reach or t.numel() == 0,
+                f"{op}: {name} must not hold two elements at one address, "
+                f"got strides {show(t.stride())} for shape {show(t)}",
+            )
+            reach += (size - 1) * stride
+
+
+# ------------------------------------------------------------------------- elementwise_checks.h
+
+
+def check_real(t: Tensor, op: str, name: str) -> None:
+    check_given(t, op, name)
+    check(
+        t.dtype in FLOATING + INTEGER,
+        f"{op}: {name} must have a real floating or integer dtype, got {show(t.dtype)}",
+    )
+
+
+def result_type(a: Tensor, b: Tensor, op: str) -> torch.dtype:
+    try:
+        return torch.result_type(a, b)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{op}: b must have a dtype that torch promotes with that of a, "
+            f"got {show(b.dtype)} and {show(a.dtype)}"
+        ) from error
+
+
+def broadcast_sizes(a: Tensor, b: Tensor, op: str) -> Sizes:
+    message = f"{op}: b must broadcast with a (equal sizes, or 1), got {show(a)} and {show(b)}"
+    for in_a, in_b in zip(a.shape[::-1], b.shape[::-1], strict=False):
+        check((in_a == in_b) | (in_a == 1) | (in_b == 1), message)
+    return torch.broadcast_shapes(a.shape, b.shape)
+
+
+def check_custom_add(a: Tensor, b: Tensor) -> tuple[Sizes, torch.dtype]:
+    op = "custom_add"
+    check_real(a, op, "a")
+    check_real(b, op, "b")
+    check_same_device(b, "b", a, "a", op)
+    return broadcast_sizes(a, b, op), result_type(a, b, op)
+
+
+def check_d_sigmoid_backward(grad: Tensor, z: Tensor) -> None:
+    op = "d_sigmoid_backward"
+    check_floating(z, op, "z")
+    check_same_device(grad, "grad", z, "z", op)
+    check_same_dtype(grad, "grad", z, "z", op)
+    check_same_shape(grad, "grad", z, "z", op)
+
+
+def check_fill_index(height: int, width: int, dtype: torch.dtype) -> None:
+    check(
+        dtype in (*FLOATING, torch.int32, torch.int64),
+        f"fill_index: dtype must be floating, int32 or int64, got {show(dtype)}",
+    )
+    for name, size in (("height", height), ("width", width)):
+        check(size >= 0, f"fill_index: {name} must not be negative, got {size}")
+    if dtype == torch.int32:
+        check(
+            (height == 0) | (width == 0) | (height + width - 2 <= torch.iinfo(dtype).max),
+            f"fill_index: height + width - 2 must fit int32, got height {height} and width {width}",
+        )
+
+
+def check_fill_index_out(out: Tensor) -> None:
+    check_given(out, "fill_index", "out")
+    check(out.dim() == 2, f"fill_index: out must be (height, width), got {show(out)}")
+    check_fill_index(out.shape[0], out.shape[1], out.dtype)
+    check_one_address_each(out, "out", "fill_index")
+
+
+# -------------------------------------------------------------------------------- gemm_checks.h
+
+
+def check_precision(precision: str | None, op: str) -> None:
+    check(
+        precision in (None, "highest", "high", "tf32"),
+        f"{op}: precision must be highest, high or tf32, got '{precision}'",
+    )
+
+
+def check_gemm(a: Tensor, b: Tensor, op: str) -> None:
+    check_floating(a, op, "a")
+    check_same_device(b, "b", a, "a", op)
+    check_same_dtype(b, "b", a, "a", op)
+    check(a.dim() in (2, 3), f"{op}: a must be (m, k) or (batch, m, k), got {show(a)}")
+    check(b.dim() in (2, 3), f"{op}: b must be (k, n) or (batch, k, n), got {show(b)}")
+    k = a.shape[-1]
+    check(
+        b.shape[-2] == k,
+        f"{op}: b must have k = {k} rows, the columns of a, got {show(a)} and {show(b)}",
+    )
+    if a.dim() == 3 and b.dim() == 3:
+        in_a, in_b = a.shape[0], b.shape[0]
+        check(
+            (in_a == in_b) | (in_a == 1) | (in_b == 1),
+            f"{op}: the batch of b must be that of a, or either 1, got {show(a)} and {show(b)}",
+        )
+
+
+def gemm_sizes(a: Tensor, b: Tensor) -> Sizes:
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return (*batch, a.shape[-2], b.shape[-1])
+
+
+def check_out(out: Tensor, a: Tensor, b: Tensor, op: str) -> None:
+    check_same_device(out, "out", a, "a", op)
+    check_same_dtype(out, "out", a, "a", op)
+    want = gemm_sizes(a, b)
+    _check_sizes(out, want, f"{op}: out must be of shape {show(want)}, got {show(out)}")
+    check_one_address_each(out, "out", op)
+
+
+def check_prepack(weight: Tensor) -> None:
+    check_floating(weight, "prepack", "weight")
+    check(
+        weight.dim() == 2,
+        f"prepack: weight must be (out_features, in_features), got {show(weight)}",
+    )
+
+
+def linear_sizes(x: Tensor, weight: Tensor) -> Sizes:
+    return (*x.shape[:-1], weight.shape[0])
+
+
+def check_residual(residual: Tensor, x: Tensor, weight: Tensor) -> None:
+    check_same_device(residual, "residual", x, "x", "linear")
+    check_same_dtype(residual, "residual", x, "x", "linear")
+    want = linear_sizes(x, weight)
+    check_shape(residual, "residual", want, "of the shape of the output", "linear")
+
+
+def check_activation(activation: str) -> None:
+    check(
+        activation in ACTIVATIONS,
+        "linear: activation must be none, relu, gelu, gelu_tanh, silu or sigmoid, "
+        f"got '{activation}'",
+    )
+
+
+def check_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    residual: Tensor | None,
+    precision: str | None,
+    packed: Tensor | None,
+) -> None:
+    op = "linear"
+    check_floating(x, op, "x")
+    check_same_device(weight, "weight", x, "x", op)
+    check_same_dtype(weight, "weight", x, "x", op)
+    check(x.dim() >= 1, f"{op}: x must have at least one dimension, got {show(x)}")
+    check(
+        weight.dim() == 2,
+        f"{op}: weight must be (out_features, in_features), got {show(weight)}",
+    )
+    check(
+        weight.shape[1] == x.shape[-1],
+        f"{op}: weight must have in_features = {x.shape[-1]}, the last dimension of x, "
+        f"got {show(x)} and {show(weight)}",
+    )
+    if bias is not None:
+        check_same_device(bias, "bias", x, "x", op)
+        check_same_dtype(bias, "bias", x, "x", op)
+        check_shape(bias, "bias", weight.shape[:1], "(out_features,)", op)
+    if residual is not None:
+        check_residual(residual, x, weight)
+    check_activation(activation)
+    check_precision(precision, op)
+    if packed is not None:
+        check_same_device(packed, "packed", x, "x", op)
+        check(
+            packed.dtype == torch.uint8 and packed.dim() == 1,
+            f"{op}: packed must be what prepack made of weight, "
+            f"got {show(packed)} of {show(packed.dtype)}",
+        )
+
+
+# -------------------------------------------------------------------------------- lltm_checks.h
+
+
+def check_lltm_inputs(
+    input: Tensor,
+    steps: bool,
+    weights: Tensor,
+    bias: Tensor,
+    h: Tensor,
+    h_name: str,
+    c: Tensor,
+    c_name: str,
+    op: str,
+) -> None:
+    check_floating(input, op, "input")
+    for t, name in ((weights, "weights"), (bias, "bias"), (h, h_name), (c, c_name)):
+        check_same_device(t, name, input, "input", op)
+        check_same_dtype(t, name, input, "input", op)
+    rule = "(steps, batch, input_size)" if steps else "(batch, input_size)"
+    check(input.dim() == 2 + steps, f"{op}: input must be {rule}, got {show(input)}")
+    check(h.dim() == 2, f"{op}: {h_name} must be (batch, hidden_size), got {show(h)}")
+    batch, hidden = input.shape[-2], h.shape[1]
+    check_shape(h, h_name, (batch, hidden), "(batch, hidden_size)", op)
+    check_shape(c, c_name, (batch, hidden), "(batch, hidden_size)", op)
+    want = (3 * hidden, hidden + input.shape[-1])
+    check_shape(weights, "weights", want, "(3 * hidden_size, hidden_size + input_size)", op)
+    _check_sizes(
+        bias,
+        (1, 3 * hidden)[2 - bias.dim() :] if bias.dim() in (1, 2) else (3 * hidden,),
+        f"{op}: bias must be (3 * hidden_size,) or (1, 3 * hidden_size) = ({3 * hidden},), "
+        f"got {show(bias)}",
+    )
+
+
+def check_lengths(
+    lengths: Tensor | None, like: Tensor, like_name: str, batch: int, op: str
+) -> None:
+    if lengths is None:
+        return
+    check_same_device(lengths, "lengths", like, like_name, op)
+    check(
+        lengths.dtype == torch.int64,
+        f"{op}: lengths must be of dtype int64, got {show(lengths.dtype)}",
+    )
+    check_shape(lengths, "lengths", (batch,), "(batch,)", op)
+
+
+def check_like(t: Tensor | None, name: str, like: Tensor, like_name: str, op: str) -> None:
+    if t is None:
+        return
+    check_same_device(t, name, like, like_name, op)
+    check_same_dtype(t, name, like, like_name, op)
+    check_same_shape(t, name, like, like_name, op)
+
+
+def check_lltm_cell(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> None:
+    state = (old_h, "old_h", old_cell, "old_cell")
+    check_lltm_inputs(input, False, weights, bias, *state, "lltm_cell")
+
+
+def check_lltm(
+    input: Tensor, h0: Tensor, c0: Tensor, weights: Tensor, bias: Tensor, lengths: Tensor | None
+) -> None:
+    check_lltm_inputs(input, True, weights, bias, h0, "h0", c0, "c0", "lltm")
+    check_lengths(lengths, input, "input", input.shape[1], "lltm")
+
+
+def check_lltm_cell_backward(
+    grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, old_cell: Tensor
+) -> None:
+    op = "lltm_cell_backward"
+    check_floating(gates, op, "gates")
+    check_same_device(old_cell, "old_cell", gates, "gates", op)
+    check_same_dtype(old_cell, "old_cell", gates, "gates", op)
+    check(
+        old_cell.dim() == 2,
+        f"{op}: old_cell must be (batch, hidden_size), got {show(old_cell)}",
+    )
+    want = (old_cell.shape[0], 3 * old_cell.shape[1])
+    check_shape(gates, "gates", want, "(batch, 3 * hidden_size)", op)
+    check_like(grad_h, "grad_h", old_cell, "old_cell", op)
+    check_like(grad_cell, "grad_cell", old_cell, "old_cell", op)
+
+
+def check_lltm_backward(
+    grad_output: Tensor | None,
+    grad_h_n: Tensor | None,
+    grad_c_n: Tensor | None,
+    gates: Tensor,
+    cells: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+    lengths: Tensor | None,
+) -> None:
+    op = "lltm_backward"
+    check_floating(gates, op, "gates")
+    check_same_device(cells, "cells", gates, "gates", op)
+    check(
+        cells.dtype == cells_dtype(gates.dtype),
+        f"{op}: cells must be float32, or float64 where gates are, got {show(cells.dtype)}",
+    )
+    for t, name in ((c0, "c0"), (weights, "weights")):
+        check_same_device(t, name, gates, "gates", op)
+        check_same_dtype(t, name, gates, "gates", op)
+    check(
+        cells.dim() == 3,
+        f"{op}: cells must be (steps, batch, hidden_size), got {show(cells)}",
+    )
+    steps, batch, hidden = cells.shape
+    want = (steps, batch, 3 * hidden)
+    check_shape(gates, "gates", want, "(steps, batch, 3 * hidden_size)", op)
+    check_shape(c0, "c0", (batch, hidden), "(batch, hidden_size)", op)
+    message = (
+        f"{op}: weights must be (3 * hidden_size, hidden_size + input_size) with hidden_size = "
+        f"{hidden}, got {show(weights)}"
+    )
+    check(weights.dim() == 2, message)
+    check(weights.shape[0] == 3 * hidden, message)
+    check(weights.shape[1] >= hidden, message)
+    if grad_output is not None:
+        check_same_device(grad_output, "grad_output", gates, "gates", op)
+        check_same_dtype(grad_output, "grad_output", gates, "gates", op)
+        check_same_shape(grad_output, "grad_output", cells, "cells", op)
+    check_like(grad_h_n, "grad_h_n", c0, "c0", op)
+    check_like(grad_c_n, "grad_c_n", c0, "c0", op)
+    check_lengths(lengths, gates, "gates", batch, op)
+
+
+def cells_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of LLTM's cell state between steps."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,104 @@
+"""The layout of elementwise results, of fake tensors: csrc/elementwise_layout.h in Python.
+
+torch's own fake tensors do not always have the strides that its kernels give, where operands are
+broadcast or have dimensions of size 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Sizes = Sequence[int]  # or torch.SymInt
+
+
+def _known(condition: Any) -> bool:
+    """Whether a condition on sizes holds; False where only the data can tell."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports sympy
+
+    return guard_or_false(condition)
+
+
+def _equal(a: Sizes, b: Sizes) -> bool:
+    return len(a) == len(b) and all(_known(i == j) for i, j in zip(a, b, strict=True))
+
+
+def _lie_alike(sizes: Sizes, a: Sizes, b: Sizes) -> bool:
+    """Whether two layouts are one: the stride of a dimension of size 1 addresses nothing, nor does
+    any where there is no element."""
+    if any(_known(n == 0) for n in sizes):
+        return True
+    return all(_known(n == 1) or _known(i == j) for n, i, j in zip(sizes, a, b, strict=True))
+
+
+def _dense_strides(sizes: Sizes, order: Sequence[int]) -> Sizes:
+    """Of dimensions in this order in memory, the innermost first."""
+    if list(order) == sorted(order, reverse=True):
+        return torch.empty(sizes, device="meta").stride()
+    strides, stride = [1] * len(sizes), 1
+    for d in order:
+        strides[d] = stride
+        stride *= sizes[d]
+    return strides
+
+
+def _broadcast_strides(t: Tensor, sizes: Sizes) -> Sizes:
+    lead = len(sizes) - t.dim()
+    dims = zip(t.shape, sizes[lead:], t.stride(), strict=True)
+    return [0] * lead + [stride if _known(own == wide) else 0 for own, wide, stride in dims]
+
+
+def _memory_order(sizes: Sizes, operands: Sequence[Sizes]) -> list[int]:
+    def compare(i: int, j: int) -> int:
+        for strides in operands:
+            if _known(strides[i] == 0) or _known(strides[j] == 0):
+                continue
+            if _known(strides[i] < strides[j]):
+                return -1
+            if _known(strides[i] > strides[j]) or _known(sizes[i] > sizes[j]):
+                return 1
+        return 0
+
+    order = list(range(len(sizes)))[::-1]
+    for following in range(1, len(order)):
+        at = following
+        for before in range(following - 1, -1, -1):
+            found = compare(order[before], order[at])
+            if found < 0:
+                break
+            if found > 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+    return order
+
+
+def _strides(sizes: Sizes, *tensors: Tensor) -> Sizes:
+    operands = [_broadcast_strides(t, sizes) for t in tensors]
+    strides, own = _dense_strides(sizes, _memory_order(sizes, operands)), operands[0]
+    one_layout = all(_equal(t.shape, sizes) for t in tensors) and all(
+        _equal(other, own) for other in operands
+    )
+    return own if one_layout and _lie_alike(sizes, own, strides) else strides
+
+
+def result_like(*tensors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An elementwise result of tensors that broadcast, in ``dtype`` or that of the first."""
+    first = tensors[0]
+    sizes = torch.broadcast_shapes(*(t.shape for t in tensors))
+    if first.device.type == "cpu" and dtype is not None:  # where torch casts its operands first
+        tensors = tuple(
+            t if t.dtype == dtype else t.new_empty_strided(t.shape, _strides(t.shape, t))
+            for t in tensors
+        )
+    if all(_equal(t.shape, sizes) for t in tensors):
+        contiguous, channels_last = range(len(sizes))[::-1], (1, 3, 2, 0)
+        for order in (contiguous, channels_last)[: 2 if len(sizes) == 4 else 1]:
+            strides = _dense_strides(sizes, order)
+            if all(_lie_alike(sizes, t.stride(), strides) for t in tensors):
+                return first.new_empty_strided(sizes, strides, dtype=dtype)
+    return first.new_empty_strided(sizes, _strides(sizes, *tensors), dtype=dtype)
