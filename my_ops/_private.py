@@ -88,6 +88,25 @@ def version(t: Tensor) -> int | None:
     return None if t.is_inference() else getattr(t, "_version", None)
 
 
+# ------------------------------------------------------------------------------------------ layers
+
+# What stands for a tensor while torch traces. Without these a traced nn.Linear is torch's linear.
+FakeTensor: Any = _torch("torch._subclasses.fake_tensor", "FakeTensor", Tensor)
+FunctionalTensor: Any = _torch("torch._subclasses.functional_tensor", "FunctionalTensor", Tensor)
+
+
+def hooked(module: torch.nn.Module) -> bool:
+    """Whether calling it may be more than its class's forward; True where torch does not tell."""
+    own = module.__dict__
+    return bool(
+        "forward" in own
+        or own.get("_forward_pre_hooks", True)
+        or own.get("_forward_hooks", True)
+        or own.get("_backward_pre_hooks", True)
+        or own.get("_backward_hooks", True)
+    )
+
+
 # ------------------------------------------------------------- autocast, precision, torch.compile
 
 _Guard: Any = _torch("torch._C", "_ExcludeDispatchKeyGuard", None)

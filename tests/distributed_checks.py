@@ -155,7 +155,9 @@ def batches_of_lltm(mesh):
     x = torch.randn(5, 4, 3, dtype=torch.float64)
     for layer, input, place in (
         (my_ops.nn.LLTM(3, 2, num_layers=2), x, Shard(1)),
+        (my_ops.nn.LLTM(3, 2, bias=False), x, Shard(1)),
         (my_ops.nn.LLTMCell(3, 2), x[0], Shard(0)),
+        (my_ops.nn.LLTMCell(3, 2, bias=False), x[0], Shard(0)),
     ):
         layer = layer.double()
         want = layer(input)[0]

@@ -283,7 +283,10 @@ def test_packed_without_state(device):
     rows = [torch.randn(n, 5, dtype=torch.float64, device=device) for n in (3, 6, 1)]
     packed = pack_sequence(rows, enforce_sorted=False)
     zero = torch.zeros(6, 3, 4, dtype=torch.float64, device=device)
+    calls = []
+    layer.register_forward_hook(lambda *_: calls.append(1))
     (got, state), (want, want_state) = layer(packed), layer(packed, (zero, zero))
+    assert len(calls) == 2
     assert torch.equal(got.data, want.data) and torch.equal(state[0], want_state[0])
     with pytest.raises(ValueError, match="LLTM: lengths must be None beside a PackedSequence"):
         layer(packed, None, torch.tensor([3, 6, 1], device=device))
@@ -399,7 +402,7 @@ def test_wrong_call(device, rejects):
     ):
         with rejects(error, match, x, h, c):
             layer(*arguments)
-    packed = pack_padded_sequence(x, [7, 7, 7])
+    packed = pack_padded_sequence(x, [5, 7, 6], enforce_sorted=False)
     for state, match in ((h, "LLTM: hx must be a pair"), ((h, None), "LLTM: c_0 must be a torch")):
         with rejects(TypeError, match, x, h, c):
             layer(packed, state)

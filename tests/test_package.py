@@ -181,7 +181,7 @@ def test_public_names():
     assert set(ops) <= set(my_ops.__all__)
     for name in my_ops.__all__:
         assert getattr(my_ops, name).__doc__
-    assert {"RoundSTE", "Linear", "LLTMCell", "LLTM"} <= set(my_ops.nn.__all__)
+    assert {"RoundSTE", "Linear", "LinearActivation", "LLTMCell", "LLTM"} == set(my_ops.nn.__all__)
     assert (PACKAGE / "py.typed").exists()
 
 

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
 from my_ops.reference import activate
 
-_PLAIN: tuple[type, ...] = (nn.Parameter, Tensor)
-try:  # private names, present in torch 2.10 to 2.15: without them a traced Linear is torch's linear
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    _PLAIN = (*_PLAIN, FakeTensor, FunctionalTensor)
-except ImportError:
-    pass
-
-# Private names of nn.Module; where one is missing, LinearActivation fuses nothing.
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
 
 
-def _is_plain(*tensors: Tensor) -> bool:
-    """Whether they are no tensor subclasses but those of torch's tracing, and DTensor.
+def _is_plain(t: Tensor) -> bool:
+    """Whether it is of no tensor subclass but those of torch's tracing, and DTensor.
 
     Others, such as quantized weights or nested inputs, know torch's linear and not the op.
     """
-    return all(type(t) in _PLAIN or hasattr(t, "placements") for t in tensors)
+    return type(t) in _PLAIN or hasattr(t, "placements")
+
+
+def _is_untouched(layer: nn.Module) -> bool:
+    """Whether calling it is ``Linear.forward`` and nothing else."""
+    return type(layer) is Linear and not hooked(layer)
 
 
 class Linear(nn.Linear):
@@ -47,7 +41,7 @@ class Linear(nn.Linear):
             return torch.ops.my_ops.linear(input, self.weight, self.bias)
         else:
             weight, bias = self.weight, self.bias
-            call = linear if _is_plain(input, weight) else F.linear
+            call = linear if _is_plain(input) and _is_plain(weight) else F.linear
             return call(input, weight, bias)
 
 
@@ -89,22 +83,19 @@ class LinearActivation(nn.Module):
 
     @property
     def _fused(self) -> bool:
-        """Whether calling ``self.linear`` is ``Linear.forward`` and nothing else."""
-        own: dict[str, Any] = self.linear.__dict__
-        return (
-            type(self.linear) is Linear
-            and "forward" not in own
-            and not any(own.get(name, True) for name in _HOOKS)
-        )
+        return _is_untouched(self.linear)
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.jit.is_scripting():
             if self._fused:
                 weight, bias = self.linear.weight, self.linear.bias
                 return torch.ops.my_ops.linear(input, weight, bias, self.activation)
-        elif self._fused and _is_plain(input, self.linear.weight):
-            weight, bias = self.linear.weight, self.linear.bias
-            return linear(input, weight, bias, activation=self.activation)
+        else:
+            inner = self.linear
+            if _is_untouched(inner):
+                weight, bias = inner.weight, inner.bias
+                if _is_plain(input) and _is_plain(weight):
+                    return linear(input, weight, bias, activation=self.activation)
         return activate(self.linear(input), self.activation)
 
     def extra_repr(self) -> str:

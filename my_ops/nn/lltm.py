@@ -99,18 +99,19 @@ class LLTMCell(_Parameters):
         else:
             h = hx[0].unsqueeze(0) if one else hx[0]
             c = hx[1].unsqueeze(0) if one else hx[1]
-        bias = _or_zeros(self.bias, self.weights)
+        weights = self.weights
+        bias = _or_zeros(self.bias, weights)
         if torch.jit.is_scripting():
-            h, c = torch.ops.my_ops.lltm_cell(x, self.weights, bias, h, c)
+            h, c = torch.ops.my_ops.lltm_cell(x, weights, bias, h, c)
         else:
-            h, c = lltm_cell(x, self.weights, bias, h, c)
+            h, c = lltm_cell(x, weights, bias, h, c)
         return (h.squeeze(0), c.squeeze(0)) if one else (h, c)
 
 
 class LLTMDirection(_Parameters):
     """One direction of one layer of :class:`LLTM`, over all steps of a call.
 
-    Shapes: as of :func:`my_ops.lltm`; the probabilities as of :class:`LLTM`.
+    Shapes: as of :func:`my_ops.lltm`; the probabilities as of :class:`LLTM`, None for 0.
     """
 
     def forward(
@@ -119,15 +120,15 @@ class LLTMDirection(_Parameters):
         h_0: Tensor,
         c_0: Tensor,
         lengths: Optional[Tensor],  # noqa: UP045
-        weight_dropout: float,
-        zoneout: float,
+        weight_dropout: Optional[float],  # noqa: UP045
+        zoneout: Optional[float],  # noqa: UP045
     ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         weights = self.weights
         bias = _or_zeros(self.bias, weights)
-        if self.training and weight_dropout > 0.0:
+        if weight_dropout is not None and self.training:
             recurrent = F.dropout(weights[:, : self.hidden_size], weight_dropout)
             weights = torch.cat([recurrent, weights[:, self.hidden_size :]], 1)
-        if zoneout > 0.0 and input.size(0) > 0:
+        if zoneout is not None and input.size(0) > 0:
             return self._steps(input, h_0, c_0, weights, bias, lengths, zoneout)
         if torch.jit.is_scripting():
             return torch.ops.my_ops.lltm(input, h_0, c_0, weights, bias, lengths)
@@ -201,6 +202,11 @@ class LLTM(nn.Module):
 
     __jit_unused_properties__ = ["all_weights"]  # noqa: RUF012
     proj_size = 0  # for what asks an nn.LSTM: LLTM has no projections
+    # What forward asks in place of the probabilities: torch.compile would begin anew at a float
+    # that is compared.
+    _has_dropout: bool
+    _has_weight_dropout: bool
+    _has_zoneout: bool
 
     def __init__(
         self,
@@ -221,7 +227,9 @@ class LLTM(nn.Module):
         _check_positive(
             "LLTM", input_size=input_size, hidden_size=hidden_size, num_layers=num_layers
         )
-        _check_probability("LLTM", dropout=dropout, weight_dropout=weight_dropout, zoneout=zoneout)
+        self.dropout = dropout
+        self.weight_dropout = weight_dropout
+        self.zoneout = zoneout
         if dropout > 0 and num_layers == 1:
             warnings.warn(
                 f"LLTM: dropout acts between layers, and there is one: dropout={dropout} has no "
@@ -233,10 +241,7 @@ class LLTM(nn.Module):
         self.num_layers = num_layers
         self.bias = bias
         self.batch_first = batch_first
-        self.dropout = float(dropout)
         self.bidirectional = bidirectional
-        self.weight_dropout = float(weight_dropout)
-        self.zoneout = float(zoneout)
         directions = 2 if bidirectional else 1
         sizes = [input_size] + [directions * hidden_size] * (num_layers - 1)
         self.cells = nn.ModuleList(
@@ -244,6 +249,13 @@ class LLTM(nn.Module):
             for size in sizes
             for _ in range(directions)
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("dropout", "weight_dropout", "zoneout"):
+            _check_probability("LLTM", name, value)
+            value = float(value)
+            super().__setattr__(f"_has_{name}", value > 0.0)
+        super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
         """Draws every parameter anew."""
@@ -291,6 +303,8 @@ class LLTM(nn.Module):
         if lengths is not None:
             _check_lengths(x, lengths)
 
+        weight_dropout = self.weight_dropout if self._has_weight_dropout else None
+        zoneout = self.zoneout if self._has_zoneout else None
         directions = 2 if self.bidirectional else 1
         h_n: List[Tensor] = []  # noqa: UP006
         c_n: List[Tensor] = []  # noqa: UP006
@@ -298,12 +312,12 @@ class LLTM(nn.Module):
         for k, cell in enumerate(self.cells):
             if k > 0 and k % directions == 0:
                 x = torch.cat(outputs, 2)
-                if self.training and self.dropout > 0.0:
-                    x = F.dropout(x, self.dropout)
+                if self._has_dropout:
+                    x = F.dropout(x, self.dropout, self.training)
                 outputs = []
             backward = k % directions == 1
             along = reverse(x, lengths) if backward else x
-            output, h, c = cell(along, h_0[k], c_0[k], lengths, self.weight_dropout, self.zoneout)
+            output, h, c = cell(along, h_0[k], c_0[k], lengths, weight_dropout, zoneout)
             outputs.append(reverse(output, lengths) if backward else output)
             h_n.append(h)
             c_n.append(c)
@@ -357,12 +371,13 @@ def _traced_call(layer: Any, input: Any, *others: Any) -> Any:
 
 
 def _check_arguments(layer: str, input: Any, hx: Any, lengths: Any = None) -> None:
-    check_tensor(layer, input=input)
-    if hx is not None:
+    if hx is None:
+        check_tensor(layer, input=input)
+    else:
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:
             got = f"{len(hx)} of them" if isinstance(hx, (tuple, list)) else type(hx).__name__
             raise TypeError(f"{layer}: hx must be a pair of tensors (h_0, c_0), got {got}")
-        check_tensor(layer, h_0=hx[0], c_0=hx[1])
+        check_tensor(layer, input=input, h_0=hx[0], c_0=hx[1])
     if lengths is not None:
         check_tensor(layer, lengths=lengths)
 
@@ -413,7 +428,6 @@ def _check_positive(layer: str, **sizes: Any) -> None:
             raise ValueError(f"{layer}: {name} must be a positive int, got {size!r}")
 
 
-def _check_probability(layer: str, **probabilities: Any) -> None:
-    for name, p in probabilities.items():
-        if not isinstance(p, (int, float)) or isinstance(p, bool) or not 0 <= p < 1:
-            raise ValueError(f"{layer}: {name} must be in [0, 1), got {p!r}")
+def _check_probability(layer: str, name: str, p: Any) -> None:
+    if not isinstance(p, (int, float)) or isinstance(p, bool) or not 0 <= p < 1:
+        raise ValueError(f"{layer}: {name} must be in [0, 1), got {p!r}")
