@@ -7,8 +7,10 @@ VENV := build/venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 SAY := @printf '\n%s\n'
+IN_BUILD := cd build && PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+PYTEST_HERE := python -m pytest -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
 SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
-  $(wildcard csrc/* kernels/* include/* tools/build/* my_ops/*.py my_ops/*/*.py) \
+  $(wildcard csrc/* kernels/* include/* tools/build/*.py my_ops/*.py my_ops/*/*.py) \
   $(shell find my_ops/include my_ops/share -type f)
 
 # Compiles into a wheel against the torch of the environment, after pip's CUDA compiler where the
@@ -19,28 +21,24 @@ WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
   $(PY) tools/build/progress.py build/compile.log \
   $(PIP) wheel -v --no-build-isolation --no-deps .
 
-.PHONY: demo test examples docs lint wheel gpu-check clean
+.PHONY: demo test examples docs lint wheel gpu-check asan mutants clean
 
 demo: build/runnable
 	$(SAY) 'Training two models side by side: about 3 minutes'
-	$(PY) examples/char_lm.py --output demo.png
+	@$(PY) examples/char_lm.py --output demo.png
 
 test: build/installed
 	$(SAY) 'Testing: about 8 minutes on two cores'
-	cd build && venv/bin/python -m pytest ../tests -c ../pyproject.toml --rootdir .. \
-	  -p no:cacheprovider -q $(PYTEST)
+	@$(IN_BUILD) $(PYTEST_HERE) ../tests $(PYTEST)
 
 # The programs of examples/, built and run as their READMEs say.
 examples: build/installed
-	cd build && PATH=$(CURDIR)/$(VENV)/bin:$$PATH venv/bin/python -m pytest ../examples \
-	  -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
+	$(IN_BUILD) $(PYTEST_HERE) ../examples
 
 # The guide, into build/site: its Python is run, its links are checked, a warning is an error.
 docs: build/installed
 	$(PIP) install -q 'mkdocs-material>=9.7' 'mkdocstrings[python]>=1' 'sybil>=9'
-	cd build && TORCH_EXTENSIONS_DIR=$(CURDIR)/build/extensions PATH=$(CURDIR)/$(VENV)/bin:$$PATH \
-	  venv/bin/python -m pytest ../docs -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q \
-	  -W default
+	$(IN_BUILD) TORCH_EXTENSIONS_DIR="$(CURDIR)/build/extensions" $(PYTEST_HERE) ../docs -W default
 	cd build && NO_MKDOCS_2_WARNING=1 venv/bin/python -m mkdocs build -q -f ../mkdocs.yml
 
 wheel: build/wheel
@@ -48,7 +46,7 @@ wheel: build/wheel
 # What the demo needs: my_ops with the kernels of this machine's GPUs, or of the CPU where there are
 # none. The wheel of `make test`, if that is what is installed, will do.
 build/runnable: $(SOURCES) build/environment
-	rm -rf build/installed build/demo
+	@rm -rf build/installed build/demo
 	@if test "$$MY_OPS_WITH_CUDA" != 0 && \
 	  $(PY) -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; \
 	then export TORCH_CUDA_ARCH_LIST=$${TORCH_CUDA_ARCH_LIST:-native}; \
@@ -56,39 +54,39 @@ build/runnable: $(SOURCES) build/environment
 	else export MY_OPS_WITH_CUDA=0; \
 	  printf '\nCompiling for the CPU: about 1 minute on two cores\n'; \
 	fi; $(WHEEL) -w build/demo
-	$(PIP) install -q --force-reinstall --no-deps build/demo/*.whl
-	touch $@
+	@$(PIP) install -q --force-reinstall --no-deps build/demo/*.whl
+	@touch $@
 
 # The wheel as a user installs it.
 build/installed: build/wheel
-	$(PIP) install -q --force-reinstall --no-deps dist/*.whl
-	cd build && venv/bin/python -c 'import my_ops; print("installed my_ops", my_ops.__version__)'
-	touch $@ build/runnable
+	@$(PIP) install -q --force-reinstall --no-deps dist/*.whl
+	@cd build && venv/bin/python -c 'import my_ops; print("installed my_ops", my_ops.__version__)'
+	@touch $@ build/runnable
 
 # Checked as users' machines will meet it.
 build/wheel: $(SOURCES) build/tools
-	rm -rf dist
+	@rm -rf dist
 	$(SAY) 'Compiling for the CPU and all GPUs: about 5 minutes on two cores'
-	$(WHEEL) -w dist
+	@$(WHEEL) -w dist
 	$(PY) tools/check_wheel.py dist/*.whl
-	touch $@
+	@touch $@
 
 build/tools: build/environment tools/requirements/audit.txt
 	$(SAY) 'Downloading what the tests and the checks use: 200 MB, half a minute'
-	$(PIP) install -r tools/requirements/audit.txt
-	$(PIP) install 'pytest>=8' 'hypothesis>=6.100' expecttest cmake pybind11 copier uv \
+	@$(PIP) install -r tools/requirements/audit.txt
+	@$(PIP) install 'pytest>=8' 'hypothesis>=6.100' expecttest cmake pybind11 copier uv \
 	  'mypy>=1.15' 'ruff>=0.14' 'clang-format==23.1.*'
-	touch $@
+	@touch $@
 
 build/environment: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo 'my_ops: there is no $(PYTHON) (Debian: apt install python3-venv)' >&2; exit 1; }
 	@$(PYTHON) tools/build/preflight.py
-	$(SAY) 'Downloading torch: 2.5 GB where its build has CUDA libraries, 2 minutes'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install "$${TORCH:-$$($(PY) tools/build/preflight.py torch)}" 'setuptools>=77' ninja \
+	$(SAY) 'Downloading torch: 2.8 GB with its CUDA libraries, 2 minutes'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install "$${TORCH:-$$($(PY) tools/build/preflight.py torch)}" 'setuptools>=77' ninja \
 	  numpy 'matplotlib>=3.8' 'tqdm>=4.66'
-	touch $@
+	@touch $@
 
 lint: build/tools
 	$(PIP) install -q check-jsonschema zizmor
@@ -106,6 +104,21 @@ lint: build/tools
 
 gpu-check:
 	tools/gpu_check.sh
+
+# The CPU kernels and their bindings under GCC's AddressSanitizer and UndefinedBehaviorSanitizer.
+SANITIZE := address,undefined -fno-sanitize-recover=undefined
+asan: build/environment
+	rm -rf build/asan && MY_OPS_WITH_CUDA=0 CFLAGS="-fsanitize=$(SANITIZE)" \
+	  $(PIP) install -q --no-build-isolation --no-deps --no-cache-dir --target build/asan .
+	$(IN_BUILD) PYTHONPATH=asan ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  $(PYTEST_HERE) $(addprefix ../tests/test_,$(addsuffix .py,elementwise c_api gemm lltm))
+
+# Random mistakes, one at a time, and which of them no test sees:
+# make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
+mutants: build/environment
+	$(PIP) install -q cosmic-ray
+	$(PY) tools/mutants.py $(MUTANTS)
 
 clean:
 	rm -rf build dist

@@ -97,8 +97,7 @@ def extension(cuda):
     names = ", ".join(archs)
     ext = cpp.CUDAExtension(
         "my_ops._C",
-        # Kernels first: a minute's compilation that starts last would leave the other cores idle.
-        [str(s.relative_to(HERE)) for s in [*sorted(HERE.glob("kernels/*.cu")), *sources]],
+        [str(s.relative_to(HERE)) for s in sorted([*sources, *HERE.glob("kernels/*.cu")])],
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
             "cxx": [*flags, "-Wall", f'-DMY_OPS_ARCHITECTURES="{names}"'],

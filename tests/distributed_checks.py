@@ -34,7 +34,7 @@ import my_ops
 import my_ops.distributed
 
 RANKS = 2
-LIMIT = 2.0**-36  # of float64 sums in another order
+LIMIT = 2.0**-45  # of float64 sums in another order
 OPS = {op.name: op for op in DIFFERENTIABLE}
 
 

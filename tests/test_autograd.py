@@ -5,14 +5,15 @@ import io
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from samples import DIFFERENTIABLE, as_tuple, leaves, named
+from samples import ACTIVATIONS, DIFFERENTIABLE, as_tuple, leaves, named
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 
 import my_ops
+from my_ops import reference
 
-LIMIT = 2.0**-40  # of float64 results that went through another order of the same operations
-FLOAT32_LIMIT = 2.0**-16  # of float32 sums of a few products, and of fused compiled kernels
+LIMIT = 2.0**-46  # of float64 results that went through another order of the same operations
+FLOAT32_LIMIT = 2.0**-19  # of float32 sums of a few products, and of fused compiled kernels
 
 SIZES = [7, 9, 11]  # equal to no other size of an op: dynamic sizes that are equal share a symbol
 
@@ -69,6 +70,20 @@ def test_gradient_on_the_dispatcher(op, device):
     assert_close(got, torch.autograd.grad(op(*tensors), tensors, grads))
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_recording_linear_changes_no_value(with_residual, activation, device):
+    """Recorded, the activation and the residual are applied apart from the product."""
+    shapes = (5, 3), (4, 3), (4,), (5, 4)
+    x, weight, bias, residual = leaves(
+        tuple(torch.randn(shape, dtype=torch.float64, device=device) for shape in shapes)
+    )
+    options = {"activation": activation, "residual": residual if with_residual else None}
+    got = my_ops.linear(x, weight, bias, **options)
+    with torch.no_grad():
+        assert_close(got, my_ops.linear(x, weight, bias, **options))
+
+
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_no_graph_without_a_need(op, device):
     tensors = op.tensors(2, torch.float32, device)
@@ -122,16 +137,11 @@ def test_func_jvp_and_nesting(op, device):
 def test_forward_ad_of_one_argument(op, device):
     tensors = [t.detach() for t in inputs(op, device)]
     for place, primal in enumerate(tensors):
-        tangent = torch.randn_like(primal)
-        found = []
-        for function in (op, op.reference):
-            with forward_ad.dual_level():
-                args = list(tensors)
-                args[place] = forward_ad.make_dual(primal, tangent)
-                found.append([forward_ad.unpack_dual(r) for r in as_tuple(function(*args))])
-        for ours, exact in zip(*found, strict=True):
-            assert ours.tangent is not None
-            assert_close((ours.primal, ours.tangent), (exact.primal, exact.tangent))
+        tangents = [torch.randn_like(primal) if i == place else None for i in range(len(tensors))]
+        for ours, exact in zip(
+            *(duals(f, tensors, tangents) for f in (op, op.reference)), strict=True
+        ):
+            assert_close(ours, exact)
 
 
 @pytest.mark.parametrize(**named(SMOOTH))
@@ -180,6 +190,51 @@ def test_overwritten_arguments_are_noticed(op, device):
         copies[0].zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(results, tensors, [torch.ones_like(r) for r in results])
+
+
+def duals(function, tensors, tangents):
+    """What ``function`` makes of tensors, some of which have a tangent, and its tangents."""
+    with forward_ad.dual_level():
+        args = [
+            t if dt is None else forward_ad.make_dual(t, dt)
+            for t, dt in zip(tensors, tangents, strict=True)
+        ]
+        return [tuple(forward_ad.unpack_dual(r)) for r in as_tuple(function(*args))]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("shapes", [((3, 1), (4,)), ((4,), (4,)), ((), (2, 3))])
+def test_custom_add_forward_ad_beside_integers(shapes, place, device):
+    """An integer operand has no tangent, and the tangent has the shape of the sum."""
+    tensors = [torch.randint(0, 9, shape, device=device) for shape in shapes]
+    tensors[place] = tensors[place].double()
+    tangents = [None, None]
+    tangents[place] = torch.randn_like(tensors[place])
+    want = duals(reference.custom_add, tensors, tangents)
+    assert_close(*[found[0] for found in (duals(my_ops.custom_add, tensors, tangents), want)])
+
+    def of_one(function):
+        def alone(t):
+            return function(*[t if i == place else other for i, other in enumerate(tensors)])
+
+        return torch.func.jvp(alone, (tensors[place],), (tangents[place],))
+
+    assert_close(of_one(my_ops.custom_add), want[0])
+
+
+@pytest.mark.parametrize(
+    **named([op for op in DIFFERENTIABLE if op.name in ("add_one", "round_ste")])
+)
+def test_in_place_on_a_dual_result_leaves_the_argument(op, device):
+    """Their tangent is the argument's, but no view of it."""
+    x, tangent = torch.randn(3, device=device), torch.randn(3, device=device)
+    before = tangent.clone()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        (result,) = op(dual)
+        result.mul_(2)
+        assert torch.equal(forward_ad.unpack_dual(dual).tangent, before)
+        assert torch.equal(forward_ad.unpack_dual(result).tangent, 2 * before)
 
 
 # ----------------------------------------------------------------------------------------- out=
@@ -241,6 +296,24 @@ def test_torchscript_of_the_ops(device):
         assert torch.equal(function(x, w), model(x, w))
         got = torch.autograd.grad(function(x, w).sum(), (x, w))
         assert_close(got, torch.autograd.grad(model(x, w).sum(), (x, w)), FLOAT32_LIMIT)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit's
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_traced_ops(op, device):
+    """With gradients: the op is in the graph, which is saved, loaded and differentiated."""
+    tensors = leaves(op.tensors(2, torch.float64, device))
+    traced = torch.jit.trace(lambda *ts: op(*ts), tensors, check_trace=False)
+    assert op.overload.name() in {node.kind() for node in traced.graph.nodes()}
+    saved = io.BytesIO()
+    torch.jit.save(traced, saved)
+    saved.seek(0)
+    want = op(*tensors)
+    got = as_tuple(torch.jit.load(saved)(*tensors))
+    assert_close(got, want)
+    grads = [torch.randn_like(r) for r in want]
+    got = torch.autograd.grad(got, tensors, grads)
+    assert_close(got, torch.autograd.grad(want, tensors, grads))
 
 
 def compiled_like_eager(op, backend, device, sizes):

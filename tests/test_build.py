@@ -45,12 +45,13 @@ def build(tmp_path, torch="__version__ = '2.13.0'", **environment):
     stand_in = tmp_path / "torch"
     stand_in.mkdir()
     (stand_in / "torch.py").write_text(torch)
+    path = os.pathsep.join([str(stand_in), environment.pop("PYTHONPATH", "")])
     ours = re.compile("MY_OPS_|CUDA_|TORCH_CUDA_|MAX_JOBS|CC$|CXX$")
     inherited = {name: value for name, value in os.environ.items() if not ours.match(name)}
     done = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path / "lib")],
         cwd=REPOSITORY,
-        env={**inherited, "PYTHONPATH": str(stand_in), "MAX_JOBS": "1", **environment},
+        env={**inherited, "PYTHONPATH": path, "MAX_JOBS": "1", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -375,6 +376,35 @@ def test_make_names_an_old_python_and_a_full_disk(tmp_path, monkeypatch):
     assert "0.0 GiB of free disk space is too little" in full
 
 
+def test_reasons_to_skip_are_counted(tmp_path):
+    """By the suite's conftest.py, in the one line that people read."""
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('i', range(3))\n"
+        "def test_cuda(cuda, i): pass\n"
+        "def test_other(): pytest.skip('needs luck')\n"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "conftest",
+            tmp_path,
+        ],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests"), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "\nskipped 3: needs a CUDA device\nskipped 1: needs luck\n" in done.stdout
+
+
 PROGRESS = [sys.executable, REPOSITORY / "tools/build/progress.py"]
 COMPILES = """
 echo '[1/2] c++ -O3 -c -c /somewhere/csrc/one.cpp -o /elsewhere/csrc/one.o'
@@ -431,7 +461,7 @@ def raised():
     for node in ast.walk(ast.parse((REPOSITORY / "my_ops/__main__.py").read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "add":
             yield message(node.args[0])
-    for node in ast.walk(ast.parse((REPOSITORY / "my_ops/_autograd.py").read_text())):
+    for node in ast.walk(ast.parse((REPOSITORY / "my_ops/_private.py").read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "warn":
             yield message(node.args[0])
     binding = (REPOSITORY / "csrc/binding_cuda.h").read_text()

