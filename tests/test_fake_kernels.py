@@ -136,7 +136,8 @@ def wrong_elsewise():
         {"x": T((2,), torch.bool)},
         ("x must have a real floating or integer dtype, got bool"),
     )
-    for dtype, shown in ((torch.complex64, "complex64"), (torch.float8_e5m2, "float8_e5m2")):
+    for dtype in (torch.bool, torch.complex64, torch.float8_e5m2):
+        shown = str(dtype).removeprefix("torch.")
         for name in ("a", "b"):
             yield (
                 "custom_add",
@@ -457,6 +458,26 @@ def test_refused(run, op, change, message, device):
         assert message in str(caught.value)
     else:
         assert str(caught.value) == message
+
+
+KINDS = {
+    "sparse": lambda t: t.to_sparse(),
+    "sparse-csr": lambda t: t.reshape(t.numel(), 1).to_sparse_csr(),
+    "quantized": lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
+    "nested": lambda t: torch.nested.nested_tensor([t, t]),
+    "jagged": lambda t: torch.nested.nested_tensor([t, t], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*nested", "ignore:.*quantize")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", [op for op in RIGHT if op != "fill_index"])
+def test_other_kinds_of_tensors_have_no_kernel(op, kind, device):
+    right = made(op, {}, device, device)
+    for name, value in right.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            with pytest.raises(NotImplementedError, match=op.split(".")[0]):
+                overload(op)(**(right | {name: KINDS[kind](value)}))
 
 
 @pytest.mark.parametrize("op", [op for op in RIGHT if op not in ("fill_index", "prepack")])

@@ -118,12 +118,13 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
         a, b: tensors of real floating or integer dtypes whose shapes broadcast.
 
     Returns:
-        A tensor of the broadcast shape and of ``torch.result_type(a, b)``. The gradient goes to
-        both, summed over broadcast dimensions.
+        A tensor of the broadcast shape, of ``torch.result_type(a, b)`` and of the strides of
+        ``a + b``. The gradient goes to both, summed over broadcast dimensions.
 
     Raises:
         TypeError: an argument is no tensor.
-        RuntimeError: shapes do not broadcast, devices differ, or a dtype is bool or complex.
+        RuntimeError: shapes do not broadcast, devices differ, a dtype is bool or complex, or torch
+            promotes the two to no dtype.
     """
     if has_torch_function((a, b)) and not is_compiling():
         return handle_torch_function(custom_add, (a, b), a, b)
