@@ -390,6 +390,15 @@ def test_transformer_encoder_layer(inference, device):
 # --------------------------------------------------------------------------------- torch.fx
 
 
+@pytest.mark.parametrize("kind", ["Linear", "LinearActivation"])
+def test_fx_traces_a_linear_layer(make, x):
+    layer = make()
+    traced = torch.fx.symbolic_trace(layer)
+    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert called == [my_ops.linear]
+    assert torch.equal(traced(x), layer(x))
+
+
 @pytest.mark.parametrize("kind", ["LLTMCell", "LLTM"])
 def test_fx_takes_a_recurrent_layer_as_it_is(kind, make, x):
     class Model(nn.Module):
