@@ -47,6 +47,7 @@ struct Cpu {
       const Tensor input = as_contiguous(s.input);
       const auto [weights_h, weights_x] = split_weights(s.weights, hidden);
       const Tensor packed_x = pack<T>(weights_x), packed_h = pack<T>(weights_h);
+      const Tensor workspace = empty(s.output, {batch, 6 * hidden});
       const cpu::LltmSteps<T> args{.input = in<T>(input),
                                    .bias = in<T>(s.bias),
                                    .weights_x = in<T>(packed_x),
@@ -58,6 +59,7 @@ struct Cpu {
                                    .c_n = out<T>(s.c_n),
                                    .gates = s.gates ? out<T>(*s.gates) : nullptr,
                                    .cells = s.cells ? out<T>(*s.cells) : nullptr,
+                                   .workspace = out<T>(workspace),
                                    .steps = steps,
                                    .batch = batch,
                                    .inputs = input.size(2),

@@ -97,6 +97,7 @@ struct LltmSteps {
   T* c_n;                  // [batch, hidden]
   T* gates;                // [steps, batch, 3, hidden] activated i, o, g for backward, or null
   T* cells;                // [steps, batch, hidden] for backward, or null
+  T* workspace;            // [batch, 2, 3, hidden]
   int64_t steps, batch, inputs, hidden;
 };
 

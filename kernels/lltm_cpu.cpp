@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "lltm_product_cpu.h"
 
@@ -114,22 +113,23 @@ constexpr int64_t kRows = 16;  // rows that walk the steps together: what a step
 template <typename T>
 void sequence(const LltmSteps<T>& args, int64_t begin, int64_t end) {
   const int64_t inputs = args.inputs, hidden = args.hidden, all = args.batch * hidden;
-  std::vector<T> gates_x(kRows * 3 * hidden), gates_h(kRows * 3 * hidden);
+  T* gates_x = args.workspace + begin * 6 * hidden;
+  T* gates_h = gates_x + std::min(end - begin, kRows) * 3 * hidden;
   for (; begin < end; begin += kRows) {
     const int64_t first = begin * hidden, rows = std::min(end - begin, kRows);
     const T* h = args.h0 + first;
     const T* cell = args.c0 + first;
     for (int64_t t = 0; t < args.steps; ++t) {
-      multiply(args.input + (t * args.batch + begin) * inputs, inputs, args.weights_x,
-               gates_x.data(), 3 * hidden, rows, 3 * hidden, inputs);
+      multiply(args.input + (t * args.batch + begin) * inputs, inputs, args.weights_x, gates_x,
+               3 * hidden, rows, 3 * hidden, inputs);
       for (int64_t row = 0; args.lengths && row < rows; ++row) {
-        if (t >= args.lengths[begin + row]) shut(gates_x.data() + row * 3 * hidden, hidden);
+        if (t >= args.lengths[begin + row]) shut(gates_x + row * 3 * hidden, hidden);
       }
-      multiply(h, hidden, args.weights_h, gates_h.data(), 3 * hidden, rows, 3 * hidden, hidden);
+      multiply(h, hidden, args.weights_h, gates_h, 3 * hidden, rows, 3 * hidden, hidden);
       T* output = args.output + t * all + first;
       T* new_cell = (args.cells ? args.cells + t * all : args.c_n) + first;
-      lltm_cell<T>({.gates_x = gates_x.data(),
-                    .gates_h = gates_h.data(),
+      lltm_cell<T>({.gates_x = gates_x,
+                    .gates_h = gates_h,
                     .bias = args.bias,
                     .old_cell = cell,
                     .new_h = output,

@@ -60,9 +60,10 @@ def _is_weight(value: Tensor) -> bool:
 def _cast_once(weight: Tensor, dtype: torch.dtype) -> Tensor:
     casts, current = _region() or _Casts(), version(weight)
     known = casts.get((weight, dtype))
-    # What was cast without a gradient serves no call that records one.
-    if known and known[0] == current and known[1].requires_grad >= torch.is_grad_enabled():
-        return known[1]
+    if known and known[0] == current:
+        cast = known[1]
+        if cast.requires_grad or not torch.is_grad_enabled():  # else made where none was recorded
+            return cast
     cast = weight.to(dtype)
     if type(cast) is Tensor:  # no fake one, of a weight that may be real
         _casts(weight.device)[weight, dtype] = current, cast

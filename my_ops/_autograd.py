@@ -149,7 +149,8 @@ def register_out(op: torch._ops.OpOverload, *names: str) -> Callable[..., None]:
                 f"{name}: out= does not support automatic differentiation, but one of the "
                 f"arguments {'requires grad' if recorded else 'has a tangent'}"
             )
-        if args[at].is_inference() and not is_inference_mode_enabled():
+        out = args[at]
+        if isinstance(out, Tensor) and out.is_inference() and not is_inference_mode_enabled():
             raise RuntimeError(
                 f"{name}: out must not be an inference tensor outside of torch.inference_mode()"
             )
@@ -159,7 +160,7 @@ def register_out(op: torch._ops.OpOverload, *names: str) -> Callable[..., None]:
         except RuntimeError as error:
             raise_clearer(error, op, names, args)
             raise
-        increment_version(args[at])
+        increment_version(out)
 
     def call(*args: Any) -> None:
         if is_compiling() or transforms_active():

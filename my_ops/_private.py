@@ -18,7 +18,10 @@ from torch.autograd import forward_ad
 
 
 def _torch(module: str, name: str, substitute: Any, lost: str = "") -> Any:
-    found = getattr(import_module(module), name, None)
+    try:
+        found = getattr(import_module(module), name, None)
+    except ImportError:
+        found = None
     if found is None and lost:
         warnings.warn(
             f"my_ops: torch {torch.__version__} lacks a private name that my_ops uses, "

@@ -45,12 +45,13 @@ def build(tmp_path, torch="__version__ = '2.13.0'", **environment):
     stand_in = tmp_path / "torch"
     stand_in.mkdir()
     (stand_in / "torch.py").write_text(torch)
+    path = os.pathsep.join([str(stand_in), environment.pop("PYTHONPATH", "")])
     ours = re.compile("MY_OPS_|CUDA_|TORCH_CUDA_|MAX_JOBS|CC$|CXX$")
     inherited = {name: value for name, value in os.environ.items() if not ours.match(name)}
     done = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path / "lib")],
         cwd=REPOSITORY,
-        env={**inherited, "PYTHONPATH": str(stand_in), "MAX_JOBS": "1", **environment},
+        env={**inherited, "PYTHONPATH": path, "MAX_JOBS": "1", **environment},
         capture_output=True,
         text=True,
         check=False,

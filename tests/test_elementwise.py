@@ -180,6 +180,34 @@ def test_custom_add_layouts(layout, device):
         assert torch.equal(my_ops.custom_add(a, b), reference.custom_add(a, b))
 
 
+def images(device):
+    """(1, 3, 4, 5), whose stride of the first dimension tells nothing, in many layouts."""
+    image = torch.randn(1, 3, 8, 5, device=device)
+    channels_last = image.to(memory_format=torch.channels_last)
+    return {
+        "contiguous": image[:, :, :4].contiguous(),
+        "channels-last": channels_last[:, :, :4].contiguous(memory_format=torch.channels_last),
+        "a-part": image[:, :, :4],
+        "a-part-of-channels-last": channels_last[:, :, :4],  # and still channels-last
+        "all-of-a-larger-batch": torch.randn(2, 3, 4, 5, device=device)[1:],
+        "channels-of-more": torch.randn(1, 6, 4, 5, device=device)[:, 3:],
+        "a-part-of-width-first": torch.randn(1, 9, 4, 3, device=device).permute(0, 3, 2, 1)[
+            ..., :5
+        ],
+        "expanded": image[:, :, :1, :1].expand(1, 3, 4, 5),
+    }
+
+
+@pytest.mark.parametrize("second", images("cpu"))
+@pytest.mark.parametrize("first", images("cpu"))
+def test_strides_are_torch_s(first, second, device):
+    a, b = images(device)[first], images(device)[second]
+    assert my_ops.add_one(a).stride() == (a + 1).stride()
+    for x, y in ((a, b), (a, b[0, 0]), (a[:, :1], b)):
+        assert my_ops.custom_add(x, y).stride() == (x + y).stride()
+    assert torch.ops.my_ops.d_sigmoid_backward(a, b).stride() == (a + b).stride()
+
+
 @pytest.mark.parametrize("offset", range(16))
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
 def test_every_alignment(dtype, offset, device):

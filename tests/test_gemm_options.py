@@ -248,7 +248,7 @@ def test_packed_wrong_arguments(cuda, rejects):
         (torch.cat([packed[:1], packed])[1:], "start at a multiple of 256 bytes.* 1 bytes beyond"),
         (packed[256:], "packed must be what prepack made of weight"),
         (packed.view(torch.int8), "packed must be what prepack made of weight"),
-        (packed.cpu(), "packed must be on the device of weight"),
+        (packed.cpu(), "packed must be on the device of x"),
     ):
         with rejects(RuntimeError, f"linear: .*{match}", x, weight):
             torch.ops.my_ops.linear(x, weight, packed=wrong)

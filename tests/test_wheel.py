@@ -162,6 +162,11 @@ def test_python_of_the_metadata(check, contents):
     assert finding == "it is for Python ['>=3.8'], not >=3.10"
 
 
+def test_folders_are_no_files(check):
+    """auditwheel writes an entry for each."""
+    assert check("contents", {"my_ops/": b"", "my_ops/ops/": b""}) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "finding"),
     [

@@ -159,7 +159,7 @@ def check_contents(wheel: Wheel) -> Iterator[str]:
     endings = (".py", ".typed", ".h", ".cmake")
     tree = (p for p in (ROOT / "my_ops").rglob("*") if p.suffix in endings or p.name in endings)
     expected = {p.relative_to(ROOT).as_posix() for p in tree} | MADE
-    found = {name for name in wheel.names if ".dist-info/" not in name}
+    found = {n for n in wheel.names if ".dist-info/" not in n and not n.endswith("/")}
     for name in sorted(expected - found):
         yield f"{name} is missing"
     for name in sorted(found - expected):

@@ -159,7 +159,7 @@ class _DSigmoid(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
-        return ops.d_sigmoid_backward(grad, z)
+        return _d_sigmoid_backward(grad, z)
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class _DSigmoidBackward(torch.autograd.Function):
 
 
 _d_sigmoid = register_gradient(ops.d_sigmoid.default, _DSigmoid)
-register_gradient(ops.d_sigmoid_backward.default, _DSigmoidBackward)
+_d_sigmoid_backward = register_gradient(ops.d_sigmoid_backward.default, _DSigmoidBackward)
 
 
 def d_sigmoid(z: Tensor) -> Tensor:

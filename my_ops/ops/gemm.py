@@ -79,9 +79,9 @@ class _Gemm(torch.autograd.Function):
         a, b = ctx.saved_tensors
         grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
-            grad_a = _sum_batch(ops.gemm(grad, b.mT, ctx.precision), a)
+            grad_a = _sum_batch(_gemm(grad, b.mT, ctx.precision), a)
         if ctx.needs_input_grad[1]:
-            grad_b = _sum_batch(ops.gemm(a.mT, grad, ctx.precision), b)
+            grad_b = _sum_batch(_gemm(a.mT, grad, ctx.precision), b)
         return grad_a, grad_b, None
 
     @staticmethod
@@ -207,11 +207,11 @@ class _Linear(torch.autograd.Function):
             grad = activation_backward(grad, _Linear._before(ctx.precision, *saved), ctx.activation)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = ops.linear(grad, weight.mT, None, "none", None, ctx.precision)
+            grad_x = _linear(grad, weight.mT, None, "none", None, ctx.precision, None)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             grad_rows, x_rows = as_rows(grad, x)
             if ctx.needs_input_grad[1]:
-                grad_weight = ops.gemm(grad_rows.mT, x_rows, ctx.precision)
+                grad_weight = _gemm(grad_rows.mT, x_rows, ctx.precision)
             if ctx.needs_input_grad[2]:
                 grad_bias = grad_rows.sum(0)
         return grad_x, grad_weight, grad_bias, None, grad_residual, None, None

@@ -23,7 +23,7 @@ OLDEST_TORCH = (2, 10)
 OLDEST_CUDA = (12, 6)
 GIB = 1 << 30
 JOB_MEMORY = GIB  # of one compiler; nvcc compiles two architectures at a time
-DISK = 12 * GIB  # of the environment of `make test`, what pip keeps of the downloads included
+DISK = 10 * GIB  # while pip installs torch and its CUDA libraries, its own cache included
 
 # Machine code for each generation that the compiler knows (8.6 also runs on 8.9, 10.0 on 10.3,
 # 12.0 on 12.1), PTX for what comes. 9.0a: Hopper with its own matrix instructions.
