@@ -6,8 +6,10 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import aot_module
 from torch import nn
 from torch.func import functional_call, stack_module_state
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import fusion, parametrizations, parametrize, prune, skip_init
 from torch.utils.mkldnn import to_mkldnn
 
@@ -114,6 +116,32 @@ def test_the_activation_acts_on_what_its_linear_gives(compiled, change, device):
     want = (F.relu if layer.activation == "relu" else F.silu)(layer.linear(x))
     torch.testing.assert_close(got, want, rtol=LIMIT, atol=LIMIT)
     assert not torch.equal(got, before)
+
+
+@pytest.mark.parametrize("kind", ["Linear", "LinearActivation"])
+def test_traced_to_one_op(make, x):
+    layer, graphs = make(), []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph
+
+    def call(parameters, x):
+        return functional_call(layer, parameters, (x,))
+
+    with torch.no_grad():
+        aot_module(layer, keep)(x)
+        torch.compile(layer, fullgraph=True, backend=keep)(x)
+        for mode in ("real", "fake"):
+            graphs.append(make_fx(call, tracing_mode=mode)(dict(layer.named_parameters()), x))
+        for strict in (True, False):
+            graphs.append(torch.export.export(layer, (x,), strict=strict))
+    for graph in graphs:
+        called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+        assert called == [torch.ops.my_ops.linear.default]
+    assert len(graphs) == 6
+    scripted = [node.kind() for node in torch.jit.script(layer).inlined_graph.nodes()]
+    assert [kind for kind in scripted if not kind.startswith("prim::")] == ["my_ops::linear"]
 
 
 class Doubled(nn.Module):
@@ -360,6 +388,15 @@ def test_transformer_encoder_layer(inference, device):
 
 
 # --------------------------------------------------------------------------------- torch.fx
+
+
+@pytest.mark.parametrize("kind", ["Linear", "LinearActivation"])
+def test_fx_traces_a_linear_layer(make, x):
+    layer = make()
+    traced = torch.fx.symbolic_trace(layer)
+    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert called == [my_ops.linear]
+    assert torch.equal(traced(x), layer(x))
 
 
 @pytest.mark.parametrize("kind", ["LLTMCell", "LLTM"])

@@ -30,10 +30,11 @@ class Linear(nn.Linear):
     """``torch.nn.Linear`` by :func:`my_ops.linear`.
 
     It is a ``torch.nn.Linear`` in everything: arguments, parameters, their initialisation, state
-    dict, and for tools that look for one, to read, replace or wrap it. A weight of a tensor
-    subclass, such as a quantized one, goes to ``torch.nn.functional.linear``, but for ``DTensor``.
-    In TorchScript float32 has its full precision, but for products that go to cuBLAS where torch
-    lets that use TF32.
+    dict, and for tools that look for one, to read, replace or wrap it. (Those that ask for the
+    exact type, such as ``quantize_dynamic``, take it after ``layer.__class__ = torch.nn.Linear``.)
+    Weights and inputs of tensor subclasses, such as quantized or nested ones, go to
+    ``torch.nn.functional.linear``, but for ``DTensor``. In TorchScript float32 has its full
+    precision, but for products that go to cuBLAS where torch lets that use TF32.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -48,8 +49,8 @@ class Linear(nn.Linear):
 class LinearActivation(nn.Module):
     """A :class:`Linear` and an activation, in one kernel: see :func:`my_ops.linear`.
 
-    It computes ``activation(self.linear(input))``, and so it does where ``self.linear`` has been
-    replaced, wrapped or hooked, one after the other.
+    The layer is no ``torch.nn.Linear``, its part ``linear`` is one: where a tool has replaced,
+    wrapped or hooked that, it is called, and the activation applied to what it returns.
 
     Args:
         in_features, out_features, bias, device, dtype: as for ``torch.nn.Linear``.

@@ -52,8 +52,10 @@ class _Parameters(nn.Module):
 
 
 def _or_zeros(bias: Optional[Tensor], weights: Tensor) -> Tensor:  # noqa: UP045
-    """The ops' bias. Made anew each call: a buffer would be left out of what meta and sharded
-    parameters go through."""
+    """The bias of an op, which takes no None.
+
+    Made anew each call: a buffer would not go through what fills, casts and shards parameters.
+    """
     return weights.new_zeros(weights.size(0)) if bias is None else bias
 
 
@@ -145,7 +147,7 @@ class LLTMDirection(_Parameters):
         lengths: Optional[Tensor],  # noqa: UP045
         zoneout: float,
     ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
-        """With zoneout."""
+        """The same with zoneout."""
         if lengths is None:
             runs = torch.ones([x.size(0), x.size(1)], dtype=torch.bool, device=x.device)
         else:
@@ -328,7 +330,6 @@ class LLTM(nn.Module):
             return output.squeeze(1), (h.squeeze(1), c.squeeze(1))
         return (output.transpose(0, 1) if self.batch_first else output), (h, c)
 
-    @torch.jit.unused
     def _forward_packed(self, input: Any, hx: Any, lengths: Any) -> Any:
         """In the order of the packed data, where torch sorts the rows by length."""
         if lengths is not None:
@@ -360,9 +361,8 @@ class LLTM(nn.Module):
         return text
 
 
-@torch.jit.unused
 def _traced_call(layer: Any, input: Any, *others: Any) -> Any:
-    """A call under ``torch.fx``, which takes torch.nn's layers, and no others, as they are."""
+    """A call under ``torch.fx``: the layer as it is, as torch takes its own, and no others."""
     tracer = input.tracer
     path = tracer.path_of_module(layer)
     if not path:
