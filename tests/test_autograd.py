@@ -1,6 +1,8 @@
 """Gradients of every op: numerically, under torch.func, TorchScript, torch.compile, and of out=."""
 
 import io
+import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -336,6 +338,10 @@ def test_compile_to_one_graph(op, device):
     assert counter.frame_count == 2  # one for all sizes with gradients, one for none
 
 
+@pytest.mark.skipif(
+    not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    reason="torch's inductor needs Python's headers (Debian: apt install python3-dev)",
+)
 @pytest.mark.parametrize(
     **named([op for op in DIFFERENTIABLE if op.name in ("custom_add", "linear-gelu", "lltm")])
 )

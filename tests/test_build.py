@@ -307,7 +307,8 @@ def recorded_commit(folder, **environment):
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=folder,
-        env={**os.environ, **environment},
+        # No bytecode: git, told to add all, would have it, and every checkout would change it.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
         capture_output=True,
         text=True,
         check=True,
