@@ -3,6 +3,7 @@ elements."""
 
 import ctypes
 import functools
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -205,17 +206,20 @@ def test_memory_is_given_back(name, call, cuda):
     assert torch.cuda.memory_allocated() == before
 
 
-@pytest.fixture
-def refusing_stream(cuda):
+@contextmanager
+def refusing_stream():
     """A stream that refuses all work: a capture on it has been spoilt."""
     driver, stream = ctypes.CDLL("libcuda.so.1"), torch.cuda.Stream()
     handle, relaxed = ctypes.c_void_p(stream.cuda_stream), 2
     torch.utils.deterministic.fill_uninitialized_memory = False  # which is work
-    torch.cuda.synchronize()
+    torch.cuda.synchronize()  # refused itself while a stream captures
     assert driver.cuStreamBeginCapture_v2(handle, relaxed) == 0
     assert driver.cuStreamSynchronize(handle) != 0  # what spoils it
-    yield stream
-    driver.cuStreamEndCapture(handle, ctypes.byref(ctypes.c_void_p()))
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        driver.cuStreamEndCapture(handle, ctypes.byref(ctypes.c_void_p()))
 
 
 REFUSED = {  # on Hopper, what each way of launching runs; the operands' dtype and shapes
@@ -233,11 +237,10 @@ REFUSED = {  # on Hopper, what each way of launching runs; the operands' dtype a
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_launch_is_reported_once(name, refusing_stream, cuda):
+def test_a_refused_launch_is_reported_once(name, cuda):
     function, dtype, *shapes = REFUSED[name]
     inputs = [torch.randn(shape, device=cuda).to(dtype) for shape in shapes]
-    torch.cuda.synchronize()
-    with torch.cuda.stream(refusing_stream), pytest.raises(RuntimeError, match="CUDA"):
+    with refusing_stream(), pytest.raises(RuntimeError, match="CUDA"):
         function(*inputs)
     for _, op, tensors in calls():
         op(*(t.to(cuda) for t in tensors))
