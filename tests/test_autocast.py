@@ -252,7 +252,7 @@ def test_regions_of_several_threads(device):
 def test_weights_of_a_transform_are_cast_in_it(around, device):
     """A cast of a transform does not outlive it; a graph has no cast of another run in it."""
     x = torch.randn(2, 3, device=device)
-    layer = my_ops.nn.Linear(3, 4, activation="silu").to(device)
+    layer = my_ops.nn.LinearActivation(3, 4, activation="silu").to(device)
     twice = torch.nn.Sequential(layer, my_ops.nn.Linear(4, 3).to(device), layer)
 
     def run(x):
@@ -270,7 +270,7 @@ def test_weights_of_a_transform_are_cast_in_it(around, device):
         layer.zero_grad()
         y = run(x).float()
         y.sum().backward()
-        return y.detach(), layer.weight.grad
+        return y.detach(), layer.linear.weight.grad
 
     with torch.autocast(device, torch.bfloat16):
         first = results()
@@ -307,7 +307,7 @@ def test_a_layer_casts_its_parameters_once(device):
     """Over the steps of a sequence, as torch.nn.LSTMCell does."""
     x = torch.randn(5, 2, 3, device=device)
     cells = my_ops.nn.LLTMCell(3, 4).to(device), torch.nn.LSTMCell(3, 4).to(device)
-    linear = my_ops.nn.Linear(3, 4, activation="gelu").to(device)
+    linear = my_ops.nn.LinearActivation(3, 4, activation="gelu").to(device)
     with Casts() as casts, torch.autocast(device, torch.bfloat16):
         for cell in cells:
             state = None

@@ -202,7 +202,9 @@ def test_fx_packed_weight_and_sizes():
 
 
 def test_fx_traces_layers():
-    model = torch.nn.Sequential(my_ops.nn.Linear(3, 4, activation="gelu"), my_ops.nn.RoundSTE())
+    model = torch.nn.Sequential(
+        my_ops.nn.LinearActivation(3, 4, activation="gelu"), my_ops.nn.RoundSTE()
+    )
     graph, x = symbolic_trace(model), torch.randn(2, 3)
     assert torch.equal(graph(x), model(x))
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
