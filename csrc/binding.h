@@ -146,8 +146,8 @@ inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& ot
 
 inline void check_same_shape(const Tensor& t, const char* name, const Tensor& other,
                              const char* other_name, const char* op) {
-  check(t.sizes() == other.sizes(), op, ": ", name, " must have the shape of ", other_name,
-        ", got ", show(t), " and ", show(other));
+  check(std::ranges::equal(t.sizes(), other.sizes()), op, ": ", name, " must have the shape of ",
+        other_name, ", got ", show(t), " and ", show(other));
 }
 
 inline void check_shape(const Tensor& t, const char* name, const Sizes& want, const char* rule,

@@ -39,12 +39,16 @@ class Device {
   cudaStream_t stream_;
 };
 
-// A launch that this build cannot do on this machine: both sides, in one sentence.
-inline void check_build_fits(cudaError_t status, const char* op) {
+// Throws what a launcher has returned; where this build cannot run on this machine, both sides in
+// one sentence.
+inline void check_launch(cudaError_t status, const char* op) {
+  if (status == cudaSuccess) return;
   int device = 0, major = 0, minor = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  // It is reported here: left with the runtime, it would be reported again, of another call.
+  static_cast<void>(cudaGetLastError());
   const bool no_code =
       status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;
   check(!no_code, op, ": this GPU has compute capability ", major, ".", minor,
@@ -53,11 +57,7 @@ inline void check_build_fits(cudaError_t status, const char* op) {
   check(status != cudaErrorInsufficientDriver, op, ": the NVIDIA driver is too old for CUDA ",
         CUDART_VERSION / 1000, ", which this build of my_ops holds; `python -m my_ops` says which ",
         "build to install");
-}
-
-inline void check_launch(cudaError_t status, const char* op) {
-  if (status != cudaSuccess) check_build_fits(status, op);
-  check(status == cudaSuccess, op, ": CUDA launch failed: ", cudaGetErrorString(status), " (",
+  check(false, op, ": CUDA launch failed: ", cudaGetErrorString(status), " (",
         cudaGetErrorName(status), ")");
 }
 

@@ -1,6 +1,4 @@
-// The ops' schemas, and the module that carries them. Kernels: elementwise_*, gemm_*, lltm_*.cpp.
-#include <Python.h>
-
+// The ops' schemas; loading the module registers them. Kernels: elementwise_*, gemm_*, lltm_*.cpp.
 #include "elementwise_checks.h"
 
 namespace my_ops {
@@ -45,7 +43,7 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
   m.def("fill_index.out(Tensor(a!) out) -> ()");
   m.def("gemm(Tensor a, Tensor b, str? precision=None) -> Tensor");
   m.def("gemm.out(Tensor a, Tensor b, Tensor(a!) out, str? precision=None) -> ()");
-  m.def("_gemm_fp32_sm80(Tensor a, Tensor b) -> Tensor");
+  m.def("_gemm_fp32_sm80(Tensor a, Tensor b, int? shared_bytes=None) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, str activation='none',"
       " Tensor? residual=None, str? precision=None, Tensor? packed=None) -> Tensor");
@@ -78,13 +76,3 @@ STABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m) {
 }
 
 }  // namespace my_ops
-
-// An importable, empty module: loading the file is what registers the ops. The symbol is weak so
-// that a C++ program without Python can load the file too.
-#pragma weak PyModule_Create2
-
-PyMODINIT_FUNC PyInit__C() {
-  static PyModuleDef module = {
-      PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-  return PyModule_Create(&module);
-}

@@ -80,7 +80,7 @@ Order memory_order(const Sizes& sizes, const std::array<Sizes, kOperands>& opera
 template <typename... Tensors>
 Layout result_layout(const Sizes& sizes, const Tensors&... tensors) {
   const std::array operands{broadcast_strides(tensors, sizes)...};
-  const bool one_shape = (... && (tensors.sizes() == sizes));
+  const bool one_shape = (... && std::ranges::equal(tensors.sizes(), sizes));
   if (one_shape && sizes.size() == 4) {
     const Order channels_last{1, 3, 2, 0};
     const Sizes strides = dense_strides(sizes, channels_last);
@@ -173,7 +173,8 @@ inline Binary binary(const Tensor& a, const Tensor& b, const Sizes& sizes, Scala
   Binary plan{cast(a, dtype), cast(b, dtype), {}, true, {}};
   // On the CPU torch casts its operands first, and their layouts are those of the casts.
   const Tensor &like_a = a.is_cuda() ? a : plan.a, &like_b = b.is_cuda() ? b : plan.b;
-  if (like_a.is_contiguous() && like_b.is_contiguous() && a.sizes() == b.sizes()) {
+  if (like_a.is_contiguous() && like_b.is_contiguous() &&
+      std::ranges::equal(a.sizes(), b.sizes())) {
     plan.out = empty(a, sizes, dtype);
     return plan;
   }

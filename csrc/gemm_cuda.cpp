@@ -42,16 +42,21 @@ Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precisi
   return out;
 }
 
-// The kernel that the router takes on compute capability 8.0, on any device: for the tests.
-Tensor gemm_fp32_sm80(const Tensor& a, const Tensor& b) {
+// The kernel that the router takes on compute capability 8.0, on any device, and as on one with
+// that much shared memory a block: for the tests.
+Tensor gemm_fp32_sm80(const Tensor& a, const Tensor& b, std::optional<int64_t> shared_bytes) {
   constexpr const char* op = "_gemm_fp32_sm80";
   check_gemm(a, b, op);
   check(a.scalar_type() == ScalarType::Float && a.dim() == 2 && b.dim() == 2, op,
         ": a and b must be float32 matrices, got ", show(a), " and ", show(b));
   const Device device(a);
   const Tensor out = empty(a, gemm_sizes(a, b));
+  if (out.numel() == 0) return out;
+  cuda::DeviceFacts facts;
+  check_launch(cuda::current_device(&facts), op);
+  if (shared_bytes) facts.shared_bytes = static_cast<int>(*shared_bytes);
   const auto args = gemm_args<float, float>(product(a, b, out), std::nullopt);
-  check_launch(cuda::gemm_fp32_sm80(args, device.stream()), op);
+  check_launch(cuda::gemm_fp32_sm80(args, facts, device.stream()), op);
   return out;
 }
 
@@ -78,13 +83,31 @@ cuda::PackArgs pack_args(const Tensor& weight) {
 Tensor prepack(const Tensor& weight) {
   check_prepack(weight);
   const Device device(weight);
-  if (weight.scalar_type() != ScalarType::Float) return empty(weight, {0}, ScalarType::Byte);
+  const auto bytes = [&](int64_t count) { return empty(weight, {count}, ScalarType::Byte); };
+  if (weight.scalar_type() != ScalarType::Float) return bytes(0);
   const cuda::PackArgs args = pack_args(weight);
-  const Tensor packed = empty(weight, {cuda::gemm_packed_bytes(args)}, ScalarType::Byte);
-  if (packed.numel() > 0) {
-    check_launch(cuda::gemm_pack(args, packed.mutable_data_ptr(), device.stream()), "prepack");
-  }
+  if (!cuda::gemm_packs(args)) return bytes(0);
+  const Tensor packed = bytes(cuda::gemm_packed_bytes(args));
+  const Tensor workspace = bytes(cuda::gemm_pack_workspace(args));
+  check_launch(cuda::gemm_pack(args, packed.mutable_data_ptr(), workspace.mutable_data_ptr(),
+                               device.stream()),
+               "prepack");
   return packed;
+}
+
+// What prepack made of weight, or null; kernels other than Hopper's leave it aside.
+const void* packed_data(const std::optional<Tensor>& packed, const Tensor& weight) {
+  if (!packed) return nullptr;
+  if (packed->numel() == 0 || weight.scalar_type() != ScalarType::Float) return nullptr;
+  constexpr int64_t kAlign = 256;
+  const int64_t bytes = cuda::gemm_packed_bytes(pack_args(weight));
+  check(packed->numel() == bytes, "linear: packed must be what prepack made of weight, ", bytes,
+        " bytes, got ", show(*packed));
+  const int64_t offset = reinterpret_cast<uintptr_t>(packed->const_data_ptr()) % kAlign;
+  check(packed->is_contiguous() && offset == 0,
+        "linear: packed must be contiguous and start at a multiple of ", kAlign,
+        " bytes, got strides ", show(packed->strides()), ", ", offset, " bytes beyond one");
+  return packed->const_data_ptr();
 }
 
 // weight (out_features, in_features) as the b of a product.
@@ -105,8 +128,8 @@ bool library_fuses(const Tensor& weight, Activation activation,
 std::optional<Tensor> kernel_linear(const Tensor& x, const Tensor& weight,
                                     const std::optional<Tensor>& bias, Activation activation,
                                     const std::optional<Tensor>& residual,
-                                    const std::optional<Name>& precision,
-                                    const std::optional<Tensor>& packed, cudaStream_t stream) {
+                                    const std::optional<Name>& precision, const void* packed,
+                                    cudaStream_t stream) {
   const Tensor y = empty(x, linear_sizes(x, weight));
   const Product p = product(rows_of(x), transposed(weight), rows_of(y));
   bool launched = false;
@@ -120,14 +143,7 @@ std::optional<Tensor> kernel_linear(const Tensor& x, const Tensor& weight,
       args.residual_row = residual->stride(0);
       args.residual_col = residual->stride(1);
     }
-    if constexpr (std::is_same_v<T, float>) {
-      if (packed && packed->numel() > 0) {
-        const int64_t bytes = cuda::gemm_packed_bytes(pack_args(weight));
-        check(packed->numel() == bytes, "linear: packed must be what prepack made of weight, ",
-              bytes, " bytes, got ", show(*packed));
-        args.packed_b = packed->const_data_ptr();
-      }
-    }
+    args.packed_b = packed;
     launched = launch_gemm(args, x, stream, "linear");
   });
   return launched ? std::optional(y) : std::nullopt;
@@ -182,13 +198,14 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
               const Name& activation, const std::optional<Tensor>& residual,
               const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
   check_linear(x, weight, bias, activation, residual, precision, packed);
+  const void* const packed_b = packed_data(packed, weight);
   const Device device(x);
   const std::optional<Tensor> bias_ = as_contiguous(bias);
   const std::optional<Tensor> residual_ =
       residual ? std::optional(rows_of(*residual)) : std::nullopt;
   const Activation act = activation_of(activation);
   if (auto y =
-          kernel_linear(x, weight, bias_, act, residual_, precision, packed, device.stream())) {
+          kernel_linear(x, weight, bias_, act, residual_, precision, packed_b, device.stream())) {
     return *y;
   }
   if (x.element_size() == 2) {

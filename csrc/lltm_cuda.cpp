@@ -51,7 +51,7 @@ class Cuda {
   bool sequence(const SequenceTensors& s) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
     const auto supported = [&]<typename T>() {
-      return cuda::lltm_persistent_supported<T>(batch, hidden, s.output.get_device_index());
+      return cuda::lltm_persistent_supported<T>(batch, hidden);
     };
     return persistent(s.output, supported, [&]<typename T>() {
       const Tensor gates_x = gates_of_input(*this, s.input, s.weights, s.lengths, hidden);
@@ -80,7 +80,7 @@ class Cuda {
   bool sequence_backward(const SequenceBackwardTensors& s) const {
     const int64_t steps = s.cells.size(0), batch = s.cells.size(1), hidden = s.cells.size(2);
     const auto supported = [&]<typename T>() {
-      return cuda::lltm_persistent_backward_supported<T>(batch, hidden, s.gates.get_device_index());
+      return cuda::lltm_persistent_backward_supported<T>(batch, hidden);
     };
     return persistent(s.gates, supported, [&]<typename T>() {
       const auto dense = [](const std::optional<Tensor>& t) {

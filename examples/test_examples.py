@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from pathlib import Path
 
@@ -40,10 +41,6 @@ def output_of(program, *arguments, **environment):
 
 # Without a toolkit beside the GPU the programs build for the CPU.
 BUILDS_CUDA = torch.cuda.is_available() and cpp_extension.CUDA_HOME is not None
-CMAKE_FINDS_TORCH = pytest.mark.skipif(
-    torch.version.cuda is not None and cpp_extension.CUDA_HOME is None,
-    reason="CMake's package of a CUDA build of torch asks for a CUDA toolkit",
-)
 
 
 def compile_for_cuda(folder, *sources, include):
@@ -80,7 +77,6 @@ def test_ctypes_call():
     assert lines[2:] == ["CUDA: [0.1966 0.25   0.105 ]"] * torch.cuda.is_available()
 
 
-@CMAKE_FINDS_TORCH
 def test_cpp_host(tmp_path):
     output_of("cpp_host/make_models.py", tmp_path)
     prefix = f"{my_ops.cmake_prefix_path};{torch.utils.cmake_prefix_path}"
@@ -94,18 +90,30 @@ def test_cpp_host(tmp_path):
     ]
 
 
-@CMAKE_FINDS_TORCH
 def test_cmake(tmp_path):
-    run(
-        *("cmake", "-S", EXAMPLES / "cmake", "-B", tmp_path),
-        f"-DPython_EXECUTABLE={sys.executable}",
-        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
-    )
+    compiler = {"CUDACXX": f"{cpp_extension.CUDA_HOME}/bin/nvcc" if BUILDS_CUDA else "none"}
+    torch_folder = f"-DTORCH={Path(torch.__file__).parent}"
+    run("cmake", "-S", EXAMPLES / "cmake", "-B", tmp_path, torch_folder, **compiler)
     run("cmake", "--build", tmp_path, "--parallel")
     assert run(tmp_path / "program").splitlines() == ["gemm: 12"]
     lines = output_of("cmake/load.py", tmp_path / "libmy_ops.so").splitlines()
     assert lines[0] == "d_sigmoid: [0.1966, 0.25, 0.105]"
-    assert lines[1:] == ["CUDA: [0.1966, 0.25, 0.105]"] * torch.cuda.is_available()
+    cuda = "[0.1966, 0.25, 0.105]" if BUILDS_CUDA else "no kernels in this library"
+    assert lines[1:] == [f"CUDA: {cuda}"] * torch.cuda.is_available()
+
+
+def test_char_lm(tmp_path):
+    """Each error that it prints is below the bound at the foot of its column, where all is well."""
+    printed = run(sys.executable, EXAMPLES / "char_lm.py", "--steps", "2", cwd=tmp_path)
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert f"Plot in {tmp_path / 'demo.png'}." in printed
+    table = printed.partition("outputs | gradients\n")[2].splitlines()
+    number = r"\d\.\de[+-]\d\d|none"
+    *errors, bounds = [re.findall(number, line) for line in table if re.search(number, line)][:10]
+    assert len(bounds) == 6 and "none" not in bounds
+    for row in errors:
+        for error, bound in zip(row, bounds, strict=True):
+            assert error == "none" or float(error) <= float(bound)
 
 
 FIRST_OPERATOR = """
@@ -121,10 +129,13 @@ for device in ["cpu", "cuda"][: 1 + {cuda}]:
 def test_first_operator(tmp_path):
     source, site = tmp_path / "source", tmp_path / "site"
     shutil.copytree(EXAMPLES / "first_operator", source)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", tmp_path, source)
-    (wheel,) = tmp_path.glob("first_operator-*-cp310-abi3-*.whl")
-    run(*pip, "install", "--no-deps", "--target", site, wheel)
+    readme = (source / "README.md").read_text()
+    commands = "\n".join(re.findall("^    (.*)", readme, re.MULTILINE))
+    scripts = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+    here = {"PATH": scripts, "PYTHONPATH": str(site), "PIP_TARGET": str(site), "PIP_NO_DEPS": "1"}
+    printed = run("bash", "-ec", commands, cwd=source, **here)
+    assert f"prints `{printed.splitlines()[-1]}`" in readme
+    assert len(list(source.glob("dist/first_operator-*-py3-none-*.whl"))) == 1
     script = FIRST_OPERATOR.format(cuda=BUILDS_CUDA)
     lines = run(sys.executable, "-c", script, PYTHONPATH=str(site)).splitlines()
     assert lines == ["[9.0, 9.0] [6.0, 6.0]"] * (1 + BUILDS_CUDA)

@@ -54,7 +54,8 @@ def parallel(model: nn.Module, mesh: DeviceMesh, way: str, bf16: bool = False) -
         # every process runs it on the whole.
         shared = hasattr(model, "lltm")
         layout = Shard(1) if shared else Replicate()
-        plan = {"encode": ColwiseParallel(input_layouts=layout), "decode": RowwiseParallel()}
+        first = "encode.linear" if shared else "encode"
+        plan = {first: ColwiseParallel(input_layouts=layout), "decode": RowwiseParallel()}
         parallelize_module(model, mesh, plan)
         if shared:
             distribute_module(model, mesh)  # the other parameters: whole, on every process

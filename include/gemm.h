@@ -2,9 +2,11 @@
 // stream.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
+
+#ifdef MY_OPS_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 namespace my_ops {
 
@@ -46,6 +48,16 @@ struct GemmArgs {
   bool library_keeps_up() const { return library_tf32 && precision == Precision::kHigh; }
 };
 
+// A float b prepared once for many products, where that makes them faster: the parts its products
+// are made of. Element (z, l, j) lies at z * batch_stride + l * row_stride + j * col_stride.
+struct PackArgs {
+  const float* b;  // [batch, k, n]
+  int64_t batch, k, n;
+  int64_t batch_stride, row_stride, col_stride;
+};
+
+#ifdef MY_OPS_WITH_CUDA
+
 // T: double, float, __half, __nv_bfloat16; Out: T, or float for the 16-bit types. Products are
 // accumulated in float (double for double); float products on Hopper are made of several 16-bit
 // ones, as accurate as float's own (kernels/gemm_sm90.h). Any size may be 0; k = 0 gives
@@ -60,20 +72,17 @@ int64_t gemm_workspace(const GemmArgs<T, Out>& args);
 template <typename T, typename Out>
 cudaError_t gemm(const GemmArgs<T, Out>& args, void* workspace, cudaStream_t stream);
 
-// A float b prepared once for many products, where that makes them faster: the parts its products
-// are made of. Element (z, l, j) lies at z * batch_stride + l * row_stride + j * col_stride.
-struct PackArgs {
-  const float* b;  // [batch, k, n]
-  int64_t batch, k, n;
-  int64_t batch_stride, row_stride, col_stride;
-};
+// Whether products gain by a packed b on the current device.
+bool gemm_packs(const PackArgs& args);
 
-// Bytes of a packed b on the current device; 0 where products gain nothing from it.
+// Bytes of a packed b, on whatever device.
 int64_t gemm_packed_bytes(const PackArgs& args);
 
 // packed: gemm_packed_bytes() bytes, 256-byte aligned. Valid as GemmArgs<float, float>::packed_b,
-// with these sizes and values of b and any strides, until b changes.
-cudaError_t gemm_pack(const PackArgs& args, void* packed, cudaStream_t stream);
+// with these sizes and values of b, any strides, on every device, until b changes. workspace:
+// gemm_pack_workspace() bytes, as that of gemm.
+int64_t gemm_pack_workspace(const PackArgs& args);
+cudaError_t gemm_pack(const PackArgs& args, void* packed, void* workspace, cudaStream_t stream);
 
 // out[i][j] = activation(product[i][j] + bias[j]) + residual[i][j], outputs in all, rows of n, all
 // contiguous: the epilogue of linear behind a vendor library's product. T: __half, __nv_bfloat16;
@@ -81,6 +90,8 @@ cudaError_t gemm_pack(const PackArgs& args, void* packed, cudaStream_t stream);
 template <typename P, typename T>
 cudaError_t linear_epilogue(const P* product, const T* bias, const T* residual, T* out,
                             int64_t outputs, int64_t n, Activation activation, cudaStream_t stream);
+
+#endif
 
 }  // namespace cuda
 }  // namespace my_ops

@@ -52,14 +52,14 @@ struct LltmSequenceBackward {
   int64_t hidden;
 };
 
-// Whether one launch is the way to take: W_h on chip, all blocks resident together, and so few rows
-// that it beats a product and a cell for each step. Where this is false, the launchers below return
-// cudaErrorNotSupported.
+// Whether on the current device one launch is the way to take: W_h on chip, all blocks resident
+// together, and so few rows that it beats a product and a cell for each step. Where this is false,
+// the launchers below return cudaErrorNotSupported.
 template <typename T>
-bool lltm_persistent_supported(int64_t batch, int64_t hidden, int device);
+bool lltm_persistent_supported(int64_t batch, int64_t hidden);
 
 template <typename T>
-bool lltm_persistent_backward_supported(int64_t batch, int64_t hidden, int device);
+bool lltm_persistent_backward_supported(int64_t batch, int64_t hidden);
 
 // Bytes of scratch for the two directions, aligned to 16. The launcher initialises it; two launches
 // that may overlap need two of them.

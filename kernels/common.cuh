@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-namespace my_ops::cuda {
+#include "ceil_div.h"
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+namespace my_ops::cuda {
 
 // The arithmetic type of a storage type.
 template <typename T>

@@ -122,7 +122,7 @@ template <typename T>
 struct ExpConstants;
 template <>
 struct ExpConstants<float> {
-  static constexpr float kLow = -80.0f;    // exp(x) - 1 is -1 from -17 on
+  static constexpr float kLow = -87.33f;   // exp(x) is a normal number down to here
   static constexpr float kZero = -104.0f;  // exp(x) is 0 from here on
   static constexpr int kBias = 64;
   static constexpr float kUnbias = 0x1p-64f;
@@ -133,7 +133,7 @@ struct ExpConstants<float> {
 };
 template <>
 struct ExpConstants<double> {
-  static constexpr double kLow = -700.0;
+  static constexpr double kLow = -708.39;
   static constexpr double kZero = -746.0;
   static constexpr int kBias = 512;
   static constexpr double kUnbias = 0x1p-512;
@@ -143,17 +143,26 @@ struct ExpConstants<double> {
   static constexpr double kRound = 0x1.8p52;
 };
 
-// exp(x) - 1 for x <= 0, to about 2 ulp: x = n ln(2) + r, result = 2^n (exp(r) - 1) + (2^n - 1).
-// NaN stays NaN.
+// exp(x) and exp(x) - 1 for x <= 0, to about 2 ulp: x = n ln(2) + r, the second is
+// 2^n (exp(r) - 1) + (2^n - 1). NaN stays NaN.
 template <typename T>
-MY_OPS_INLINE T expm1_negative(T x) {
+struct Exp {
+  T value, minus_one;
+};
+template <typename T>
+MY_OPS_INLINE Exp<T> exp_and_expm1_negative(T x) {
   using E = ExpConstants<T>;
   const T clamped = x < E::kLow ? E::kLow : x;
   const T rounded = clamped * E::kLog2E + E::kRound;
   const T n = rounded - E::kRound;
   const T r = (clamped - n * E::kLn2High) - n * E::kLn2Low;
   const T scale = pow2(rounded, 0);
-  return scale * expm1_poly(r) + (scale - T(1));
+  const T m = expm1_poly(r);
+  return {x < E::kLow ? T(0) : scale * m + scale, scale * m + (scale - T(1))};
+}
+template <typename T>
+MY_OPS_INLINE T expm1_negative(T x) {
+  return exp_and_expm1_negative(x).minus_one;
 }
 
 // exp(x) for x <= 0, to about 2 ulp, subnormal results included; NaN stays NaN.
@@ -179,17 +188,17 @@ MY_OPS_INLINE T sigmoid(T x) {
   return (x < T(0) ? e : T(1)) / (T(1) + e);
 }
 
-// tanh and its derivative, which 1 - tanh^2 would give with the digits lost for large x.
+// tanh and its derivative, both without cancellation: 1 - tanh^2 would lose the digits for large x.
 template <typename T>
 struct Tanh {
   T value, slope;
 };
 template <typename T>
 MY_OPS_INLINE Tanh<T> tanh(T x) {
-  const T m = expm1_negative(T(2) * minus_abs(x));  // exp(-2|x|) - 1
+  const auto [e, m] = exp_and_expm1_negative(T(2) * minus_abs(x));
   const T inverse = T(1) / (m + T(2));
   const T magnitude = m * inverse;
-  return {x < T(0) ? magnitude : -magnitude, T(4) * (m + T(1)) * inverse * inverse};
+  return {x < T(0) ? magnitude : -magnitude, T(4) * e * inverse * inverse};
 }
 
 }  // namespace my_ops::cpu

@@ -1,47 +1,41 @@
-// What launchers ask of a device.
+// What the choice of a kernel asks of a device: plain numbers, so that the choice can be made for
+// any device on any machine.
 #pragma once
 
+#ifdef MY_OPS_WITH_CUDA
 #include <cuda_runtime_api.h>
+#endif
 
 namespace my_ops::cuda {
+
+// What a launch takes, where that is more than every device gives. Threads and registers are
+// bounded by __launch_bounds__, static shared memory by the compiler.
+struct Needs {
+  int code = 0;          // the compute capability that the kernel's body is compiled from, 80 or 90
+  int shared_bytes = 0;  // of a block, static and dynamic
+  int cluster = 1;       // blocks
+  int resident = 1;      // blocks that must run at once
+};
 
 struct DeviceFacts {
   int major = 0, minor = 0;  // compute capability
   int sm_count = 0;
+  int shared_bytes = 0;      // of a block, at most
+  int code = 0;              // compute capability of this build's code for it, 90 for 9.0; 0: none
+  bool hopper_code = false;  // that code is of 9.0a, which has Hopper's own instructions
 
   bool is(int wanted_major, int wanted_minor) const {
     return major == wanted_major && minor == wanted_minor;
   }
+  int max_cluster() const { return major < 9 ? 1 : major == 9 ? 16 : 8; }  // 16 is not portable
+  bool runs(const Needs& needs) const {
+    return needs.code <= code && needs.shared_bytes <= shared_bytes &&
+           needs.cluster <= max_cluster() && needs.resident <= sm_count;
+  }
 };
 
-inline cudaError_t query_device(int id, DeviceFacts* facts) {
-  const auto get = [&](int* value, cudaDeviceAttr attribute) {
-    return cudaDeviceGetAttribute(value, attribute, id);
-  };
-  if (auto err = get(&facts->major, cudaDevAttrComputeCapabilityMajor); err != cudaSuccess) {
-    return err;
-  }
-  if (auto err = get(&facts->minor, cudaDevAttrComputeCapabilityMinor); err != cudaSuccess) {
-    return err;
-  }
-  return get(&facts->sm_count, cudaDevAttrMultiProcessorCount);
-}
-
-inline cudaError_t current_device(DeviceFacts* facts) {
-  int id = 0;
-  if (auto err = cudaGetDevice(&id); err != cudaSuccess) return err;
-  return query_device(id, facts);
-}
-
-// Whether this build holds the kernel's body: on an architecture below the one that it needs (80,
-// or 90 for clusters) it is compiled empty.
-inline bool compiled_for(const void* kernel, int architecture) {
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
-    return false;
-  }
-  return attributes.ptxVersion >= architecture;
-}
+#ifdef MY_OPS_WITH_CUDA
+cudaError_t current_device(DeviceFacts* facts);
+#endif
 
 }  // namespace my_ops::cuda

@@ -3,9 +3,11 @@
 // the same kernel. Bound by memory: each byte is moved once.
 #include "elementwise.h"
 
+#include <climits>
 #include <type_traits>
 
 #include "common.cuh"
+#include "launch.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -102,9 +104,8 @@ bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % kVectorByt
 template <typename Op, int kSize, typename T, typename... In>
 cudaError_t launch_map(T* out, int64_t n, cudaStream_t stream, const In*... in) {
   if (n == 0) return cudaSuccess;
-  const int64_t blocks = ceil_div(n, int64_t{kThreads} * kSize);
-  map_kernel<Op, kSize><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(out, n, in...);
-  return cudaGetLastError();
+  return launch(map_kernel<Op, kSize, T, In...>, ceil_div(n, int64_t{kThreads} * kSize), kThreads,
+                0, stream, out, n, in...);
 }
 
 template <typename Op, typename T, typename... In>
@@ -157,17 +158,14 @@ cudaError_t launch_broadcast(const T* a, const T* b, T* out, const Broadcast& sh
   for (int d = 0; d < shape.dims; ++d) vectors *= shape.sizes[d];
   vectors /= kSize;
   if (vectors == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(ceil_div(vectors, kThreads));
-  if (vectors <= 0x7fffffff) {
-    broadcast_kernel<Op, kSize>
-        <<<blocks, kThreads, 0, stream>>>(a, b, out, shape, static_cast<uint32_t>(vectors));
-  } else {
-    broadcast_kernel<Op, kSize><<<blocks, kThreads, 0, stream>>>(a, b, out, shape, vectors);
-  }
-  return cudaGetLastError();
+  const auto run = [&]<typename Index>(Index count) {
+    return launch(broadcast_kernel<Op, kSize, Index, T>, ceil_div(vectors, kThreads), kThreads, 0,
+                  stream, a, b, out, shape, count);
+  };
+  return vectors <= INT_MAX ? run(static_cast<uint32_t>(vectors)) : run(vectors);
 }
 
-// Whether every vector of kSize neighbours lies within the innermost dimension and, in this
+// Whether every vector of `size` neighbours lies within the innermost dimension and, in this
 // operand, either is one aligned vector or repeats one element.
 bool vectorizes(const void* p, const Broadcast& shape, const int64_t* strides, int size) {
   const int inner = shape.dims - 1;
@@ -202,14 +200,11 @@ template <typename T, int kSize>
 cudaError_t launch_fill_index(T* out, int64_t height, int64_t width, cudaStream_t stream) {
   constexpr int64_t kExact = int64_t{1} << 24;  // float's; the other types count further
   constexpr int64_t kMaxRows = 65535;           // gridDim.y
-  const dim3 blocks(static_cast<unsigned>(ceil_div(width, int64_t{kFillThreads} * kSize)),
-                    static_cast<unsigned>(height < kMaxRows ? height : kMaxRows));
-  if (height + width <= kExact) {
-    fill_index_kernel<T, kSize, true><<<blocks, kFillThreads, 0, stream>>>(out, height, width);
-  } else {
-    fill_index_kernel<T, kSize, false><<<blocks, kFillThreads, 0, stream>>>(out, height, width);
-  }
-  return cudaGetLastError();
+  Blocks blocks = ceil_div(width, int64_t{kFillThreads} * kSize);
+  blocks.y = static_cast<unsigned>(height < kMaxRows ? height : kMaxRows);
+  const auto kernel = height + width <= kExact ? fill_index_kernel<T, kSize, true>
+                                               : fill_index_kernel<T, kSize, false>;
+  return launch(kernel, blocks, kFillThreads, 0, stream, out, height, width);
 }
 
 }  // namespace
@@ -230,7 +225,7 @@ template <typename T>
 cudaError_t my_ops::cuda::custom_add(const T* a, const T* b, T* out, const Broadcast& shape,
                                      cudaStream_t stream) {
   constexpr int kSize = kVectorBytes / sizeof(T);
-  return vectorizes(a, shape, shape.a_strides, kSize) &&
+  return aligned(out) && vectorizes(a, shape, shape.a_strides, kSize) &&
                  vectorizes(b, shape, shape.b_strides, kSize)
              ? launch_broadcast<CustomAdd, kSize>(a, b, out, shape, stream)
              : launch_broadcast<CustomAdd, 1>(a, b, out, shape, stream);

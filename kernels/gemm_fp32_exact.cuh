@@ -19,7 +19,7 @@ __device__ __forceinline__ void exact_barrier() {
   sm90::barrier_sync(kBarrier, kExactThreads);
 }
 
-struct ExactSmem {
+struct alignas(16) ExactSmem {  // read in vectors of four
   float a[kExactK][kExactTile + 4];
   float b[kExactK][kExactTile + 4];
 };

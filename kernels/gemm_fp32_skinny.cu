@@ -11,16 +11,17 @@
 #include <algorithm>
 
 #include "copy_async.cuh"
-#include "device.h"
 #include "gemm_bf16_parts.cuh"
 #include "gemm_epilogue.cuh"
 #include "gemm_fp32_exact.cuh"
+#include "gemm_plan.h"
+#include "launch.cuh"
 #include "sm90.cuh"
 
 namespace my_ops::cuda {
 namespace {
 
-using Args = GemmArgs<float, float>;
+using namespace fp32_skinny;
 
 constexpr int kK = 32;            // of k, a stage
 constexpr int kChunks = kK / 16;  // of k, an mma
@@ -357,63 +358,36 @@ __global__ void __launch_bounds__(kReduceThreads)
 
 using FewRows = Kernel<1, 8, true>;
 using SmallOutput = Kernel<2, 4, true>;
+static_assert(FewRows::kM == kFewRows && SmallOutput::kM == kSmallOutputRows);
+static_assert(FewRows::kSmemBytes == kNeeds.shared_bytes);
+static_assert(SmallOutput::kSmemBytes <= kNeeds.shared_bytes);
 
-bool whole_vectors(const float* x, int64_t unit_stride, int64_t other_stride) {
-  return unit_stride == 1 && other_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-}
-bool b_wide(const Args& args) {
-  return whole_vectors(args.b, args.b_row, args.b_col) ||
-         whole_vectors(args.b, args.b_col, args.b_row);
-}
-
-cudaError_t make_skinny(const Args& args, void* workspace, Skinny* p) {
-  DeviceFacts device;
-  if (auto err = current_device(&device); err != cudaSuccess) return err;
-  const bool few = args.m <= FewRows::kM;
+Skinny make_skinny(const Args& args, const DeviceFacts& device, void* workspace) {
+  Skinny p{};
+  const bool few = args.m <= kFewRows;
   const int tile_m = few ? FewRows::kM : SmallOutput::kM;
   const int tile_n = few ? FewRows::kN : SmallOutput::kN;
   const int blocks_per_sm = few ? FewRows::kBlocksPerSm : SmallOutput::kBlocksPerSm;
-  p->args = args;
-  p->tiles_m = static_cast<int>(ceil_div(args.m, tile_m));
-  p->tiles_n = static_cast<int>(ceil_div(args.n, tile_n));
-  p->k_blocks = static_cast<int>(ceil_div(args.k, kK));
-  const int64_t tiles = p->tiles_m * p->tiles_n;
+  p.args = args;
+  p.tiles_m = static_cast<int>(ceil_div(args.m, tile_m));
+  p.tiles_n = static_cast<int>(ceil_div(args.n, tile_n));
+  p.k_blocks = static_cast<int>(ceil_div(args.k, kK));
+  const int64_t tiles = p.tiles_m * p.tiles_n;
   constexpr int kMinBlocks = 4;  // of k, per piece
   const int64_t splits =
-      std::min<int64_t>(blocks_per_sm * device.sm_count / tiles, p->k_blocks / kMinBlocks);
-  p->k_blocks_per_split = static_cast<int>(ceil_div(p->k_blocks, std::max<int64_t>(splits, 1)));
-  p->splits = static_cast<int>(ceil_div(p->k_blocks, p->k_blocks_per_split));
-  p->partial = static_cast<float*>(workspace);
-  p->error = p->partial + p->splits * args.m * args.n;
-  p->a_wide = whole_vectors(args.a, args.a_col, args.a_row);
-  p->b_wide = b_wide(args);
-  return cudaSuccess;
-}
-
-// Shapes at which the measured times beat a library's float GEMM and the split one.
-bool pays(const Args& args) {
-  constexpr int64_t kMinColumns = 256, kMinK = 1024, kMinWeight = int64_t{1} << 21;  // few rows
-  constexpr int64_t kMaxSide = 128, kMaxColumns = 8192, kMinLongK = 4096;            // otherwise
-  if (args.batch != 1 || args.m < 2 || args.m > 64 || args.k >= (1 << 28) || !b_wide(args)) {
-    return false;
-  }
-  if (args.m <= FewRows::kM) {
-    return args.n >= kMinColumns && args.n < (1 << 24) && args.k >= kMinK &&
-           args.n * args.k >= kMinWeight;
-  }
-  if (args.packed_b || args.n < SmallOutput::kM || args.k < kMinLongK) return false;
-  // With more rows, and b the other way round, the library is as fast but for the smallest outputs.
-  const bool k_fast = args.b_row == 1;
-  return args.n <= (args.m <= SmallOutput::kM || k_fast ? kMaxColumns : kMaxSide);
+      std::min<int64_t>(blocks_per_sm * device.sm_count / tiles, p.k_blocks / kMinBlocks);
+  p.k_blocks_per_split = static_cast<int>(ceil_div(p.k_blocks, std::max<int64_t>(splits, 1)));
+  p.splits = static_cast<int>(ceil_div(p.k_blocks, p.k_blocks_per_split));
+  p.partial = static_cast<float*>(workspace);
+  p.error = p.partial + p.splits * args.m * args.n;
+  p.a_wide = whole_vectors(args.a, args.a_col, args.a_row);
+  p.b_wide = b_wide(args);
+  return p;
 }
 
 template <typename K, auto kKernel>
 cudaError_t run(const Skinny& p, cudaStream_t stream) {
-  if (auto err =
-          cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::kSmemBytes);
-      err != cudaSuccess) {
-    return err;
-  }
+  if (auto err = allow_shared_bytes(kKernel, K::kSmemBytes); err != cudaSuccess) return err;
   const int64_t blocks = int64_t{p.tiles_m} * p.tiles_n * p.splits;
   if (auto err = sm90::launch_overlapped(kKernel, blocks, K::kThreads, K::kSmemBytes, 1, stream, p);
       err != cudaSuccess) {
@@ -439,24 +413,15 @@ cudaError_t run(const Skinny& p, cudaStream_t stream) {
 }  // namespace
 }  // namespace my_ops::cuda
 
-bool my_ops::cuda::gemm_fp32_skinny_supported(const GemmArgs<float, float>& args) {
-  if (args.library_keeps_up() || !pays(args)) return false;
-  DeviceFacts device;
-  if (current_device(&device) != cudaSuccess || !device.is(9, 0)) return false;
-  constexpr auto kKernel = fp32_skinny_kernel<1, 8, true>;
-  static const bool built = sm90::has_body(reinterpret_cast<const void*>(kKernel));
-  return built;
-}
-
-size_t my_ops::cuda::gemm_fp32_skinny_workspace(const GemmArgs<float, float>& args) {
-  Skinny p{};
-  if (make_skinny(args, nullptr, &p) != cudaSuccess) return 0;
+size_t my_ops::cuda::gemm_fp32_skinny_workspace(const GemmArgs<float, float>& args,
+                                                const DeviceFacts& device) {
+  const Skinny p = make_skinny(args, device, nullptr);
   return static_cast<size_t>(p.splits * (args.m * args.n + p.tiles_m * p.tiles_n)) * sizeof(float);
 }
 
-cudaError_t my_ops::cuda::gemm_fp32_skinny(const GemmArgs<float, float>& args, void* workspace,
+cudaError_t my_ops::cuda::gemm_fp32_skinny(const GemmArgs<float, float>& args,
+                                           const DeviceFacts& device, void* workspace,
                                            cudaStream_t stream) {
-  Skinny p{};
-  if (auto err = make_skinny(args, workspace, &p); err != cudaSuccess) return err;
-  return args.m <= FewRows::kM ? run<1, 8>(p, stream) : run<2, 4>(p, stream);
+  const Skinny p = make_skinny(args, device, workspace);
+  return args.m <= kFewRows ? run<1, 8>(p, stream) : run<2, 4>(p, stream);
 }

@@ -5,21 +5,19 @@
 
 #include <cstddef>
 
+#include "device.h"
 #include "gemm.h"
 
 namespace my_ops::cuda {
 
-// Whether gemm_fp32_skinny takes this problem on the current device, compute capability 9.0, and
-// has been measured to beat the other ways there.
-bool gemm_fp32_skinny_supported(const GemmArgs<float, float>& args);
+// Bytes of scratch for gemm_fp32_skinny.
+size_t gemm_fp32_skinny_workspace(const GemmArgs<float, float>& args, const DeviceFacts& device);
 
-// Bytes of scratch for gemm_fp32_skinny on the current device.
-size_t gemm_fp32_skinny_workspace(const GemmArgs<float, float>& args);
-
-// GEMM as gemm.h describes it, out of six bf16 products; outputs that these may spoil, Inf and NaN
-// are formed again in float arithmetic. Deterministic, stream-ordered, safe to capture in a graph.
+// GEMM as gemm.h describes it, where fp32_skinny::supported holds for the current device: out of
+// six bf16 products; outputs that these may spoil, Inf and NaN are formed again in float
+// arithmetic. Deterministic, stream-ordered, safe to capture in a graph.
 // workspace: gemm_fp32_skinny_workspace() bytes, 256-byte aligned, contents irrelevant.
-cudaError_t gemm_fp32_skinny(const GemmArgs<float, float>& args, void* workspace,
-                             cudaStream_t stream);
+cudaError_t gemm_fp32_skinny(const GemmArgs<float, float>& args, const DeviceFacts& device,
+                             void* workspace, cudaStream_t stream);
 
 }  // namespace my_ops::cuda

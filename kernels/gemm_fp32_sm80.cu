@@ -1,30 +1,28 @@
 // GEMM of floats out of six bf16 tensor-core products, of three parts of each operand.
-// Plan: a block forms 128 x 128 of out; a ring of 16 of k by cp.async, in whichever of the two
-// orders is contiguous in memory; operands are split in registers. Leading products are summed over
-// 8 of k from zero, the others over 16, and added with rounding (the tensor core truncates); sums
-// over 256 are formed on their own.
-// Bound by tensor cores: 6 * 2*m*n*k bf16 flop.
+// Plan: a block forms 128 x 128 of out; a ring of 16 of k by cp.async, of four stages or, where
+// shared memory is short, two, in whichever of the two orders is contiguous in memory; operands are
+// split in registers. Leading products are summed over 8 of k from zero, the others over 16, and
+// added with rounding (the tensor core truncates); sums over 256 are formed on their own. Bound by
+// tensor cores: 6 * 2*m*n*k bf16 flop.
 #include "gemm_fp32_sm80.h"
 
 #include <cuda_runtime.h>
 
-#include <climits>
-
 #include "copy_async.cuh"
-#include "device.h"
 #include "gemm_bf16_parts.cuh"
 #include "gemm_epilogue.cuh"
+#include "gemm_plan.h"
+#include "launch.cuh"
 
 namespace my_ops::cuda {
 namespace {
 
-constexpr int kTile = 128, kK = 16, kStages = 4;
+using namespace fp32_sm80;
+
 constexpr int kThreads = 256;         // 2 x 4 warps, each 64 x 32 of the tile
 constexpr int kPieceBlocks = 16;      // stages whose sum is formed on its own
 constexpr int kOperand = kTile * kK;  // floats of a stage
-constexpr int kSmemBytes = (kStages * 2 * kOperand + kTile * kTile) * 4;  // ring and sums
 
-constexpr int64_t kMinK = 96;              // from here on as accurate as a chain of float FMAs
 constexpr float kTinyProduct = 0x1p-126f;  // of smaller products, the last bits may be lost
 
 // One operand, seen as rows of k: a[m, k], or b[n, k].
@@ -200,29 +198,33 @@ struct Launch {
   GemmArgs<float, float> args;
   int64_t tiles_m, tiles_n;
   bool a_wide, b_wide;  // vectors of four are aligned
+  int stages;           // 4 or 2
 };
 
 template <bool kAKFast, bool kBKFast>
-__global__ void __launch_bounds__(kThreads)
-    fp32_sm80_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_constant__ Launch tiles) {
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) float smem[];
-  const GemmArgs<float, float>& args = launch.args;
+  const GemmArgs<float, float>& args = tiles.args;
   // Tiles in columns of 8 rows, so that blocks at work share operands in L2.
   constexpr int kGroup = 8;
-  const int64_t plane = launch.tiles_m * launch.tiles_n;
+  const int64_t plane = tiles.tiles_m * tiles.tiles_n;
   const int64_t z = blockIdx.x / plane, in_plane = blockIdx.x % plane;
-  const int64_t first = in_plane / (kGroup * launch.tiles_n) * kGroup;
-  const int64_t in_group = in_plane % (kGroup * launch.tiles_n);
-  const int64_t group_rows = min(int64_t{kGroup}, launch.tiles_m - first);
+  const int64_t first = in_plane / (kGroup * tiles.tiles_n) * kGroup;
+  const int64_t in_group = in_plane % (kGroup * tiles.tiles_n);
+  const int64_t group_rows = min(int64_t{kGroup}, tiles.tiles_m - first);
   const int64_t m0 = (first + in_group % group_rows) * kTile, n0 = in_group / group_rows * kTile;
   const auto clip = [](int64_t rows) { return static_cast<int>(min(rows, int64_t{kTile})); };
   const Operand a{args.a + z * args.a_batch + m0 * args.a_row, args.a_row, args.a_col,
-                  clip(args.m - m0), launch.a_wide};
+                  clip(args.m - m0), tiles.a_wide};
   const Operand b{args.b + z * args.b_batch + n0 * args.b_col, args.b_col, args.b_row,
-                  clip(args.n - n0), launch.b_wide};
+                  clip(args.n - n0), tiles.b_wide};
 
-  const auto stage_a = [&](int64_t block) { return smem + block % kStages * 2 * kOperand; };
+  const Sums sums{smem};
+  float* const ring = smem + kTile * kTile;
+  const auto stage_a = [&](int64_t block) {
+    return ring + (static_cast<int>(block) & (tiles.stages - 1)) * 2 * kOperand;
+  };
   const auto load = [&](int64_t block) {
     if (block * kK < args.k) {
       load_stage<kAKFast>(a, stage_a(block), block * kK, args.k);
@@ -230,16 +232,19 @@ __global__ void __launch_bounds__(kThreads)
     }
     copy_async_commit();
   };
-  for (int block = 0; block < kStages - 1; ++block) load(block);
+  for (int block = 0; block < tiles.stages - 1; ++block) load(block);
 
-  const Sums sums{smem + kStages * 2 * kOperand};
   sums.clear();
   float acc[kMmaM][kMmaN][4] = {};
   Range range;
   for (int64_t block = 0; block * kK < args.k; ++block) {
-    copy_async_wait_group<kStages - 2>();
+    if (tiles.stages == 4) {
+      copy_async_wait_group<2>();
+    } else {
+      copy_async_wait_group<0>();
+    }
     __syncthreads();  // this stage is filled, the one before has been read
-    load(block + kStages - 1);
+    load(block + tiles.stages - 1);
     multiply<kAKFast, kBKFast>(stage_a(block), stage_a(block) + kOperand, range, acc);
     if (block % kPieceBlocks == kPieceBlocks - 1) sums.take(acc);
   }
@@ -280,41 +285,27 @@ bool aligned(const float* x, int64_t batch_stride, int64_t row_stride, int64_t k
 }
 
 template <bool kAKFast, bool kBKFast>
-cudaError_t run(const Launch& launch, cudaStream_t stream) {
+cudaError_t run(const Launch& tiles, cudaStream_t stream) {
   const auto kernel = fp32_sm80_kernel<kAKFast, kBKFast>;
-  if (auto err =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-      err != cudaSuccess) {
-    return err;
-  }
-  const int64_t blocks = launch.args.batch * launch.tiles_m * launch.tiles_n;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kSmemBytes, stream>>>(launch);
-  return cudaGetLastError();
+  const size_t bytes = needs(tiles.stages).shared_bytes;
+  if (auto err = allow_shared_bytes(kernel, bytes); err != cudaSuccess) return err;
+  return launch(kernel, tiles.args.batch * tiles.tiles_m * tiles.tiles_n, kThreads, bytes, stream,
+                tiles);
 }
 
 }  // namespace
 }  // namespace my_ops::cuda
 
-bool my_ops::cuda::gemm_fp32_sm80_supported(const GemmArgs<float, float>& args) {
-  DeviceFacts device;
-  if (args.k < kMinK || current_device(&device) != cudaSuccess || device.major < 8) return false;
-  const double blocks =
-      static_cast<double>(args.batch) * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
-  if (blocks >= INT_MAX) return false;
-  // A tile for every multiprocessor at least, as k is not split.
-  const bool pays = device.is(8, 0) && !args.library_keeps_up() && blocks >= device.sm_count;
-  if (!pays && !args.library_falls_short()) return false;
-  static const bool built =
-      compiled_for(reinterpret_cast<const void*>(fp32_sm80_kernel<true, true>), 80);
-  return built;
-}
-
-cudaError_t my_ops::cuda::gemm_fp32_sm80(const GemmArgs<float, float>& args, cudaStream_t stream) {
-  const Launch launch{args, ceil_div(args.m, kTile), ceil_div(args.n, kTile),
-                      aligned(args.a, args.a_batch, args.a_row, args.a_col),
-                      aligned(args.b, args.b_batch, args.b_col, args.b_row)};
+cudaError_t my_ops::cuda::gemm_fp32_sm80(const GemmArgs<float, float>& args,
+                                         const DeviceFacts& device, cudaStream_t stream) {
+  const Launch tiles{args,
+                     ceil_div(args.m, kTile),
+                     ceil_div(args.n, kTile),
+                     aligned(args.a, args.a_batch, args.a_row, args.a_col),
+                     aligned(args.b, args.b_batch, args.b_col, args.b_row),
+                     stages(device)};
   if (args.a_col == 1) {
-    return args.b_row == 1 ? run<true, true>(launch, stream) : run<true, false>(launch, stream);
+    return args.b_row == 1 ? run<true, true>(tiles, stream) : run<true, false>(tiles, stream);
   }
-  return args.b_row == 1 ? run<false, true>(launch, stream) : run<false, false>(launch, stream);
+  return args.b_row == 1 ? run<false, true>(tiles, stream) : run<false, false>(tiles, stream);
 }

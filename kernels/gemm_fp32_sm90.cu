@@ -11,13 +11,13 @@
 #include <cstdint>
 
 #include "common.cuh"
-#include "device.h"
 #include "gemm_fp32_sm90_kernel.cuh"
+#include "launch.cuh"
 
 namespace my_ops::cuda {
 namespace {
 
-using Args = GemmArgs<float, float>;
+using namespace fp32_sm90;
 using LargeTile = Tile<128, 128, 2, 1>;
 using WideTile = Tile<128, 96, 2, 1>;
 using MediumTile = Tile<128, 64, 1, 2>;
@@ -78,97 +78,6 @@ struct Plan {
   int sm_count;
   size_t workspace;
 };
-
-// A batch of rows that share b is one tall matrix.
-Args merge_batch(Args args) {
-  const bool mergeable = args.b_batch == 0 && args.a_batch == args.m * args.a_row &&
-                         args.out_batch == args.m * args.out_row;
-  if (args.batch > 1 && mergeable) {
-    args.m *= args.batch;
-    args.batch = 1;
-  }
-  return args;
-}
-
-bool fits(const Args& args) {
-  constexpr int64_t kLimit = int64_t{1} << 29;  // row indices of three parts stay within int
-  const bool sizes = args.batch > 0 && args.m > 0 && args.n > 0 && args.k > 0 &&
-                     args.k < (1 << 24) && args.m < kLimit && args.n < kLimit &&
-                     args.batch < kLimit && args.batch * args.m < kLimit &&
-                     args.batch * args.n < kLimit;
-  return sizes && args.out_col == 1 &&
-         args.batch * ceil_div(args.m, 64) * ceil_div(args.n, 64) < kLimit;
-}
-
-// What a product costs and saves, of the elements that are split for it and of multiply-adds.
-struct Size {
-  double work, a, b;
-  bool a_strided, b_strided;  // k is not contiguous
-};
-
-Size size_of(const Args& args) {
-  const auto batch = static_cast<double>(args.batch), k = static_cast<double>(args.k);
-  return {.work = batch * args.m * args.n * k,
-          .a = (args.a_batch == 0 ? 1 : batch) * args.m * k,
-          .b = args.packed_b ? 0 : (args.b_batch == 0 ? 1 : batch) * args.n * k,
-          .a_strided = args.a_col != 1,
-          .b_strided = args.b_row != 1 && !args.packed_b};
-}
-
-constexpr int64_t kMinSide = 96, kMinK = 192;
-
-// Sizes at which the measured times beat a library's float GEMM: what the products save, in
-// multiply-adds of the library, has to pay for the launches and for the split of each element,
-// which is dearer where k is not contiguous, and takes two launches where it is long besides.
-bool pays(const Args& args) {
-  constexpr int64_t kMinRows = 9, kMinWeight = 2048;  // of a packed b: few rows, a large weight
-  if (args.packed_b && args.batch == 1 && args.m >= kMinRows && args.n >= kMinWeight &&
-      args.k >= kMinWeight) {
-    return true;
-  }
-  constexpr int64_t kLongK = 2048;
-  constexpr double kLaunches = 1.5e8, kSecondPass = 1.2e8, kContiguous = 100, kStrided = 150;
-  if (args.m < kMinSide || args.n < kMinSide || args.k < kMinK) return false;
-  const Size size = size_of(args);
-  const bool two_passes = (size.a_strided || size.b_strided) && args.k > kLongK;
-  return size.work >= kLaunches + (two_passes ? kSecondPass : 0) +
-                          size.a * (size.a_strided ? kStrided : kContiguous) +
-                          size.b * (size.b_strided ? kStrided : kContiguous);
-}
-
-// Sizes at which one product per element beats three.
-bool use_single(const Args& args) {
-  constexpr double kMinWork = 4e9;
-  return args.precision == Precision::kHigh && size_of(args).work >= kMinWork;
-}
-
-// Whether all rows, or columns where these are contiguous, are whole 16-byte vectors.
-bool whole_vectors(const Args& args) {
-  const auto whole = [](const float* x, int64_t batch, int64_t row, int64_t col) {
-    return reinterpret_cast<uintptr_t>(x) % 16 == 0 && batch % 4 == 0 &&
-           (row == 1 ? col : row) % 4 == 0;
-  };
-  return whole(args.a, args.a_batch, args.a_row, args.a_col) &&
-         whole(args.b, args.b_batch, args.b_row, args.b_col) &&
-         whole(args.out, args.out_batch, args.out_row, args.out_col);
-}
-
-// Sizes at which one product beats a library's of TF32. That needs no split, but whole vectors, and
-// is half as fast where k is contiguous in neither operand.
-bool pays_beside_tf32(const Args& args) {
-  constexpr double kLaunches = 8e9, kElement = 1100, kStrided = 2.3;
-  if (args.m < kMinSide || args.n < kMinSide || args.k < kMinK || !use_single(args)) return false;
-  if (!whole_vectors(args)) return true;
-  const Size size = size_of(args);
-  const bool strided = args.a_col != 1 && args.b_row != 1;
-  return size.work * (strided ? kStrided : 1) >= kLaunches + kElement * (size.a + size.b);
-}
-
-bool takes(const Args& args) {
-  if (args.library_falls_short()) return true;
-  if (args.library_keeps_up()) return pays_beside_tf32(args);
-  return pays(args);
-}
 
 // Where a library's tiles leave processors idle, or k is long, it may cut k, as its errors show:
 // its sums are then shorter, and the largest tiles', neither compensated nor in pieces, not always
@@ -276,10 +185,10 @@ struct Packed {
   uint16_t* parts;
   int32_t* exponent;
 
-  Packed(Arena* arena, const SplitOperand& op)
+  Packed(Arena* arena, int64_t rows, int64_t ld)
       : status(arena->take<uint8_t>(1)),
-        parts(arena->take<uint16_t>(2 * int64_t{op.batch} * op.rows * op.ld)),
-        exponent(arena->take<int32_t>(int64_t{op.batch} * op.rows)) {}
+        parts(arena->take<uint16_t>(2 * rows * ld)),
+        exponent(arena->take<int32_t>(rows)) {}
 };
 
 // What the fp16 split of an operand needs besides its parts.
@@ -299,7 +208,7 @@ void place(Plan* plan, void* workspace) {
     const int64_t rows = int64_t{op.batch} * op.rows;
     if (&op == &plan->split.operand[1] && plan->args.packed_b) {
       Arena given(const_cast<void*>(plan->args.packed_b));
-      const Packed packed(&given, op);
+      const Packed packed(&given, rows, op.ld);
       op.parts = packed.parts;
       op.exponent = packed.exponent;
       op.status = packed.status;
@@ -385,10 +294,8 @@ Plan make_plan(const Args& given, const DeviceFacts& device, void* workspace) {
 }
 
 template <typename Tile>
-cudaError_t encode_maps(const Plan& plan, int parts, uint16_t* a_parts, uint16_t* b_parts,
-                        ProductSource* source) {
-  sm90::TensorMapEncoder encoder;
-  if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
+cudaError_t encode_maps(const sm90::TensorMapEncoder& encoder, const Plan& plan, int parts,
+                        uint16_t* a_parts, uint16_t* b_parts, ProductSource* source) {
   const SplitOperand &a = plan.split.operand[0], &b = plan.split.operand[1];
   if (auto err =
           sm90::make_tensor_map(encoder, &source->a, a_parts, int64_t{parts} * plan.product.a_rows,
@@ -402,6 +309,8 @@ cudaError_t encode_maps(const Plan& plan, int parts, uint16_t* a_parts, uint16_t
 
 template <typename Scheme, typename Tile, typename FullTile = Tile>
 cudaError_t run(Plan* plan, cudaStream_t stream) {
+  sm90::TensorMapEncoder encoder;  // refused, if at all, before any launch
+  if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
   // The device starts while the host prepares the rest.
   Fp32Product& product = plan->product;
   if (auto err = split_fp16(plan->split, stream); err != cudaSuccess) return err;
@@ -410,21 +319,18 @@ cudaError_t run(Plan* plan, cudaStream_t stream) {
   }
   constexpr auto kKernel = fp32_product_kernel<Scheme, Tile, FullTile>;
   const SplitOperand &a = plan->split.operand[0], &b = plan->split.operand[1];
-  if (auto err = encode_maps<Tile>(*plan, Scheme::kParts, a.parts, b.parts, &product.fast);
+  if (auto err = encode_maps<Tile>(encoder, *plan, Scheme::kParts, a.parts, b.parts, &product.fast);
       err != cudaSuccess) {
     return err;
   }
   if (product.has_bf16) {
-    if (auto err = encode_maps<FullTile>(*plan, Bf16Scheme::kParts, a.wide, b.wide, &product.full);
+    if (auto err = encode_maps<FullTile>(encoder, *plan, Bf16Scheme::kParts, a.wide, b.wide,
+                                         &product.full);
         err != cudaSuccess) {
       return err;
     }
   }
-  if (auto err = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      sizeof(ProductSmem));
-      err != cudaSuccess) {
-    return err;
-  }
+  if (auto err = allow_shared_bytes(kKernel, sizeof(ProductSmem)); err != cudaSuccess) return err;
   const int units = std::max(product.fast.grid.units, product.full.grid.units);
   const int blocks = std::min(units, cluster_slots<Tile>(plan->sm_count)) * Tile::kCluster;
   if (auto err = sm90::launch_overlapped(kKernel, blocks, Tile::kThreads, sizeof(ProductSmem),
@@ -440,14 +346,14 @@ cudaError_t run(Plan* plan, cudaStream_t stream) {
                                  product);
 }
 
-// The split of b alone, with its scratch behind what is kept.
+// The split of b alone.
 struct PackPlan {
   Split split{};
   Packed packed;
-  size_t bytes;
+  size_t workspace;
 };
 
-PackPlan make_pack_plan(const PackArgs& args, int sm_count, void* memory) {
+PackPlan make_pack_plan(const PackArgs& args, int sm_count, void* kept, void* workspace) {
   Split split{};
   SplitOperand& b = split.operand[1];
   b = {.x = args.b,
@@ -461,8 +367,8 @@ PackPlan make_pack_plan(const PackArgs& args, int sm_count, void* memory) {
   split.fp16_parts = 2;
   plan_split(&split, sm_count);
   skip_operand(&split, 0);
-  Arena arena(memory);
-  const Packed packed(&arena, b);
+  Arena keeps(kept), arena(workspace);
+  const Packed packed(&keeps, int64_t{b.batch} * b.rows, b.ld);
   b.parts = packed.parts;
   b.exponent = packed.exponent;
   place_scratch(&arena, &b);
@@ -472,45 +378,40 @@ PackPlan make_pack_plan(const PackArgs& args, int sm_count, void* memory) {
 }  // namespace
 }  // namespace my_ops::cuda
 
-int64_t my_ops::cuda::gemm_packed_bytes(const PackArgs& args) {
+bool my_ops::cuda::gemm_packs(const PackArgs& args) {
   DeviceFacts device;
-  // A product of many rows, the case that gains most; small ones ignore packed_b.
-  const int64_t m = std::max(args.n, args.k);
-  Args product{};
-  product.batch = args.batch, product.m = m, product.n = args.n, product.k = args.k;
-  product.out_col = 1;
-  if (current_device(&device) != cudaSuccess || !gemm_fp32_sm90_supported(product)) return 0;
-  return static_cast<int64_t>(make_pack_plan(args, device.sm_count, nullptr).bytes);
+  return current_device(&device) == cudaSuccess && packs(args, device);
 }
 
-cudaError_t my_ops::cuda::gemm_pack(const PackArgs& args, void* packed, cudaStream_t stream) {
+int64_t my_ops::cuda::gemm_packed_bytes(const PackArgs& args) {
+  Arena arena(nullptr);
+  Packed(&arena, args.batch * args.n, ceil_div(args.k, kSplitBlockK) * kSplitBlockK);
+  return static_cast<int64_t>(arena.used());
+}
+
+int64_t my_ops::cuda::gemm_pack_workspace(const PackArgs& args) {
+  DeviceFacts device;
+  if (current_device(&device) != cudaSuccess) return 0;
+  return static_cast<int64_t>(make_pack_plan(args, device.sm_count, nullptr, nullptr).workspace);
+}
+
+cudaError_t my_ops::cuda::gemm_pack(const PackArgs& args, void* packed, void* workspace,
+                                    cudaStream_t stream) {
   DeviceFacts device;
   if (auto err = current_device(&device); err != cudaSuccess) return err;
-  const PackPlan plan = make_pack_plan(args, device.sm_count, packed);
+  const PackPlan plan = make_pack_plan(args, device.sm_count, packed, workspace);
   if (auto err = split_fp16(plan.split, stream); err != cudaSuccess) return err;
   return combine_status(plan.split, 1, plan.packed.status, stream);
 }
 
-bool my_ops::cuda::gemm_fp32_sm90_supported(const GemmArgs<float, float>& args) {
-  if (!fits(args) || !takes(merge_batch(args))) return false;
-  DeviceFacts device;
-  if (current_device(&device) != cudaSuccess || !device.is(9, 0)) return false;
-  constexpr auto kKernel = fp32_product_kernel<Fp16Scheme, LargeTile, LargeTile>;
-  static const bool built = sm90::has_body(reinterpret_cast<const void*>(kKernel));
-  return built;
-}
-
-size_t my_ops::cuda::gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args) {
-  DeviceFacts device;
-  if (current_device(&device) != cudaSuccess || !fits(args)) return 0;
+size_t my_ops::cuda::gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args,
+                                              const DeviceFacts& device) {
   return make_plan(args, device, nullptr).workspace;
 }
 
-cudaError_t my_ops::cuda::gemm_fp32_sm90(const GemmArgs<float, float>& args, void* workspace,
+cudaError_t my_ops::cuda::gemm_fp32_sm90(const GemmArgs<float, float>& args,
+                                         const DeviceFacts& device, void* workspace,
                                          cudaStream_t stream) {
-  DeviceFacts device;
-  if (auto err = current_device(&device); err != cudaSuccess) return err;
-  if (!device.is(9, 0) || !fits(args)) return cudaErrorNotSupported;
   Plan plan = make_plan(args, device, workspace);
   switch (plan.tile) {
     case TileChoice::kLarge:

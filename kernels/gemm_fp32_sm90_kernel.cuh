@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "gemm_fp32_exact.cuh"
+#include "gemm_fp32_sm90_plan.h"
 #include "gemm_fp32_sm90_tile.cuh"
 #include "sm90.cuh"
 #include "sm90_wgmma.cuh"
@@ -33,7 +34,7 @@ struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
     return unit / (static_cast<int>(gridDim.x) / Tile::kCluster) % (32 * kSpoiltWords);
   }
 };
-static_assert(sizeof(ProductSmem) <= 227 * 1024);
+static_assert(sizeof(ProductSmem) == fp32_sm90::kNeeds.shared_bytes);
 
 // The ring's layout for one scheme: [stage] { a [part][kM][kK], b [part][kN][kK] }.
 template <typename Scheme, typename Tile>
@@ -351,7 +352,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static_assert(Tile::kThreads == FullTile::kThreads && Tile::kClusterM == FullTile::kClusterM &&
                 Tile::kClusterN == FullTile::kClusterN);
-  extern __shared__ unsigned char raw_smem[];
+  extern __shared__ __align__(1024) unsigned char raw_smem[];
   ProductSmem& smem = *reinterpret_cast<ProductSmem*>(raw_smem);
   const ClusterPlace place = cluster_place<Tile>();
   if (threadIdx.x == 0) {

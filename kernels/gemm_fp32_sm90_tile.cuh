@@ -95,7 +95,8 @@ struct TileOrigin {
 // The exponents of a warpgroup's rows and columns: on their way to shared memory while the products
 // are summed.
 struct TileExponents {
-  int row[64], column[256];
+  int row[64];
+  alignas(8) int column[256];  // read in pairs
 
   template <int kN>
   __device__ __forceinline__ void load(const Fp32Product& p, const TileOrigin& origin, int row0) {
@@ -197,7 +198,7 @@ struct TileExponents {
 // Where a warp turns its sums, 16 rows of 32 columns at a time, so that its lanes store neighbours.
 struct TurnedPiece {
   static constexpr int kRows = 16, kColumns = 32;
-  float x[kRows * kColumns];
+  alignas(8) float x[kRows * kColumns];  // written in pairs
 
   // Exclusive-ored with the row: free of bank conflicts by rows and by the tensor core's order.
   __device__ __forceinline__ float* at(int row, int col) {

@@ -14,6 +14,7 @@
 #include <cuda_runtime.h>
 
 #include "gemm_epilogue.cuh"
+#include "gemm_half_sm90_plan.h"
 #include "sm90.cuh"
 #include "sm90_wgmma.cuh"
 
@@ -29,28 +30,6 @@ struct HalfProduct {
   int units_m, units_n, units;       // of a cluster's tiles each; units = units_m * units_n * batch
   bool a_repeats, b_repeats;         // the same matrix for every batch
   bool vector_out, vector_residual;  // the copy engine can write it; rows of 16-byte vectors
-};
-
-// Blocks of a cluster stand in a line along m and share their columns of b: each loads a part and
-// sends it to the others. Finishers work on whole vectors alone.
-template <int N, int Cluster, int Finishers = 0>
-struct HalfTile {
-  static constexpr int kM = 128, kN = N, kK = 64;
-  static constexpr int kCluster = Cluster;
-  static constexpr int kUnitM = kM * Cluster, kUnitN = N;
-  static constexpr int kConsumers = kM / 64;
-  static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
-  static constexpr int kBytesA = kM * kK * 2, kBytesB = kN * kK * 2;
-  static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kFinishers = Finishers;             // warps beside the producer's
-  static constexpr bool kDeferred = Finishers > 0;         // tiles are left to them
-  static constexpr int kPieces = kDeferred ? kN / 64 : 2;  // of the output, for each warp
-  static constexpr int kStages = (kDeferred ? 160 : 192) * 1024 / kStageBytes;
-  // Accumulators and epilogue need more than an even share of the registers.
-  static constexpr bool kMoveRegisters = N > 64;
-  static constexpr int kFewRegisters = kDeferred ? 88 : 40;
-  static constexpr int kManyRegisters = kDeferred ? 208 : 232;
 };
 
 constexpr int kBoxBytes = 64 * 64 * 2;
@@ -490,9 +469,9 @@ template <typename T, bool kAlongM, bool kAlongN, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     half_product_kernel(const __grid_constant__ HalfProduct<T> p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ unsigned char raw_smem[];
+  extern __shared__ __align__(1024) unsigned char raw_smem[];
   HalfSmem<Tile>& smem = *reinterpret_cast<HalfSmem<Tile>*>(raw_smem);
-  static_assert(sizeof(HalfSmem<Tile>) <= 227 * 1024);
+  static_assert(sizeof(HalfSmem<Tile>) == Tile::kSharedBytes);
   const int rank = Tile::kCluster == 1 ? 0 : sm90::cluster_ctarank();
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; ++i) {

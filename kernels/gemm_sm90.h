@@ -5,19 +5,17 @@
 
 #include <cstddef>
 
+#include "device.h"
 #include "gemm.h"
 
 namespace my_ops::cuda {
 
-// Whether gemm_fp32_sm90 takes this problem on the current device, compute capability 9.0, and has
-// been measured to beat the vendor library at such sizes, or has to serve because that falls short.
-bool gemm_fp32_sm90_supported(const GemmArgs<float, float>& args);
+// Bytes of scratch for gemm_fp32_sm90, for these sizes and strides.
+size_t gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args, const DeviceFacts& device);
 
-// Bytes of scratch for gemm_fp32_sm90 on the current device, for these sizes and strides.
-size_t gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args);
-
-// GEMM as gemm.h describes it, as accurate as a float GEMM: the mean of |error| / (|a| @ |b|) is at
-// or below that of float FMAs, and for k above a few hundred several times below.
+// GEMM as gemm.h describes it, where fp32_sm90::supported holds for the current device. As accurate
+// as a float GEMM: the mean of |error| / (|a| @ |b|) is at or below that of float FMAs, and for k
+// above a few hundred several times below.
 // The data decide, on the device, how each call multiplies:
 //   three fp16 products per element, if rows of a and columns of b span less than 2^27 in magnitude
 //     (a few strays per row are allowed, at an absolute error of 2^-50 of the row's maximum) and
@@ -29,8 +27,8 @@ size_t gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args);
 // Deterministic, stream-ordered, safe to capture in a graph.
 // workspace: gemm_fp32_sm90_workspace() bytes, 256-byte aligned, contents irrelevant before and
 // after; not shared with calls on other streams. cudaErrorNotSupported, before any launch, where
-// the device is another, a dimension is empty or out_col is not 1.
-cudaError_t gemm_fp32_sm90(const GemmArgs<float, float>& args, void* workspace,
-                           cudaStream_t stream);
+// the driver has no tensor maps.
+cudaError_t gemm_fp32_sm90(const GemmArgs<float, float>& args, const DeviceFacts& device,
+                           void* workspace, cudaStream_t stream);
 
 }  // namespace my_ops::cuda

@@ -11,12 +11,12 @@
 #include <climits>
 
 #include "gemm_epilogue.cuh"
+#include "gemm_plan.h"
+#include "launch.cuh"
 
 namespace my_ops::cuda {
 namespace {
 
-template <typename T>
-constexpr int kShortK = sizeof(T) == 8 ? 8 : 16;     // up to how long; read in one round of loads
 constexpr int kShortBits = 8, kShortColumnBits = 5;  // of a block's threads; of those along n first
 
 template <int kDepth, typename T, typename Out>
@@ -54,6 +54,7 @@ struct SmallTile {
   static constexpr int kDepth = std::max<int>(4, 16 / sizeof(T));  // of k, in flight a thread
   static constexpr int kPartialBytes = kSide * kSide * sizeof(compute_t<T>);  // a thread's sums
   static constexpr int kMaxBits = 10;  // of the threads of a block
+  static_assert(kPartialBytes << kMaxBits <= 48 * 1024, "every device gives as much unasked");
 };
 
 // How a block's threads share its work: powers of two along each dimension.
@@ -206,12 +207,9 @@ cudaError_t gemm_short(const GemmArgs<T, Out>& args, cudaStream_t stream) {
   if (m_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::m, stream);
   if (n_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::n, stream);
   const dim3 grid(args.batch, n_blocks, m_blocks);
-  if (args.k <= kShortK<T> / 2) {
-    gemm_short_kernel<kShortK<T> / 2><<<grid, block, 0, stream>>>(args);
-  } else {
-    gemm_short_kernel<kShortK<T>><<<grid, block, 0, stream>>>(args);
-  }
-  return cudaGetLastError();
+  return args.k <= kShortK<T> / 2
+             ? launch(gemm_short_kernel<kShortK<T> / 2, T, Out>, grid, block, 0, stream, args)
+             : launch(gemm_short_kernel<kShortK<T>, T, Out>, grid, block, 0, stream, args);
 }
 
 // For batch, m and n from 1 on, and k below 2^31.
@@ -243,8 +241,8 @@ cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream) {
   if (n_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::n, stream);
   const dim3 grid(args.batch, n_blocks, m_blocks);
   const int threads = 1 << (plan.k_bits + plan.n_bits + plan.m_bits);
-  gemm_small_kernel<<<grid, threads, threads * Tile::kPartialBytes, stream>>>(args, plan);
-  return cudaGetLastError();
+  return launch(gemm_small_kernel<T, Out>, grid, threads, threads * Tile::kPartialBytes, stream,
+                args, plan);
 }
 
 }  // namespace

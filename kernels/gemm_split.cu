@@ -7,7 +7,9 @@
 
 #include <algorithm>
 
+#include "gemm_fp32_sm90_plan.h"
 #include "gemm_split_device.cuh"
+#include "launch.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -144,7 +146,7 @@ template <int kGroup, int kVectors>
 __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
     split_first_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ float held[];
+  extern __shared__ __align__(16) float held[];  // filled in vectors of four
   sm90::griddepcontrol_launch_dependents();
   const int which = blockIdx.x >= split.blocks[0];
   const int block = blockIdx.x - (which ? split.blocks[0] : 0);
@@ -331,26 +333,25 @@ void my_ops::cuda::skip_operand(Split* split, int i) {
 cudaError_t my_ops::cuda::combine_status(const Split& split, int i, uint8_t* status,
                                          cudaStream_t stream) {
   const SplitOperand& op = split.operand[i];
-  combine_status_kernel<<<1, kThreads, 0, stream>>>({op.status, op.status_count}, status);
-  return cudaGetLastError();
+  return launch(combine_status_kernel, 1, kThreads, 0, stream,
+                SplitStatus{op.status, op.status_count}, status);
 }
 
 cudaError_t my_ops::cuda::split_fp16(const Split& split, cudaStream_t stream) {
   const SplitKernel first = row_shape(split.operand[0].k).kernel;
-  constexpr int kMaxSmem = column_index(0, kMaxColumnK) * sizeof(float);
+  constexpr int kMaxSmem = column_index(0, kMaxColumnK) * sizeof(float), kMaxStatic = 8 * 1024;
+  static_assert(kMaxSmem + kMaxStatic <= fp32_sm90::kNeeds.shared_bytes);
   int smem = 0;
   for (const SplitOperand& op : split.operand) {
     if (op.mode == SplitMode::kColumns) smem = column_index(0, op.ld) * sizeof(float);
   }
   if (smem != 0) {
-    if (auto err =
-            cudaFuncSetAttribute(first, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSmem);
-        err != cudaSuccess) {
-      return err;
-    }
+    if (auto err = allow_shared_bytes(first, kMaxSmem); err != cudaSuccess) return err;
   }
-  first<<<split.blocks[0] + split.blocks[1], kThreads, smem, stream>>>(split);
-  if (auto err = cudaGetLastError(); err != cudaSuccess) return err;
+  if (auto err = launch(first, split.blocks[0] + split.blocks[1], kThreads, smem, stream, split);
+      err != cudaSuccess) {
+    return err;
+  }
   const int tile_blocks = split.tile_blocks[0] + split.tile_blocks[1];
   if (tile_blocks == 0) return cudaSuccess;
   return sm90::launch_overlapped(split_second_kernel, tile_blocks, kThreads, 0, 1, stream, split);

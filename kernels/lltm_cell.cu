@@ -3,6 +3,7 @@
 #include "lltm.h"
 
 #include "common.cuh"
+#include "launch.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -59,8 +60,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Args>
-unsigned blocks_for(const Args& args) {
-  return static_cast<unsigned>(ceil_div(args.batch * args.hidden, kThreads));
+cudaError_t run(void (*kernel)(Args), const Args& args, cudaStream_t stream) {
+  const int64_t units = args.batch * args.hidden;
+  if (units == 0) return cudaSuccess;
+  return launch(kernel, ceil_div(units, kThreads), kThreads, 0, stream, args);
 }
 
 }  // namespace
@@ -68,17 +71,13 @@ unsigned blocks_for(const Args& args) {
 
 template <typename T, typename Acc>
 cudaError_t my_ops::cuda::lltm_cell(const LltmCell<T, Acc>& args, cudaStream_t stream) {
-  if (args.batch == 0 || args.hidden == 0) return cudaSuccess;
-  lltm_cell_kernel<<<blocks_for(args), kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return run(lltm_cell_kernel<T, Acc>, args, stream);
 }
 
 template <typename T, typename Acc>
 cudaError_t my_ops::cuda::lltm_cell_backward(const LltmCellBackward<T, Acc>& args,
                                              cudaStream_t stream) {
-  if (args.batch == 0 || args.hidden == 0) return cudaSuccess;
-  lltm_cell_backward_kernel<<<blocks_for(args), kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return run(lltm_cell_backward_kernel<T, Acc>, args, stream);
 }
 
 #define MY_OPS_LLTM(T, Acc)                                                              \

@@ -157,9 +157,6 @@ struct Exchange {
 
 // ---- host ----
 
-// Shared memory that a block asks for and leaves unused, so that it has its SM to itself.
-constexpr int kSpreadBytes = 120 * 1024;
-
 // A launch that may have clusters of more than the portable 8 blocks.
 struct ClusterLaunch {
   cudaLaunchAttribute attribute{};
@@ -200,7 +197,7 @@ struct ClusterLaunch {
 };
 
 inline int resident_clusters(const void* kernel, const ClusterPlan& plan) {
-  if (kernel == nullptr || !compiled_for(kernel, 90)) return 0;
+  if (kernel == nullptr) return 0;
   ClusterLaunch launch(plan, plan.rows, nullptr);
   int count = 0;
   if (launch.resident(kernel, 0, count) != cudaSuccess) {
@@ -213,13 +210,10 @@ inline int resident_clusters(const void* kernel, const ClusterPlan& plan) {
 template <typename Params>
 cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, int64_t batch,
                            Params& params, cudaStream_t stream) {
-  if (kernel == nullptr || !compiled_for(kernel, 90)) return cudaErrorNotSupported;
+  if (kernel == nullptr) return cudaErrorNotSupported;
   ClusterLaunch launch(plan, batch, stream);
   int count = 0;
-  if (launch.resident(kernel, kSpreadBytes, count) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // less shared memory than that: nothing to spread with
-    count = 0;
-  }
+  if (auto err = launch.resident(kernel, plan.spread_bytes, count); err != cudaSuccess) return err;
   // Left alone, the scheduler puts two blocks on one SM before it uses the next.
   if (count < launch.clusters) launch.config.dynamicSmemBytes = 0;
   void* arguments[] = {&params};

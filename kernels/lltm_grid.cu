@@ -23,14 +23,9 @@ struct ForwardParams {
 template <typename T, int UnitTiles, int NTiles, int Chunks>
 struct ForwardConfig {
   static constexpr int kTiles = kGates * UnitTiles;
-  // Registers of weights: 8 per chunk and tile, 96 to 144 of the 255.
-  static constexpr int kFit = (NTiles == 1 && sizeof(T) == 2 ? 144 : 96) / (8 * kTiles);
-  using Weights = Slab<T, kTiles, NTiles, Chunks, (Chunks < kFit ? Chunks : kFit)>;
-  static constexpr int kItems = kItemsPerThread<UnitTiles, NTiles>;
-  struct Shared {
-    typename Weights::Shared slab;
-    float c[1][kItems][kRecurrentThreads];  // [tile of rows]: as many as the launch makes room for
-  };
+  using Weights = Slab<T, kTiles, NTiles, Chunks>;
+  static constexpr int kItems = items_per_thread(UnitTiles, NTiles);
+  using Shared = typename Weights::Shared;  // and behind it, [tile of rows][kItems][thread], c
 };
 
 // 16 bytes of a row of W_h from `unit` on; what lies beyond `hidden` is zero.
@@ -65,12 +60,13 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   const int64_t first_row = int64_t{blockIdx.x / params.members} * params.rows;
   const int rows = static_cast<int>(min(int64_t{params.rows}, batch - first_row));
   constexpr int kItems = Config::kItems, kTileRows = NTiles * 8;
+  auto* const tile_c = reinterpret_cast<float (*)[kItems][kRecurrentThreads]>(&shared + 1);
   const int row_tiles = (rows + kTileRows - 1) / kTileRows;
 
   typename Config::Weights weights;
   {
     const bool aligned = (reinterpret_cast<uintptr_t>(seq.w_h) | seq.w_row * sizeof(T)) % 16 == 0;
-    weights.load(shared.slab, chunks, [&](int m, int half, int chunk) {
+    weights.load(shared, chunks, [&](int m, int half, int chunk) {
       // Tile m is gate m / UnitTiles; its rows r and r + 8 are the units 2r and 2r + 1.
       const int64_t unit = first_unit + m % UnitTiles * 16 + lane / 4 * 2 + half;
       if (unit >= hidden) return uint4{};
@@ -113,7 +109,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
       const int row = tile * kTileRows + item[i].row();
       const bool active = has_unit[i] && row < rows, real = real_unit[i] && row < rows;
       const int64_t at = own_at[i] + tile * kTileRows * hidden;
-      shared.c[tile][i][threadIdx.x] = real ? to_float(seq.c0[at]) : 0.0f;
+      tile_c[tile][i][threadIdx.x] = real ? to_float(seq.c0[at]) : 0.0f;
       publish<T>(params.exchange + own_word[i] + tile * kTileRows * row_words,
                  real ? to_float(seq.h0[at]) : 0.0f, active);
     }
@@ -157,7 +153,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   for (int64_t t = 0; t < seq.steps; ++t) {
     for (int tile = 0; tile < row_tiles; ++tile) {
       const int tile_rows = rows - tile * kTileRows;
-      weights.multiply(shared.slab, set, warp_stride, chunks, tile_rows);
+      weights.multiply(shared, set, warp_stride, chunks, tile_rows);
       __syncthreads();  // the partial sums of all warps are in place
 
       float z[kItems][kGates], c[kItems], h[kItems];
@@ -168,10 +164,10 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
         for (int i = 0; i < kItems; ++i) {
 #pragma unroll
           for (int gate = 0; gate < kGates; ++gate) {
-            z[i][gate] = x[i][gate] + item[i].total(shared.slab.partial[set],
-                                                    gate * UnitTiles + item[i].unit_tile);
+            z[i][gate] = x[i][gate] +
+                         item[i].total(shared.partial[set], gate * UnitTiles + item[i].unit_tile);
           }
-          c[i] = shared.c[tile][i][threadIdx.x];
+          c[i] = tile_c[tile][i][threadIdx.x];
           h[i] = cell_forward<T>(z[i], c[i]);
           publish<T>(published + own_word[i], h[i], has_unit[i] && item[i].row() < tile_rows);
         }
@@ -185,7 +181,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
       if (working) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
-          shared.c[tile][i][threadIdx.x] = c[i];
+          tile_c[tile][i][threadIdx.x] = c[i];
           if (real_unit[i] && item[i].row() < tile_rows) {
             const int64_t tile_row = t * batch + tile * kTileRows;
             seq.output[tile_row * hidden + own_at[i]] = from_float<T>(h[i]);
@@ -207,50 +203,42 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
       if (next_t < seq.steps) begin(next_t, next_tile);
       set ^= 1;
     }
-    empty_other_half(params.exchange + block_word, t, slot_words, 1, 0, rows, kPieces);
+    empty_slots(params.exchange + block_word, t, slot_words, 1, 0, rows, kPieces);
   }
 #endif
 }
 
 template <typename T, int UnitTiles, int NTiles, int Chunks>
-GridKernel describe(int row_tiles) {
-  using Config = ForwardConfig<T, UnitTiles, NTiles, Chunks>;
-  return {reinterpret_cast<const void*>(&lltm_grid_kernel<T, UnitTiles, NTiles, Chunks>),
-          sizeof(typename Config::Shared) + sizeof(Config::Shared::c) * (row_tiles - 1)};
+const void* instantiation() {
+  return reinterpret_cast<const void*>(&lltm_grid_kernel<T, UnitTiles, NTiles, Chunks>);
 }
 
 // The instantiations; a plan outside them has no kernel.
 template <typename T>
-GridKernel find_kernel(const GridPlan& plan) {
-  const int row_tiles = (plan.rows + plan.row_tiles * 8 - 1) / (plan.row_tiles * 8);
+const void* find_kernel(const GridPlan& plan) {
   const bool wide = plan.row_tiles == 2;
   if (plan.unit_tiles == 1) {
     switch (plan.chunks) {
       case 2:
-        return wide ? describe<T, 1, 2, 2>(row_tiles) : describe<T, 1, 1, 2>(row_tiles);
+        return wide ? instantiation<T, 1, 2, 2>() : instantiation<T, 1, 1, 2>();
       case 4:
-        return wide ? describe<T, 1, 2, 4>(row_tiles) : describe<T, 1, 1, 4>(row_tiles);
+        return wide ? instantiation<T, 1, 2, 4>() : instantiation<T, 1, 1, 4>();
       case 8:
-        return wide ? describe<T, 1, 2, 8>(row_tiles) : describe<T, 1, 1, 8>(row_tiles);
+        return wide ? instantiation<T, 1, 2, 8>() : instantiation<T, 1, 1, 8>();
       default:
-        return {};
+        return nullptr;
     }
   }
   if constexpr (sizeof(T) == 2) {
     if (plan.chunks == 4) {
-      return wide ? describe<T, 2, 2, 4>(row_tiles) : describe<T, 2, 1, 4>(row_tiles);
+      return wide ? instantiation<T, 2, 2, 4>() : instantiation<T, 2, 1, 4>();
     }
   }
-  return {};
+  return nullptr;
 }
 
 }  // namespace
 }  // namespace my_ops::cuda
-
-template <typename T>
-int my_ops::cuda::lltm_grid_resident(const GridPlan& plan) {
-  return blocks_per_sm(find_kernel<T>(plan));
-}
 
 template <typename T>
 cudaError_t my_ops::cuda::lltm_grid(const LltmSequence<T>& args, const GridPlan& plan,
@@ -261,9 +249,6 @@ cudaError_t my_ops::cuda::lltm_grid(const LltmSequence<T>& args, const GridPlan&
                      stream);
 }
 
-template int my_ops::cuda::lltm_grid_resident<float>(const GridPlan&);
-template int my_ops::cuda::lltm_grid_resident<__half>(const GridPlan&);
-template int my_ops::cuda::lltm_grid_resident<__nv_bfloat16>(const GridPlan&);
 template cudaError_t my_ops::cuda::lltm_grid<float>(const LltmSequence<float>&, const GridPlan&,
                                                     void*, cudaStream_t);
 template cudaError_t my_ops::cuda::lltm_grid<__half>(const LltmSequence<__half>&, const GridPlan&,

@@ -4,11 +4,17 @@
 // Exchange. The vector of a step is cut into chunks of 64 bytes per row: [slot][chunk][row][64 B].
 // Words validate themselves: an unwritten word is kEmpty, which no producer writes, so a consumer
 // simply reads until nothing is empty. No flags, no fences on the way from store to load.
-// The slots form two halves, refilled in turn. Once a block holds all of vector n, every member has
-// published it, hence has finished reading vector n - 1; so when n opens a half, each producer
-// empties its own words of the whole other half, and one fence per half orders that before anything
-// published later: whoever has read a later word of a producer cannot meet an old word where the
-// producer has yet to publish a new one.
+//
+// The slots are a ring, whose words are emptied before they are filled again. Once a block holds
+// all of vector n, every member has published it, hence has finished reading vector n - 1; so at
+// every n that is a multiple of kPeriod, each producer empties its own words of the kPeriod vectors
+// before n, and the whole block fences. This one fence is a producer's release and a consumer's
+// acquire. Release: the barrier ahead of it orders the block's emptying before it, and the words of
+// vectors from n + 2 on are published after it. Acquire: a consumer has read the words of vector
+// n + kPeriod when it fences there, and asks for the emptied slots, those of vectors from
+// n + kSlots - kPeriod on, afterwards (a vector is asked for one step ahead). Whoever reads a slot
+// thus finds it empty or filled anew. That a member's reads are done before another empties what
+// they read needs no fence: what it has published since was computed from them.
 //
 // Product. Weights are the A operand of mma (16 rows of W_h), rows of the batch are N = 8. The K
 // range is dealt out to the warps by chunks, so a warp reads from L2 exactly the fragments that it
@@ -21,8 +27,9 @@
 namespace my_ops::cuda {
 
 constexpr uint32_t kEmpty = 0xFFFFFFFFu;
-constexpr int kHalf = kExchangeHalf;
 constexpr int kSlots = kExchangeSlots;
+constexpr int kPeriod = (kSlots - 2) / 2;  // a fence takes about a step, so it should be rare
+static_assert(kSlots - kPeriod >= kPeriod + 2);
 constexpr int kGates = 3;
 constexpr int kChunkBytes = 64;  // of one row: 16 bytes for each of the four lanes of an mma column
 
@@ -59,23 +66,25 @@ __device__ __forceinline__ void publish(uint32_t* p, float v, bool active) {
   }
 }
 
-// With vector `received` complete: where that is due, the block empties its own words in the other
-// half. base: of the exchange, at the block's first row and unit; a row of the block is `pieces`
-// times 16 bytes in each of `vectors` vectors, `vector_words` apart. Called by the whole block, and
-// followed by a barrier before anything else is published.
-__device__ __forceinline__ void empty_other_half(uint32_t* base, int64_t received,
-                                                 int64_t slot_words, int vectors,
-                                                 int64_t vector_words, int rows, int pieces) {
-  if (received % kHalf != 0 || received <= 0) return;
-  uint32_t* half = base + (received / kHalf + 1) % 2 * kHalf * slot_words;
+// With vector `received` complete: where that is due, the block empties its own words of the
+// vectors before. base: of the exchange, at the block's first row and unit; a row of the block is
+// `pieces` times 16 bytes in each of `vectors` vectors, `vector_words` apart. Called by the whole
+// block, with vector received + 1 published and asked for.
+__device__ __forceinline__ void empty_slots(uint32_t* base, int64_t received, int64_t slot_words,
+                                            int vectors, int64_t vector_words, int rows,
+                                            int pieces) {
+  // 32 bits suffice: more steps would not fit in memory.
+  const auto n = static_cast<uint32_t>(received);
+  if (received <= 0 || n % kPeriod != 0) return;
   const int per_slot = vectors * rows * pieces;
-  for (int i = threadIdx.x; i < kHalf * per_slot; i += kRecurrentThreads) {
+  for (int i = threadIdx.x; i < kPeriod * per_slot; i += kRecurrentThreads) {
     const int piece = i % pieces, row = i / pieces % rows;
-    const int vector = i / (pieces * rows) % vectors, slot = i / per_slot;
-    store_relaxed(reinterpret_cast<uint4*>(half + slot * slot_words + vector * vector_words +
+    const int vector = i / (pieces * rows) % vectors, slot = (n - 1 - i / per_slot) % kSlots;
+    store_relaxed(reinterpret_cast<uint4*>(base + slot * slot_words + vector * vector_words +
                                            row * (kChunkBytes / 4) + piece * 4),
                   uint4{kEmpty, kEmpty, kEmpty, kEmpty});
   }
+  __syncthreads();
   __threadfence();
 }
 
@@ -177,11 +186,12 @@ __device__ __forceinline__ int partial_slot(int pair, int column) {
   return column * 8 + (pair ^ (column * 2));
 }
 
-// MTiles: 16-row tiles of the slab. Chunks: slots of a warp; Resident of them live in registers and
-// the rest in shared memory, since 256 threads cannot hold more than about 160 weights each.
-template <typename T, int MTiles, int NTiles, int Chunks, int Resident>
+// MTiles: 16-row tiles of the slab. Chunks: slots of a warp; kResident of them live in registers
+// and the rest in shared memory, since 256 threads cannot hold more than about 160 weights each.
+template <typename T, int MTiles, int NTiles, int Chunks>
 struct Slab {
-  static constexpr int kSpilled = Chunks - Resident;
+  static constexpr int kResident = resident_chunks(sizeof(T), MTiles, NTiles, Chunks);
+  static constexpr int kSpilled = Chunks - kResident;
   static constexpr int kTileWords = 8 * kChunkBytes / 16;  // from a tile of rows to the next
   // Chunks whose loads are in flight together; two such batches are.
   static constexpr int kBatch = NTiles == 2 || Chunks < 4 ? 2 : Chunks % 4 == 0 ? 4 : 3;
@@ -198,8 +208,9 @@ struct Slab {
     // read before the barrier of the product in between.
     float4 partial[2][kRecurrentWarps][MTiles][NTiles][32];
   };
+  static_assert(sizeof(Shared) == slab_shared_bytes(sizeof(T), MTiles, NTiles, Chunks));
 
-  uint4 weights[Resident][MTiles][2];
+  uint4 weights[kResident][MTiles][2];
 
   // fill(m, half, chunk): the lane's 16 bytes of row (lane / 4 + 8 * half) of tile m.
   template <typename Fill>
@@ -213,10 +224,10 @@ struct Slab {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const uint4 v = chunk < chunks ? fill(m, half, chunk) : uint4{};
-          if (c < Resident) {
-            weights[c < Resident ? c : 0][m][half] = v;
+          if (c < kResident) {
+            weights[c < kResident ? c : 0][m][half] = v;
           } else {
-            shared.weights[c < Resident ? 0 : c - Resident][m][half][threadIdx.x] = v;
+            shared.weights[c < kResident ? 0 : c - kResident][m][half][threadIdx.x] = v;
           }
         }
       }
@@ -285,14 +296,14 @@ struct Slab {
       for (int i = 0; i < kBatch; ++i) {
         const int c = b * kBatch + i;
         if (warp + c * kRecurrentWarps < chunks) {
-          if (c < Resident) {
-            multiply_chunk_any<T>(sum[c % kSums], weights[c < Resident ? c : 0], v[b & 1][i]);
+          if (c < kResident) {
+            multiply_chunk_any<T>(sum[c % kSums], weights[c < kResident ? c : 0], v[b & 1][i]);
           } else {
             uint4 a[MTiles][2];
 #pragma unroll
             for (int m = 0; m < MTiles; ++m) {
-              a[m][0] = shared.weights[c < Resident ? 0 : c - Resident][m][0][threadIdx.x];
-              a[m][1] = shared.weights[c < Resident ? 0 : c - Resident][m][1][threadIdx.x];
+              a[m][0] = shared.weights[c < kResident ? 0 : c - kResident][m][0][threadIdx.x];
+              a[m][1] = shared.weights[c < kResident ? 0 : c - kResident][m][1][threadIdx.x];
             }
             multiply_chunk_any<T>(sum[c % kSums], a, v[b & 1][i]);
           }
@@ -344,45 +355,16 @@ struct Item {
   }
 };
 
-// Items per thread.
-template <int UnitTiles, int NTiles>
-constexpr int kItemsPerThread =
-    (UnitTiles * NTiles * 128 + kRecurrentThreads - 1) / kRecurrentThreads;
-
 // ---- host ----
 
-struct GridKernel {
-  const void* function = nullptr;  // null: no instantiation
-  size_t shared_bytes = 0;
-};
-
-inline int blocks_per_sm(const GridKernel& kernel) {
-  if (kernel.function == nullptr || !compiled_for(kernel.function, 80)) return 0;
-  int device = 0, limit = 0, blocks = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
-          cudaSuccess ||
-      kernel.shared_bytes > static_cast<size_t>(limit) ||
-      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(kernel.shared_bytes)) != cudaSuccess ||
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.function, kRecurrentThreads,
-                                                    kernel.shared_bytes) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
-    return 0;
-  }
-  return blocks;
-}
-
 // Empties the exchange and launches. Blocks spin on one another, so the launch is cooperative: all
-// of the grid is resident, or the launch fails.
+// of the grid is resident, or the launch fails. A null kernel: no instantiation.
 template <typename Params>
-cudaError_t launch_grid(const GridKernel& kernel, const GridPlan& plan, size_t exchange_bytes,
+cudaError_t launch_grid(const void* kernel, const GridPlan& plan, size_t exchange_bytes,
                         Params& params, cudaStream_t stream) {
-  if (kernel.function == nullptr || !compiled_for(kernel.function, 80)) {
-    return cudaErrorNotSupported;
-  }
-  if (auto err = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(kernel.shared_bytes));
+  if (kernel == nullptr) return cudaErrorNotSupported;
+  if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      plan.shared_bytes);
       err != cudaSuccess) {
     return err;
   }
@@ -391,9 +373,8 @@ cudaError_t launch_grid(const GridKernel& kernel, const GridPlan& plan, size_t e
     return err;
   }
   void* arguments[] = {&params};
-  return cudaLaunchCooperativeKernel(kernel.function, dim3(plan.members * plan.groups),
-                                     dim3(kRecurrentThreads), arguments, kernel.shared_bytes,
-                                     stream);
+  return cudaLaunchCooperativeKernel(kernel, dim3(plan.members * plan.groups),
+                                     dim3(kRecurrentThreads), arguments, plan.shared_bytes, stream);
 }
 
 }  // namespace my_ops::cuda

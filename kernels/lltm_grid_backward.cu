@@ -22,15 +22,9 @@ struct BackwardParams {
 
 template <typename T, int UnitTiles, int NTiles, int Chunks>
 struct BackwardConfig {
-  // Registers of weights: 8 per chunk and tile, 96 to 144 of the 255.
-  static constexpr int kFit = (NTiles == 1 && sizeof(T) == 2 ? 144 : 96) / (8 * UnitTiles);
-  using Weights = Slab<T, UnitTiles, NTiles, Chunks, (Chunks < kFit ? Chunks : kFit)>;
-  static constexpr int kItems = kItemsPerThread<UnitTiles, NTiles>;
-  struct Shared {
-    typename Weights::Shared slab;
-    // [tile of rows]: as many as the launch makes room for
-    float grad_c[1][kItems][kRecurrentThreads];
-  };
+  using Weights = Slab<T, UnitTiles, NTiles, Chunks>;
+  static constexpr int kItems = items_per_thread(UnitTiles, NTiles);
+  using Shared = typename Weights::Shared;  // and behind it, [tile of rows][kItems][thread], grad_c
 };
 
 // 16 bytes of column `unit` of W_h: consecutive rows of one gate; beyond `hidden` they are zero.
@@ -65,10 +59,11 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   const int64_t first_row = int64_t{blockIdx.x / params.members} * params.rows;
   const int rows = static_cast<int>(min(int64_t{params.rows}, batch - first_row));
   constexpr int kItems = Config::kItems, kTileRows = NTiles * 8;
+  auto* const tile_grad_c = reinterpret_cast<float (*)[kItems][kRecurrentThreads]>(&shared + 1);
   const int row_tiles = (rows + kTileRows - 1) / kTileRows;
 
   typename Config::Weights weights;
-  weights.load(shared.slab, chunks, [&](int m, int half, int chunk) {
+  weights.load(shared, chunks, [&](int m, int half, int chunk) {
     // Rows r and r + 8 of a tile are the units 2r and 2r + 1.
     const int64_t unit = first_unit + m * 16 + lane / 4 * 2 + half;
     const int64_t k = chunk % unit_chunks * kChunkUnits<T> + lane % 4 * (16 / sizeof(T));
@@ -106,7 +101,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     for (int i = 0; i < kItems; ++i) {
       const bool given =
           seq.grad_c_n != nullptr && real_unit[i] && tile * kTileRows + item[i].row() < rows;
-      shared.grad_c[tile][i][threadIdx.x] =
+      tile_grad_c[tile][i][threadIdx.x] =
           given ? to_float(seq.grad_c_n[own_at[i] + tile * kTileRows * hidden]) : 0.0f;
     }
   }
@@ -152,7 +147,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     for (int tile = 0; tile < row_tiles; ++tile) {
       const int tile_rows = rows - tile * kTileRows;
       if (s > 0) {
-        weights.multiply(shared.slab, set, warp_stride, chunks, tile_rows);
+        weights.multiply(shared, set, warp_stride, chunks, tile_rows);
         __syncthreads();  // the partial sums of all warps are in place
       }
 
@@ -166,7 +161,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
           const int64_t at = own_at[i] + tile * kTileRows * hidden;
           float through = 0.0f;  // what reaches h_t from step t + 1
           if (s > 0) {
-            through = item[i].total(shared.slab.partial[set], item[i].unit_tile);
+            through = item[i].total(shared.partial[set], item[i].unit_tile);
           } else if (real && seq.grad_h_n != nullptr) {
             through = to_float(seq.grad_h_n[at]);
           }
@@ -174,9 +169,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
             if (real) seq.grad_h0[at] = from_float<T>(through);
             continue;
           }
-          float grad_c = shared.grad_c[tile][i][threadIdx.x];
+          float grad_c = tile_grad_c[tile][i][threadIdx.x];
           cell_backward<T>(a[i], c[i], grad_h[i] + through, grad_c);
-          shared.grad_c[tile][i][threadIdx.x] = grad_c;
+          tile_grad_c[tile][i][threadIdx.x] = grad_c;
 #pragma unroll
           for (int gate = 0; gate < kGates; ++gate) {
             if (!real) a[i][gate] = 0.0f;  // 0 * inf of a padding unit must not reach the others
@@ -212,51 +207,42 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
       }
       if (s > 0) set ^= 1;
     }
-    empty_other_half(params.exchange + block_word, s - 1, slot_words, kGates, gate_words, rows,
-                     kPieces);
+    empty_slots(params.exchange + block_word, s - 1, slot_words, kGates, gate_words, rows, kPieces);
   }
 #endif
 }
 
 template <typename T, int UnitTiles, int NTiles, int Chunks>
-GridKernel describe(int row_tiles) {
-  using Config = BackwardConfig<T, UnitTiles, NTiles, Chunks>;
-  return {reinterpret_cast<const void*>(&lltm_grid_backward_kernel<T, UnitTiles, NTiles, Chunks>),
-          sizeof(typename Config::Shared) + sizeof(Config::Shared::grad_c) * (row_tiles - 1)};
+const void* instantiation() {
+  return reinterpret_cast<const void*>(&lltm_grid_backward_kernel<T, UnitTiles, NTiles, Chunks>);
 }
 
 // The instantiations; a plan outside them has no kernel. K is that of forward three times over.
 template <typename T>
-GridKernel find_kernel(const GridPlan& plan) {
-  const int row_tiles = (plan.rows + plan.row_tiles * 8 - 1) / (plan.row_tiles * 8);
+const void* find_kernel(const GridPlan& plan) {
   const bool wide = plan.row_tiles == 2;
   if (plan.unit_tiles == 1) {
     switch (plan.chunks) {
       case 2:
-        return wide ? describe<T, 1, 2, 6>(row_tiles) : describe<T, 1, 1, 6>(row_tiles);
+        return wide ? instantiation<T, 1, 2, 6>() : instantiation<T, 1, 1, 6>();
       case 4:
-        return wide ? describe<T, 1, 2, 12>(row_tiles) : describe<T, 1, 1, 12>(row_tiles);
+        return wide ? instantiation<T, 1, 2, 12>() : instantiation<T, 1, 1, 12>();
       case 8:
-        return wide ? describe<T, 1, 2, 24>(row_tiles) : describe<T, 1, 1, 24>(row_tiles);
+        return wide ? instantiation<T, 1, 2, 24>() : instantiation<T, 1, 1, 24>();
       default:
-        return {};
+        return nullptr;
     }
   }
   if constexpr (sizeof(T) == 2) {
     if (plan.chunks == 4) {
-      return wide ? describe<T, 2, 2, 12>(row_tiles) : describe<T, 2, 1, 12>(row_tiles);
+      return wide ? instantiation<T, 2, 2, 12>() : instantiation<T, 2, 1, 12>();
     }
   }
-  return {};
+  return nullptr;
 }
 
 }  // namespace
 }  // namespace my_ops::cuda
-
-template <typename T>
-int my_ops::cuda::lltm_grid_backward_resident(const GridPlan& plan) {
-  return blocks_per_sm(find_kernel<T>(plan));
-}
 
 template <typename T>
 cudaError_t my_ops::cuda::lltm_grid_backward(const LltmSequenceBackward<T>& args,
@@ -268,9 +254,6 @@ cudaError_t my_ops::cuda::lltm_grid_backward(const LltmSequenceBackward<T>& args
                      params, stream);
 }
 
-template int my_ops::cuda::lltm_grid_backward_resident<float>(const GridPlan&);
-template int my_ops::cuda::lltm_grid_backward_resident<__half>(const GridPlan&);
-template int my_ops::cuda::lltm_grid_backward_resident<__nv_bfloat16>(const GridPlan&);
 template cudaError_t my_ops::cuda::lltm_grid_backward<float>(const LltmSequenceBackward<float>&,
                                                              const GridPlan&, void*, cudaStream_t);
 template cudaError_t my_ops::cuda::lltm_grid_backward<__half>(const LltmSequenceBackward<__half>&,

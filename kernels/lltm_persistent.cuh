@@ -1,9 +1,9 @@
-// Shared by the persistent LLTM kernels: conversions, activations, pairs of units, and the plans.
+// Shared by the persistent LLTM kernels: conversions, activations, a step of a unit, the launchers.
 #pragma once
 
 #include "lltm_persistent.h"
 
-#include "device.h"
+#include "lltm_plan.h"
 #include "lltm_ptx.cuh"
 
 namespace my_ops::cuda {
@@ -108,29 +108,9 @@ __device__ __forceinline__ void cell_backward(float (&a)[3], float c, float grad
   a[2] = grad_c * i * (!(g <= 0.0f) ? 1.0f : g + 1.0f);  // ELU' from its value
 }
 
-// ---- plans: host decisions, one per launch ----
+// ---- host ----
 
-// Groups of blocks that exchange through L2 (lltm_grid*.cu). A group holds all of W_h, a block
-// 16 * unit_tiles units of it; the groups share out the rows of the batch and never meet.
-struct GridPlan {
-  int unit_tiles;  // 1 or 2
-  int members;     // blocks of a group
-  int groups;
-  int rows;       // of the batch, per group
-  int row_tiles;  // tiles of 8 rows that a block takes at a time: 1 or 2
-  int chunks;     // slots for 64-byte pieces of h that a warp has; the kernel's template argument
-};
-
-// Clusters that exchange through distributed shared memory (lltm_cluster*.cu).
-struct ClusterPlan {
-  int blocks;            // of a cluster, which holds all of W_h
-  int units_per_thread;  // 1 or 2; a block has 16 of these each
-  int rows;              // of the batch, per cluster: 1, 2 or 4
-  int vectors;           // 64-unit pieces of the padded hidden size: 1, 2 or 4
-};
-
-constexpr int kExchangeHalf = 32;  // slots: a fence takes about a step, so it should be rare
-constexpr int kExchangeSlots = 2 * kExchangeHalf;
+constexpr int kExchangeSlots = 64;
 
 // Bytes of the grid kernels' exchange of `vectors` hidden-sized vectors per row, `rounds` times.
 template <typename T>
@@ -140,9 +120,6 @@ constexpr int64_t grid_exchange_bytes(int64_t vectors, int64_t rounds, int64_t b
   return (rounds < kExchangeSlots ? rounds : kExchangeSlots) * vectors *
          ((hidden + kChunkUnits - 1) / kChunkUnits) * batch * 64;
 }
-
-constexpr int kRecurrentThreads = 256;
-constexpr int kRecurrentWarps = kRecurrentThreads / 32;
 
 template <typename T>
 cudaError_t lltm_grid(const LltmSequence<T>& args, const GridPlan& plan, void* workspace,
@@ -156,11 +133,7 @@ template <typename T>
 cudaError_t lltm_cluster_backward(const LltmSequenceBackward<T>& args, const ClusterPlan& plan,
                                   cudaStream_t stream);
 
-// Blocks of this plan's kernel that one SM holds, or clusters that the device holds; 0 if none.
-template <typename T>
-int lltm_grid_resident(const GridPlan& plan);
-template <typename T>
-int lltm_grid_backward_resident(const GridPlan& plan);
+// Clusters of this plan's kernel that the device holds; 0 if none.
 template <typename T>
 int lltm_cluster_resident(const ClusterPlan& plan);
 template <typename T>

@@ -1,6 +1,7 @@
 // What surrounds the steps of a ragged batch: a block takes a line at a time.
 #include <algorithm>
 
+#include "launch.cuh"
 #include "lltm_ragged.h"
 
 namespace my_ops::cuda {
@@ -24,9 +25,8 @@ template <typename Ragged>
 cudaError_t my_ops::cuda::lltm_ragged(const Ragged& args, cudaStream_t stream) {
   const int64_t lines = lines_of(args);
   if (lines == 0 || args.hidden == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(std::min(lines, kMaxBlocks));
-  lltm_ragged_kernel<<<blocks, kThreads, 0, stream>>>(args, lines);
-  return cudaGetLastError();
+  return launch(lltm_ragged_kernel<Ragged>, std::min(lines, kMaxBlocks), kThreads, 0, stream, args,
+                lines);
 }
 
 #define MY_OPS_LLTM_RAGGED(T)                                                       \

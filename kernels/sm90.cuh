@@ -321,15 +321,4 @@ cudaError_t launch_overlapped(void (*kernel)(P...), int64_t blocks, dim3 threads
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-// Whether this build holds the body of a kernel that needs sm_90a: for every other target, sm_90
-// among them, it is compiled empty and takes next to no registers. Asked on a Hopper device.
-inline bool has_body(const void* kernel) {
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
-    return false;
-  }
-  return attributes.numRegs > 32;
-}
-
 }  // namespace my_ops::cuda::sm90

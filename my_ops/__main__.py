@@ -1,7 +1,8 @@
 """``python -m my_ops``: what is installed here, whether it fits this machine, and what to do.
 
 ``--json`` prints the same for programs and bug reports; ``install-hint`` prints the one
-``pip install`` line for this machine. Works where torch is missing or the module does not load.
+``pip install`` line for this machine, or fails and says why none would help. Works where torch is
+missing or the module does not load.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from my_ops import _install_hint
 
 PACKAGE = Path(__file__).resolve().parent
 COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
@@ -90,15 +93,12 @@ def load_error() -> str | None:
     return lines[-1] if lines else f"the process ended with status {done.returncode}"
 
 
-def install_hint(here: dict[str, Any] | None, base: str) -> str:
-    """The pip line for this driver and these GPUs; the plain wheel holds CUDA 13."""
-    if here is None:
-        return "pip install my_ops"
-    major = int(here["cuda"].split(".")[0])
-    if major != 12:
-        return "pip install my_ops"
-    blackwell = any(gpu["capability"][0] >= 10 for gpu in here["gpus"])
-    return f"pip install 'my_ops=={base}+{'cu129' if blackwell else 'cu126'}'"
+def fits(build: dict[str, Any] | None, here: dict[str, Any] | None) -> bool:
+    """Whether the driver and every GPU take this build."""
+    if build is None or not (here and here["gpus"]):
+        return build is not None
+    needed = int((build["nvcc"] or "99").split(".")[0])
+    return int(here["cuda"].split(".")[0]) >= needed and all(g["covered"] for g in here["gpus"])
 
 
 def problems(report: dict[str, Any]) -> list[dict[str, str]]:
@@ -108,35 +108,36 @@ def problems(report: dict[str, Any]) -> list[dict[str, str]]:
         found.append({"problem": problem, "fix": fix})
 
     build, torch, here = report["build"], report["torch"], report["driver"]
+    hint = report["install_hint"] or report["no_install_hint"]
+    if platform.system() != "Linux":
+        add(hint, "use a Linux machine or container")
+        return found
     if "error" in torch:
         add(f"torch cannot be imported: {torch['error']}", "pip install 'torch>=2.10'")
     if build is None:
         add(
             "this is the source folder, not an installed package: nothing is compiled here",
-            "run Python elsewhere, or pip install --no-build-isolation -e .",
+            f"run Python elsewhere, or {hint}",
         )
     elif report["load_error"] and "error" not in torch:
-        add(f"import my_ops fails: {report['load_error']}", report["install_hint"])
+        add(f"import my_ops fails: {report['load_error']}", hint)
     if not (build and here and here["gpus"]):
         return found
     if build["nvcc"] is None:
-        add(
-            "this build runs on the CPU only, and the machine has a GPU",
-            "build with MY_OPS_WITH_CUDA=1, or " + report["install_hint"],
-        )
+        add("this build runs on the CPU only, and the machine has a GPU", hint)
         return found
     needed = int(build["nvcc"].split(".")[0])
     if int(here["cuda"].split(".")[0]) < needed:
         add(
             f"the driver knows CUDA {here['cuda']}, and this build needs CUDA {needed}",
-            "update the NVIDIA driver, or " + report["install_hint"],
+            f"update the NVIDIA driver, or {hint}" if report["install_hint"] else hint,
         )
     for gpu in here["gpus"]:
         if not gpu["covered"]:
             add(
                 f"{gpu['name']} has compute capability {'.'.join(map(str, gpu['capability']))}, "
                 f"and this build has code for {', '.join(build['architectures'])}",
-                "build with TORCH_CUDA_ARCH_LIST for it, or " + report["install_hint"],
+                hint,
             )
     if torch.get("cuda") is None and "error" not in torch:
         add(
@@ -166,8 +167,15 @@ def environment() -> dict[str, Any]:
         "torch": torch_found(),
         "driver": here,
         "load_error": load_error(),
-        "install_hint": install_hint(here, (installed or "0").split("+")[0]),
+        "install_hint": None,
+        "no_install_hint": None,
     }
+    try:
+        report["install_hint"] = _install_hint.install_hint(
+            build, here, fits(build, here), _install_hint.origin(PACKAGE)
+        )
+    except _install_hint.NoBuildError as why:
+        report["no_install_hint"] = str(why)
     report["problems"] = problems(report)
     return report
 
@@ -202,6 +210,9 @@ def main() -> int:
     arguments = parser.parse_args()
     report = environment()
     if arguments.command == "install-hint":
+        if report["install_hint"] is None:
+            print(report["no_install_hint"], file=sys.stderr)
+            return 1
         print(report["install_hint"])
         return 0
     if arguments.json:

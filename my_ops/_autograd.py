@@ -10,86 +10,83 @@ zero tangents under ``torch.func.jvp`` (torch 2.10 to 2.15).
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import is_grad_enabled, is_inference_mode_enabled
+from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
-from my_ops._errors import raise_out_of_memory
+from my_ops._errors import raise_clearer
+from my_ops._private import (
+    BelowAutograd,
+    SingleLevelFunction,
+    any_autocast,
+    any_requires_grad,
+    forward_mode,
+    forward_mode_enabled,
+    single_level,
+    tracing,
+    transforms_active,
+)
 
-__all__ = ["differentiated", "library", "register_gradient", "register_out"]
-
-try:  # private names, present in torch 2.10 to 2.15
-    from torch._C import (
-        _any_requires_grad,
-        _are_functorch_transforms_active,
-        _AutoDispatchBelowAutograd,
-        _get_tracing_state,
-        _has_torch_function,
-        _is_any_autocast_enabled,
-    )
-    from torch._functorch.utils import enable_single_level_autograd_function
-    from torch.autograd.forward_ad import _current_level as _current_level  # read in its module
-    from torch.autograd.forward_ad import _set_fwd_grad_enabled
-    from torch.autograd.function import _SingleLevelFunction
-
-    _HAVE_PRIVATE_NAMES = True
-except ImportError as error:
-    _HAVE_PRIVATE_NAMES = False
-    warnings.warn(
-        f"my_ops: torch {torch.__version__} lacks a private name that my_ops registers gradients "
-        f"with ({error}); gradients work, torch.func transforms and forward mode do not, and out= "
-        "is not noticed by autograd: update my_ops.",
-        stacklevel=2,
-    )
+__all__ = ["differentiated", "library", "register_gradient", "register_out", "save"]
 
 library = torch.library.Library("my_ops", "IMPL")  # kept alive: it owns the registrations
 
 
 def differentiated() -> bool:
     """Whether what a backward computes is differentiated again, in reverse or forward mode."""
-    return is_grad_enabled() or (_HAVE_PRIVATE_NAMES and forward_ad._current_level >= 0)
+    return is_grad_enabled() or forward_mode()
+
+
+def save(ctx: Any, *tensors: Tensor | None) -> None:
+    """Saves for backward, and for jvp if that may follow.
+
+    What is saved for jvp lives as long as the graph, and a saved result keeps that alive.
+    """
+    ctx.save_for_backward(*tensors)
+    if transforms_active() or forward_mode():
+        ctx.save_for_forward(*tensors)
 
 
 def register_gradient(
-    op: torch._ops.OpOverload, function: type[torch.autograd.Function]
+    op: torch._ops.OpOverload, function: type[torch.autograd.Function], returns: int = 1
 ) -> Callable[..., Any]:
-    """Makes ``function`` the gradient of ``op``. Arguments of the op must be positional.
+    """Makes ``function`` the gradient of ``op``, which returns so many tensors.
+
+    ``function.forward`` has the arguments of the op, and their defaults. All are positional.
 
     Returns ``op`` for callers in a hurry: the same result from the same arguments, all of them
     given, without the way through the dispatcher to the Autograd key where nothing asks for it.
     """
-    if not _HAVE_PRIVATE_NAMES:
-        _register_public(op, function)
+    run, setup_context = function.forward, function.setup_context
+    parameters = inspect.signature(run).parameters
+    names, defaults = list(parameters), [p.default for p in parameters.values()]
+    if BelowAutograd is None:
+        _register_public(op, function, defaults)
         return op
 
-    defaults = [argument.default_value for argument in op._schema.arguments]
-    returns = len(op._schema.returns)
-    run, setup_context = function.forward, function.setup_context
-
     def forward(ctx: Any, *args: Any) -> Any:
-        transformed = _are_functorch_transforms_active()
-        if transformed:
+        if transforms_active():
             # Function.apply has switched the grad modes off; outer levels must still record.
-            with torch.enable_grad(), _set_fwd_grad_enabled(True), _AutoDispatchBelowAutograd():
+            with torch.enable_grad(), forward_mode_enabled(True), BelowAutograd():
                 output = run(*args)
         else:
-            with _AutoDispatchBelowAutograd():
+            with BelowAutograd():
                 output = run(*args)
         setup_context(ctx, args, output)
-        if transformed or forward_ad._current_level >= 0:
-            ctx.save_for_forward(*(getattr(ctx, "to_save", None) or ()))
         if isinstance(output, tuple) and len(output) > returns:
             output = output[0] if returns == 1 else output[:returns]  # the rest is for backward
         return output
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         # Formulas see the primals of this level, with forward AD on for the levels above it.
-        with torch.enable_grad(), _set_fwd_grad_enabled(True):
+        with torch.enable_grad(), forward_mode_enabled(True):
             return function.jvp(_Primals(ctx), *tangents)
 
     members = {
@@ -97,76 +94,95 @@ def register_gradient(
         "backward": staticmethod(function.backward),
         "jvp": staticmethod(jvp),
     }
-    function_class: Any = type(function.__name__, (_SingleLevelFunction,), members)
+    function_class: Any = type(function.__name__, (SingleLevelFunction,), members)
     apply = function_class.apply
 
     def kernel(*args: Any) -> Any:
         if len(args) < len(defaults):  # the dispatcher strips trailing defaults
             args = (*args, *defaults[len(args) :])
         try:
-            if _are_functorch_transforms_active():
-                with enable_single_level_autograd_function():
+            if transforms_active():
+                with single_level():
                     return apply(*args)
-            if forward_ad._current_level < 0 and not (
-                is_grad_enabled() and _any_requires_grad(*args)
-            ):
-                with _AutoDispatchBelowAutograd():
+            if not forward_mode() and not (is_grad_enabled() and any_requires_grad(*args)):
+                with BelowAutograd():
                     return op(*args)
             return apply(*args)
         except RuntimeError as error:
-            raise_out_of_memory(error)
+            raise_clearer(error, op, names, args)
             raise
 
     def call(*args: Any) -> Any:
         if is_compiling():
             return op(*args)
         try:
-            if is_inference_mode_enabled():
+            if is_inference_mode_enabled() or transforms_active() or forward_mode():
                 return op(*args)
-            if _are_functorch_transforms_active() or forward_ad._current_level >= 0:
-                return op(*args)
-            if not (is_grad_enabled() and _any_requires_grad(*args)):
-                with _AutoDispatchBelowAutograd():
+            if not (is_grad_enabled() and any_requires_grad(*args)):
+                with BelowAutograd():
                     return op(*args)
-            # What acts before the Autograd key must see the op: overrides, autocast, jit.trace.
-            if _has_torch_function(args) or _is_any_autocast_enabled() or _get_tracing_state():
+            if any_autocast() or tracing():  # which act before the Autograd key
                 return op(*args)
             return apply(*args)
         except RuntimeError as error:
-            raise_out_of_memory(error)
+            raise_clearer(error, op, names, args)
             raise
 
     library.impl(_name(op), kernel, "Autograd")
     return call
 
 
-def register_out(op: torch._ops.OpOverload) -> None:
-    """Gives an op that writes into its argument ``out`` the rules of torch's ``out=``.
+def register_out(op: torch._ops.OpOverload, *names: str) -> Callable[..., None]:
+    """Gives an op whose arguments have these names, ``out`` among them, the rules of torch's
+    ``out=``.
 
     Refused while a gradient is being recorded; the version counter of ``out`` moves, so that
-    backward notices an overwritten saved tensor.
+    backward notices an overwritten saved tensor. Returns ``op`` for callers in a hurry, as above.
     """
-    if not _HAVE_PRIVATE_NAMES:
-        return
-
-    at = [argument.name for argument in op._schema.arguments].index("out")
+    at = names.index("out")
+    name, below = _name(op).split(".")[0], BelowAutograd or nullcontext
 
     def kernel(*args: Any) -> None:
-        out = args[at]
-        if torch.is_grad_enabled() and _any_requires_grad(*args):
+        recorded = is_grad_enabled() and any_requires_grad(*args)
+        if recorded or (forward_mode() and any(map(_has_tangent, args))):
             raise RuntimeError(
-                f"{_name(op).split('.')[0]}: out= does not support automatic "
-                "differentiation, but one of the arguments requires grad"
+                f"{name}: out= does not support automatic differentiation, but one of the "
+                f"arguments {'requires grad' if recorded else 'has a tangent'}"
+            )
+        out = args[at]
+        if isinstance(out, Tensor) and out.is_inference() and not is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{name}: out must not be an inference tensor outside of torch.inference_mode()"
             )
         try:
-            with _AutoDispatchBelowAutograd():
+            with below():
                 op(*args)
         except RuntimeError as error:
-            raise_out_of_memory(error)
+            raise_clearer(error, op, names, args)
             raise
-        torch.autograd.graph.increment_version(out)
+        increment_version(out)
 
-    library.impl(_name(op), kernel, "Autograd")
+    def call(*args: Any) -> None:
+        if is_compiling() or transforms_active():
+            op(*args)
+        else:
+            kernel(*args)
+
+    def negative(*args: Any) -> None:
+        """Of views that stand for their negative. torch's rule wants ``out`` returned."""
+        resolved = [t.resolve_neg() if isinstance(t, Tensor) else t for t in args]
+        op(*resolved)
+        if args[at].is_neg():
+            args[at].copy_(resolved[at])
+
+    library.impl(_name(op), negative, "Negative")
+    if BelowAutograd is not None:
+        library.impl(_name(op), kernel, "Autograd")
+    return call
+
+
+def _has_tangent(value: Any) -> bool:
+    return isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
 
 
 def _name(op: torch._ops.OpOverload) -> str:
@@ -190,9 +206,10 @@ class _Primals:
         return getattr(self._ctx, name)
 
 
-def _register_public(op: torch._ops.OpOverload, function: type[torch.autograd.Function]) -> None:
+def _register_public(
+    op: torch._ops.OpOverload, function: type[torch.autograd.Function], defaults: list[Any]
+) -> None:
     """Registration by public names only: no torch.func and no forward mode."""
-    defaults = tuple(argument.default_value for argument in op._schema.arguments)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         # The dispatcher strips trailing defaults; backward must return as many gradients.

@@ -1,14 +1,20 @@
-"""Out of memory in an op: the class of torch's error, found again.
+"""Errors of an op that torch words badly, in other words.
 
-The ops are compiled against torch's C interface, through which an error comes as a status, and from
-torch 2.13 on as text. What the module raises is a RuntimeError that ends in "(N bytes on cuda:0)".
+Out of memory: the ops are compiled against torch's C interface, through which an error comes as a
+status, and from torch 2.13 on as text. What the module raises is a RuntimeError that ends in "(N
+bytes on cuda:0)"; the class of torch's error is found again. Arguments that no kernel takes: which
+one, and why.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 _ALLOCATION = re.compile(r"my_ops: (\S+) failed(.*?) \((\d+) bytes on (\S+)\)", re.DOTALL)
 
@@ -30,3 +36,29 @@ def raise_out_of_memory(error: RuntimeError) -> None:
         torch.empty(int(size), dtype=torch.uint8, device=device)
     if said:
         raise torch.OutOfMemoryError(text)
+
+
+def raise_clearer(
+    error: RuntimeError, op: torch._ops.OpOverload, names: Iterable[str], args: Iterable[Any]
+) -> None:
+    """Raises what says more than ``error``, which ``op`` raised of these arguments, else nothing.
+
+    To be called from ``except RuntimeError``, before ``raise``.
+    """
+    raise_out_of_memory(error)
+    if not isinstance(error, NotImplementedError):
+        return
+    for name, value in zip(names, args, strict=False):
+        if not isinstance(value, Tensor):
+            continue
+        problem = None
+        if value.is_nested:
+            problem = "must not be nested, got a NestedTensor: pass its values() or unbind() it"
+        elif hasattr(value, "placements") and "my_ops.distributed" not in sys.modules:
+            problem = "is a DTensor: import my_ops.distributed first, for its sharding rules"
+        elif value.layout != torch.strided or value.is_quantized:
+            kind = value.dtype if value.is_quantized else value.layout
+            problem = f"must be a dense tensor of layout torch.strided, got {kind}"
+        if problem:
+            short = op.name().split("::")[1].split(".")[0]
+            raise NotImplementedError(f"{short}: {name} {problem}") from error

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import torch
 
+from my_ops._install_hint import check_system
+
 
 def _load() -> None:
+    check_system()
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if release < (2, 10):
         raise ImportError(
@@ -19,7 +22,7 @@ def _load() -> None:
             "my_ops: the operators of namespace 'my_ops' are registered already, by another copy "
             "of this package or by torch.ops.load_library; one process can hold one copy"
         )
-    path = Path(__file__).with_name("_C.abi3.so")
+    path = Path(__file__).with_name("_C.so")
     if not path.exists():
         raise ImportError(
             f"my_ops: {path.name} is missing beside {Path(__file__).name}: this is the source "
@@ -29,8 +32,9 @@ def _load() -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
+        reason = error.__cause__ or error  # the linker's own words; torch's name the file only
         raise ImportError(
-            f"my_ops: {path.name} does not load: {error}. `python -m my_ops` says what does not "
+            f"my_ops: {path.name} does not load: {reason}. `python -m my_ops` says what does not "
             "fit on this machine"
         ) from error
 

@@ -33,7 +33,7 @@ Layout = tuple[list[Any], list[Any]]  # of the results, and of the arguments; No
 
 def _for_given(layouts: list[Layout], args: tuple[Any, ...]) -> list[Layout]:
     """The layouts, with None in the place of what is no tensor."""
-    tensors = [hasattr(a, "tensor_meta") for a in args]
+    tensors = [hasattr(a, "ndim") for a in args]
     return [
         (results, [place if tensor else None for place, tensor in zip(places, tensors)])  # noqa: B905
         for results, places in layouts

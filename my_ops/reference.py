@@ -56,7 +56,7 @@ def activate(x: Tensor, activation: str | None) -> Tensor:
         return F.silu(x)
     if activation == "sigmoid":
         return torch.sigmoid(x)
-    raise ValueError(f"unknown activation {activation!r}")
+    raise ValueError(f"unknown activation '{activation}'")
 
 
 def linear(

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +33,14 @@ def pytest_make_parametrize_id(val):
     if isinstance(val, torch.dtype):
         return str(val).removeprefix("torch.")
     return str(val) if isinstance(val, tuple) else None
+
+
+def pytest_terminal_summary(terminalreporter):
+    """A line for each reason to skip: on a machine without a GPU it is most of the tests."""
+    skipped = terminalreporter.getreports("skipped")
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])

@@ -8,7 +8,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from samples import DIFFERENTIABLE, as_tuple, leaves
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import (
@@ -30,7 +34,7 @@ import my_ops
 import my_ops.distributed
 
 RANKS = 2
-LIMIT = 2.0**-36  # of float64 sums in another order
+LIMIT = 2.0**-45  # of float64 sums in another order
 OPS = {op.name: op for op in DIFFERENTIABLE}
 
 
@@ -121,6 +125,10 @@ def placements_of_products(mesh):
     bias = distribute_tensor(torch.randn(8, dtype=torch.float64), mesh, [Replicate()])
     x, w = distribute_tensor(a, mesh, [Shard(1)]), distribute_tensor(b, mesh, [Shard(0)]).mT
     assert_close(my_ops.linear(x, w, bias), a @ b + bias.full_tensor())
+    residual = torch.randn(4, 8, dtype=torch.float64)
+    got = my_ops.linear(x, w, residual=distribute_tensor(residual, mesh, [Replicate()]))
+    assert got.placements == (Partial(),)
+    assert_close(got, a @ b + residual)
     gelu = torch.nn.functional.gelu(a @ b)
     assert_close(my_ops.linear(x, w, activation="gelu"), gelu)
 
@@ -147,7 +155,9 @@ def batches_of_lltm(mesh):
     x = torch.randn(5, 4, 3, dtype=torch.float64)
     for layer, input, place in (
         (my_ops.nn.LLTM(3, 2, num_layers=2), x, Shard(1)),
+        (my_ops.nn.LLTM(3, 2, bias=False), x, Shard(1)),
         (my_ops.nn.LLTMCell(3, 2), x[0], Shard(0)),
+        (my_ops.nn.LLTMCell(3, 2, bias=False), x[0], Shard(0)),
     ):
         layer = layer.double()
         want = layer(input)[0]
@@ -158,11 +168,11 @@ def batches_of_lltm(mesh):
 
 
 class Model(torch.nn.Module):
-    def __init__(self, dtype=torch.float64):
+    def __init__(self, dtype=torch.float64, bias=True):
         super().__init__()
-        self.layer = my_ops.nn.LLTM(4, 6, dtype=dtype)
-        self.up = my_ops.nn.Linear(6, 8, activation="gelu", dtype=dtype)
-        self.down = my_ops.nn.Linear(8, 4, dtype=dtype)
+        self.layer = my_ops.nn.LLTM(4, 6, 2, bias, dtype=dtype)
+        self.up = my_ops.nn.LinearActivation(6, 8, bias, activation="gelu", dtype=dtype)
+        self.down = my_ops.nn.Linear(8, 4, bias, dtype=dtype)
 
     def forward(self, x):
         return self.down(self.up(self.layer(x)[0]))
@@ -198,8 +208,8 @@ def whole_parameters(model):
 def column_then_row(mesh):
     model, x = Model(), batch()
     plain = copy.deepcopy(model)
-    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    assert model.up.weight.placements == (Shard(0),)
+    parallelize_module(model, mesh, {"up.linear": ColwiseParallel(), "down": RowwiseParallel()})
+    assert model.up.linear.weight.placements == (Shard(0),)
     assert model.down.weight.placements == (Shard(1),)
     assert_close(model(x), plain(x))
     assert_close(trained(model, x), trained(plain, x))
@@ -218,13 +228,19 @@ def data_parallel(mesh, compiled):
     assert_close(whole_parameters(model), whole_parameters(plain))
 
 
-def fully_sharded(mesh, mixed):
+def fully_sharded(mesh, mixed, by_cell, bias):
+    """From parameters without values, layer by layer or by what these are made of."""
     dtype = torch.float32 if mixed else torch.float64
-    model, x = Model(dtype), batch(dtype)
-    plain = copy.deepcopy(model)
+    plain, x = Model(dtype, bias), batch(dtype)
+    with torch.device("meta"):
+        model = Model(dtype, bias)
     options = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)} if mixed else {}
-    for part in (model.layer, model.up, model.down, model):
+    layers = (*model.layer.cells, model.up.linear) if by_cell else (model.layer, model.up)
+    for part in (*layers, model.down, model):
         fully_shard(part, mesh=mesh, **options)
+    model.to_empty(device=mesh.device_type)
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, plain.state_dict(), options=options)
     losses = trained(model, mine(mesh, x))
     dist.all_reduce(losses)
     limit = 2.0**-5 if mixed else LIMIT  # a few roundings to bfloat16's 8 bits
@@ -243,7 +259,9 @@ def saved_and_loaded(mesh, folder):
     for shard in (True, False):
         fresh = Model()
         if shard:
-            parallelize_module(fresh, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+            parallelize_module(
+                fresh, mesh, {"up.linear": ColwiseParallel(), "down": RowwiseParallel()}
+            )
         state = {"model": get_model_state_dict(fresh)}
         checkpoint.load(state, checkpoint_id=folder)
         set_model_state_dict(fresh, state["model"])

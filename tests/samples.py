@@ -19,6 +19,9 @@ NOT_REAL = [torch.bool, torch.complex64]
 
 ACTIVATIONS = [None, "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
 
+# Units in the last place of a 16-bit result: one rounding, of what was computed in float32.
+ROUNDED_ONCE = 0.51
+
 # Largest |got - a @ b| / (|a| @ |b|) of one element, by the type of the arithmetic: four roundings.
 GEMM_LIMIT = {torch.float64: 2.0**-50, torch.float32: 2.0**-21}
 

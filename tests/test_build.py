@@ -3,12 +3,14 @@
 import ast
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(
@@ -43,12 +45,13 @@ def build(tmp_path, torch="__version__ = '2.13.0'", **environment):
     stand_in = tmp_path / "torch"
     stand_in.mkdir()
     (stand_in / "torch.py").write_text(torch)
+    path = os.pathsep.join([str(stand_in), environment.pop("PYTHONPATH", "")])
     ours = re.compile("MY_OPS_|CUDA_|TORCH_CUDA_|MAX_JOBS|CC$|CXX$")
     inherited = {name: value for name, value in os.environ.items() if not ours.match(name)}
     done = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path / "lib")],
         cwd=REPOSITORY,
-        env={**inherited, "PYTHONPATH": str(stand_in), "MAX_JOBS": "1", **environment},
+        env={**inherited, "PYTHONPATH": path, "MAX_JOBS": "1", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -58,6 +61,25 @@ def build(tmp_path, torch="__version__ = '2.13.0'", **environment):
     assert done.stderr.startswith("my_ops: ")
     assert done.stderr.count("\n") == 1
     return done.stderr
+
+
+def machine(folder, *, system="Linux", venv=True):
+    """Settings under which Python believes to be on another machine."""
+    lines = [f"import platform, sys; platform.system = lambda: {system!r}"]
+    lines += ["sys.modules['ensurepip'] = None"] * (not venv)
+    (folder / "machine").mkdir()
+    (folder / "machine/sitecustomize.py").write_text("\n".join(lines))
+    return {"PYTHONPATH": str(folder / "machine")}
+
+
+@pytest.mark.parametrize(("system", "name"), [("Darwin", "macOS"), ("Windows", "Windows")])
+def test_another_system(tmp_path, monkeypatch, system, name):
+    message = build(tmp_path, **machine(tmp_path, system=system))
+    assert f"this machine runs {name}, and my_ops builds and runs on Linux only" in message
+    backend = pytest.importorskip("backend")
+    monkeypatch.setattr(preflight.platform, "system", lambda: system)
+    with pytest.raises(SystemExit, match=f"my_ops: this machine runs {name}"):
+        backend.get_requires_for_build_wheel()
 
 
 def test_missing_torch(tmp_path):
@@ -134,6 +156,38 @@ def test_auto_falls_back_and_says_so(tmp_path, monkeypatch, capsys):
     assert "building for the CPU only: no CUDA toolkit" in capsys.readouterr().err
 
 
+def test_auto_with_a_release_means_that_release(tmp_path):
+    """The wheel is named after it."""
+    home = toolkit(tmp_path / "cuda", "13.0.88")
+    message = build(tmp_path, CUDA_HOME=str(home), MY_OPS_CUDA="12.9", MY_OPS_WITH_CUDA="auto")
+    assert "MY_OPS_CUDA=12.9 asks for another nvcc than the one found: 13.0.88." in message
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", ["7.5", "8.0", "8.6", "9.0a", "10.0+PTX", "12.0+PTX"]),
+        ("Hopper", ["9.0+PTX"]),
+        ("7.5;Ampere", ["7.5", "8.0", "8.6+PTX"]),
+        ("Ada 9.0a", ["8.9+PTX", "9.0a"]),
+        ("Ampere+Tegra;10.0f", ["8.7", "10.0f"]),
+    ],
+)
+def test_names_of_architectures_are_torch_s(tmp_path, monkeypatch, text, wanted):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
+    home = toolkit(tmp_path / "cuda", "13.0.88")
+    archs = preflight.architectures(preflight.Toolkit(home, "13.0.88"))
+    assert archs == wanted
+
+
+@pytest.mark.parametrize("text", ["Hoppper", "9", "sm_90", "9.0a+ptx"])
+def test_unknown_name_of_an_architecture(tmp_path, text):
+    home = toolkit(tmp_path / "cuda", "13.0.88")
+    message = build(tmp_path, CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST=f"8.0;{text}")
+    assert f"TORCH_CUDA_ARCH_LIST names '{text}', which is no architecture" in message
+    assert "Hopper" in message
+
+
 @pytest.mark.parametrize(
     ("version", "wanted"),
     [
@@ -169,6 +223,218 @@ def test_too_little_memory(monkeypatch):
         preflight.set_jobs()
 
 
+def test_ninja_beside_this_python_is_found(tmp_path, monkeypatch):
+    """As in `venv/bin/python -m pip`, where venv/bin is not on PATH."""
+    ninja = script(tmp_path / "scripts/ninja", "echo 1.13")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(preflight.sysconfig, "get_path", lambda _: str(ninja.parent))
+    preflight.find_ninja()
+    assert shutil.which("ninja") == str(ninja)
+
+
+def test_native_means_the_gpus_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "native")
+    found = [(12, 0), (9, 0), (9, 0), (8, 6)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(found))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: found[index])
+    toolkit = preflight.Toolkit(tmp_path, "13.0.88")
+    assert preflight.architectures(toolkit) == ["8.6", "9.0a", "12.0"]
+    found.clear()
+    with pytest.raises(preflight.Unfit, match="native means the GPUs of this machine"):
+        preflight.architectures(toolkit)
+
+
+# What pip installs for a build from source, by MY_OPS_CUDA and Python. torch's wheels on PyPI pin
+# the toolkit's release: 13.0 those of 2.13, 13.2 those of 2.15, which has none for Python 3.10.
+@pytest.mark.parametrize(
+    ("asked", "python", "wanted"),
+    [
+        ("", 10, {"torch": "==2.13.0", "cuda-toolkit": "==13.0.*"}),
+        ("", 15, {"torch": "==2.15.0", "cuda-toolkit": "==13.2.*"}),
+        ("12.9", 11, {"torch": "==2.13.0"}),
+        ("13.0", 11, {"torch": "==2.13.0", "cuda-toolkit": "==13.0.*"}),
+        ("13.2", 11, {"torch": "==2.15.0", "cuda-toolkit": "==13.2.*"}),
+    ],
+)
+def test_requirements_of_a_build(tmp_path, monkeypatch, asked, python, wanted):
+    backend = pytest.importorskip("backend")
+    requirements = pytest.importorskip("packaging.requirements")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("MY_OPS_CUDA", asked)
+    monkeypatch.delenv("MY_OPS_WITH_CUDA", raising=False)
+    monkeypatch.setattr(preflight.sys, "version_info", (3, python))
+    needs = map(requirements.Requirement, backend.get_requires_for_build_wheel())
+    found = {r.name: str(r.specifier) for r in needs}
+    assert {name: found[name] for name in found if name in ("torch", "cuda-toolkit")} == wanted
+
+
+@pytest.mark.parametrize(
+    ("cuda", "wanted"),
+    [("13.2", "==13.2.*"), ("13.0", "==13.0.*"), ("12.8", "==13"), (None, "==13")],
+)
+def test_make_keeps_the_cuda_runtime_of_the_installed_torch(tmp_path, monkeypatch, cuda, wanted):
+    """Its release of the compiler, else pip would put another runtime in place of torch's."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    for name in ("MY_OPS_CUDA", "MY_OPS_WITH_CUDA"):
+        monkeypatch.delenv(name, raising=False)
+    assert wanted in preflight.toolkit_to_install(preflight.cuda_of_torch())
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """setup.py with what it imports, in a folder of its own."""
+    folder = tmp_path / "outer" / "copy"
+    for name in ("setup.py", "tools/build", "pyproject.toml", "README.md", "LICENSE"):
+        source, target = REPOSITORY / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    return folder
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=tester", "-c", "user.email=tester@localhost")
+    done = subprocess.run(
+        ["git", "-C", folder, *identity, *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def recorded_commit(folder, **environment):
+    script = "import sys; sys.argv[1:] = ['clean', '-q']; import setup; print(setup.commit())"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        # No bytecode: git, told to add all, would have it, and every checkout would change it.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_commit_is_that_of_this_source(copy):
+    """None in an unpacked sdist, also one inside another repository or built by a git hook."""
+    outer = copy.parent
+    git(outer, "init", "-q")
+    git(outer, "add", ".")
+    git(outer, "commit", "-qm", "another project")
+    assert recorded_commit(copy) == "None"
+    assert recorded_commit(copy, GIT_DIR=str(outer / ".git")) == "None"
+    git(copy, "init", "-q")
+    git(copy, "add", ".")
+    git(copy, "commit", "-qm", "this project")
+    head = git(copy, "rev-parse", "HEAD")
+    assert recorded_commit(copy) == head
+    assert recorded_commit(copy, GIT_DIR=str(outer / ".git")) == head
+    (copy / "README.md").write_text("changed")
+    assert recorded_commit(copy) == f"{head}+"
+    git(copy, "worktree", "add", "-q", copy.parent.parent / "worktree")
+    assert recorded_commit(copy.parent.parent / "worktree") == head
+
+
+# -------------------------------------------------------------------------------------- make
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_make_names_all_that_is_missing_before_it_downloads(tmp_path, target):
+    results = {".git", "build", "dist"}
+    ignored = lambda path, names: results if Path(path) == REPOSITORY else ()  # noqa: E731
+    folder = shutil.copytree(REPOSITORY, tmp_path / "copy", ignore=ignored)
+
+    def make(**environment):
+        done = subprocess.run(
+            ["make", target],
+            cwd=folder,
+            env={**os.environ, "PYTHON": sys.executable, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert not (folder / "build/venv").exists()
+        return [line for line in done.stderr.splitlines() if not line.startswith("make")]
+
+    lacking = make(CXX="absent-c++", **machine(tmp_path, venv=False))
+    assert len(lacking) == 3
+    assert "cannot make an environment" in lacking[0]
+    assert "no C++ compiler: 'absent-c++' is not on PATH" in lacking[1]
+    assert lacking[2].endswith(": apt install git make g++ python3-venv")
+    assert make(PYTHON="absent-python")[0].startswith("my_ops: there is no absent-python")
+
+
+def test_make_names_an_old_python_and_a_full_disk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preflight.sys, "version_info", (3, 9, 2))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 8, 1))
+    old, full = preflight.missing()
+    assert "is too old: 3.10 or newer is needed" in old
+    assert "0.0 GiB of free disk space is too little" in full
+
+
+def test_reasons_to_skip_are_counted(tmp_path):
+    """By the suite's conftest.py, in the one line that people read."""
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('i', range(3))\n"
+        "def test_cuda(cuda, i): pass\n"
+        "def test_other(): pytest.skip('needs luck')\n"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "conftest",
+            tmp_path,
+        ],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests"), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "\nskipped 3: needs a CUDA device\nskipped 1: needs luck\n" in done.stdout
+
+
+PROGRESS = [sys.executable, REPOSITORY / "tools/build/progress.py"]
+COMPILES = """
+echo '[1/2] c++ -O3 -c -c /somewhere/csrc/one.cpp -o /elsewhere/csrc/one.o'
+echo 'two.cu(7): warning'
+echo '{last}'
+exit {status}
+"""
+
+
+def test_progress_of_a_build(tmp_path):
+    last = "[2/2] nvcc -c /somewhere/kernels/two.cu -o /elsewhere/kernels/two.o --threads=2"
+    build = script(tmp_path / "build", COMPILES.format(last=last, status=0))
+    printed = subprocess.check_output([*PROGRESS, tmp_path / "log", build], text=True)
+    assert re.sub(r"\d+ s$", "0 s", printed, flags=re.MULTILINE).splitlines() == [
+        "[1/2] csrc/one.cpp, 0 s",
+        "[2/2] kernels/two.cu, 0 s",
+    ]
+    assert "two.cu(7): warning" in (tmp_path / "log").read_text()
+
+
+def test_progress_of_a_build_that_fails(tmp_path):
+    build = script(tmp_path / "build", COMPILES.format(last="FAILED: two.o", status=3))
+    done = subprocess.run(
+        [*PROGRESS, tmp_path / "log", build], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr == f"FAILED: two.o\nThe whole output is in {tmp_path}/log\n"
+
+
 def test_free_memory_is_that_of_this_machine():
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < preflight.free_memory() <= total
@@ -188,14 +454,15 @@ def message(node):
 
 def raised():
     """Every message of installation, import, the report and a launch that cannot run."""
-    for name, prefix in (("tools/build/preflight.py", "my_ops: "), ("my_ops/_library.py", "")):
+    for name in ("tools/build/preflight.py", "my_ops/_library.py", "my_ops/_install_hint.py"):
+        prefix = "my_ops: " if name.startswith("tools") else ""
         for node in ast.walk(ast.parse((REPOSITORY / name).read_text())):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 yield prefix + message(node.exc.args[0])
     for node in ast.walk(ast.parse((REPOSITORY / "my_ops/__main__.py").read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "add":
             yield message(node.args[0])
-    for node in ast.walk(ast.parse((REPOSITORY / "my_ops/_autograd.py").read_text())):
+    for node in ast.walk(ast.parse((REPOSITORY / "my_ops/_private.py").read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "warn":
             yield message(node.args[0])
     binding = (REPOSITORY / "csrc/binding_cuda.h").read_text()
@@ -205,7 +472,7 @@ def raised():
 def test_every_message_is_in_troubleshooting():
     page = (REPOSITORY / "docs/troubleshooting.md").read_text()
     keys = re.findall(r"^(?:### |\| )`(.*?)`(?=$| )", page, re.MULTILINE)
-    messages = list(raised())
+    messages = [text for text in raised() if " " in text]  # the others are another's words
     assert len(messages) >= 20
     assert [text for text in messages if not any(key in text for key in keys)] == []
     assert [key for key in keys if not any(key in text for text in messages)] == []

@@ -1,6 +1,9 @@
-"""What only a GPU has: streams, graphs, several devices, more than 2^31 elements."""
+"""What only a GPU has: streams, graphs, refused launches, several devices, more than 2^31
+elements."""
 
+import ctypes
 import functools
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -85,6 +88,22 @@ def test_side_stream_backward(op, cuda):
         got = torch.autograd.grad(results, leaf, [torch.ones_like(r) for r in results])
     stream.synchronize()
     assert_equal(tuple(got), tuple(want))
+
+
+def test_two_layers_on_two_streams(cuda):
+    """Each wants the whole GPU: they take turns, and neither waits for ever."""
+    layer = my_ops.nn.LLTM(64, 512, device="cuda")
+    x = torch.randn(50, 16, 64, device="cuda")
+    with torch.no_grad():
+        want, _ = layer(x)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        results = []
+        for turn in range(20):
+            with torch.cuda.stream(streams[turn % 2]):
+                results.append(layer(x)[0])
+        torch.cuda.synchronize()
+    assert all(torch.equal(result, want) for result in results)
 
 
 def warm_up(function):
@@ -185,6 +204,48 @@ def test_memory_is_given_back(name, call, cuda):
     for _ in range(50):
         function(*inputs)
     assert torch.cuda.memory_allocated() == before
+
+
+@contextmanager
+def refusing_stream():
+    """A stream that refuses all work: a capture on it has been spoilt."""
+    driver, stream = ctypes.CDLL("libcuda.so.1"), torch.cuda.Stream()
+    handle, relaxed = ctypes.c_void_p(stream.cuda_stream), 2
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which is work
+    torch.cuda.synchronize()  # refused itself while a stream captures
+    assert driver.cuStreamBeginCapture_v2(handle, relaxed) == 0
+    assert driver.cuStreamSynchronize(handle) != 0  # what spoils it
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        driver.cuStreamEndCapture(handle, ctypes.byref(ctypes.c_void_p()))
+
+
+REFUSED = {  # on Hopper, what each way of launching runs; the operands' dtype and shapes
+    "map": (my_ops.custom_add, torch.float32, (65, 64), (65, 64)),
+    "small": (my_ops.gemm, torch.float32, (65, 4), (4, 3)),
+    "split": (my_ops.gemm, torch.float32, (640, 640), (640, 640)),
+    "overlapped": (my_ops.gemm, torch.float32, (16, 4096), (4096, 1024)),
+    "clusters": (
+        functools.partial(my_ops.linear, activation="relu"),
+        torch.bfloat16,
+        (600, 320),
+        (512, 320),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_launch_is_reported_once(name, cuda):
+    function, dtype, *shapes = REFUSED[name]
+    inputs = [torch.randn(shape, device=cuda).to(dtype) for shape in shapes]
+    with refusing_stream(), pytest.raises(RuntimeError, match="CUDA"):
+        function(*inputs)
+    for _, op, tensors in calls():
+        op(*(t.to(cuda) for t in tensors))
+    x = torch.randn(65, device=cuda)
+    assert torch.equal(my_ops.add_one(x), x + 1)
 
 
 @TWO_GPUS

@@ -72,9 +72,11 @@ def test_distributed_data_parallel(compiled, on_both_ranks):
     on_both_ranks(distributed_checks.data_parallel, compiled)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("by_cell", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_fully_shard(mixed, on_both_ranks):
-    on_both_ranks(distributed_checks.fully_sharded, mixed)
+def test_fully_shard(mixed, by_cell, bias, on_both_ranks):
+    on_both_ranks(distributed_checks.fully_sharded, mixed, by_cell, bias)
 
 
 def test_distributed_checkpoint(on_both_ranks, tmp_path):

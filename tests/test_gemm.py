@@ -21,7 +21,7 @@ from my_ops import reference
 ACTIVATION_SLOPE = 1.13
 
 # The training tolerance of gradients: sums of products, each a gemm result, in units of its limit.
-GRAD_LIMIT = {torch.float64: 2.0**-45, torch.float32: 2.0**-16}
+GRAD_LIMIT = {torch.float64: 2.0**-48, torch.float32: 2.0**-16}
 
 SHAPES = [  # m, k, n
     (0, 3, 4),
@@ -196,9 +196,8 @@ def test_gemm_out_batched_view(dtype, device):
 def test_gemm_out_beside_its_inputs_in_one_storage(device):
     memory = torch.randn(3, 4, 4, device=device)
     a, b, out = memory.unbind()
-    want = a.double() @ b.double()
     my_ops.gemm(a, b, out=out)
-    torch.testing.assert_close(memory[2].double(), want, rtol=0, atol=GRAD_LIMIT[torch.float32])
+    assert gemm_excess(memory[2], a, b) <= 1
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -227,7 +226,7 @@ def test_linear_residual_of_a_batch(device):
     x, weight, residual = (normal(s, torch.float64, device) for s in ((2, 3, 5), (4, 5), (3, 2, 4)))
     residual = residual.transpose(0, 1)
     got = my_ops.linear(x, weight, residual=residual)
-    torch.testing.assert_close(got, reference.linear(x, weight, residual=residual))
+    assert linear_excess(got, x, weight, None, None, residual) <= 1
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (0,), (2, 3), (2, 0, 3), (2, 1, 2, 3)])
@@ -315,7 +314,7 @@ def test_linear_gradients_of_empty_problems(sizes, activation, device):
     grads = torch.autograd.grad(got.sum(), (x, weight, bias))
     want = reference.linear(x, weight, bias, activation=activation)
     for ours, exact in zip(grads, torch.autograd.grad(want.sum(), (x, weight, bias)), strict=True):
-        limit = GRAD_LIMIT[torch.float32]
+        limit = GEMM_LIMIT[torch.float32]
         torch.testing.assert_close(ours, exact, rtol=limit, atol=limit)
 
 

@@ -5,13 +5,13 @@ import pickle
 
 import pytest
 import torch
-from samples import FLOATING
+from samples import FLOATING, gemm_excess
 from test_gemm import linear_excess, normal
 
 import my_ops
 
 
-@pytest.mark.parametrize("precision", ["medium", "", "Highest", 1])
+@pytest.mark.parametrize("precision", ["medium", "", "Highest"])
 def test_wrong_precision(precision, device, rejects):
     a = torch.ones(2, 2, device=device)
     for op, call in (("gemm", my_ops.gemm), ("linear", my_ops.linear)):
@@ -55,8 +55,8 @@ def precisions_passed(call):
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.namespace == "my_ops":
-                names = [argument.name for argument in func._schema.arguments]
+            names = [argument.name for argument in func._schema.arguments]
+            if func.namespace == "my_ops" and "precision" in names:
                 at = names.index("precision")
                 seen.append(args[at] if at < len(args) else None)
             return func(*args, **(kwargs or {}))
@@ -106,6 +106,45 @@ def test_precision_follows_torch_and_reaches_every_product(
         assert seen and set(seen) == {passed}
 
 
+def second_gradient(function, *tensors):
+    tensors = [t.requires_grad_() for t in tensors]
+    grads = torch.autograd.grad(function(*tensors).sin().sum(), tensors, create_graph=True)
+    torch.autograd.grad(sum(g.sum() for g in grads), tensors)
+
+
+def tangent(function, *tensors):
+    torch.func.jvp(function, tensors, tuple(map(torch.ones_like, tensors)))
+
+
+def each_mapped(function, *tensors):
+    """Each argument alone, and all."""
+    for place in (*range(len(tensors)), None):
+        over = [place in (i, None) for i in range(len(tensors))]
+        mapped = [t.expand(2, *t.shape) if yes else t for t, yes in zip(tensors, over, strict=True)]
+        torch.vmap(function, tuple(0 if yes else None for yes in over))(*mapped)
+
+
+@pytest.mark.parametrize("transform", [second_gradient, tangent, each_mapped])
+@pytest.mark.parametrize("precision", [None, "high"])
+def test_precision_reaches_every_product_of_a_transform(precision, transform, device):
+    def gemm(a, b):
+        return my_ops.gemm(a, b, precision=precision)
+
+    def linear(activation):
+        return lambda x, weight, bias, residual: my_ops.linear(
+            x, weight, bias, activation=activation, residual=residual, precision=precision
+        )
+
+    a, b, bias = torch.randn(3, 3), torch.randn(3, 3), torch.randn(3)
+    a, b, bias = (t.to(device) for t in (a, b, bias))
+    calls = [(gemm, a, b), (gemm, torch.stack([a, b]), b)]
+    calls += [(linear(name), a, b, bias, a) for name in (None, "relu", "gelu", "silu")]
+    for function, *tensors in calls:
+        seen = precisions_passed(lambda f=function, ts=tensors: transform(f, *ts))
+        assert len(seen) >= 2
+        assert set(seen) == {precision}
+
+
 @pytest.mark.parametrize("setting", TF32, ids=[f"{setter.__name__}-{v}" for setter, v in TF32])
 def test_precision_in_a_compiled_graph(setting, device, torch_precision):
     a = torch.randn(3, 3, device=device)
@@ -142,9 +181,9 @@ def test_prepacked_weight_gets_no_gradient(device):
     weight = torch.randn(640, 640, device=device, requires_grad=True)
     x = torch.randn(640, 640, device=device, requires_grad=True)
     grad = torch.randn(640, 640, device=device)
-    got = torch.autograd.grad(my_ops.linear(x, my_ops.prepack(weight)), x, grad)[0]
-    want = torch.autograd.grad(my_ops.linear(x, weight), x, grad)[0]
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    (got,) = torch.autograd.grad(my_ops.linear(x, my_ops.prepack(weight)), x, grad)
+    assert gemm_excess(got, grad, weight) <= 1
+    assert not my_ops.linear(x.detach(), my_ops.prepack(weight)).requires_grad
 
 
 def test_prepacked_weight_that_changed(device, rejects):
@@ -175,3 +214,41 @@ def test_prepack_wrong_arguments(device, rejects):
         my_ops.prepack(x)
     with rejects(RuntimeError, "prepack: weight must be .*float.*, got", x):
         my_ops.prepack(x.int())
+
+
+HOPPER = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="weights are packed on compute capability 9.0",
+)
+
+
+@HOPPER
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("n, k", [(580, 580), (640, 640), (2048, 4100)])
+def test_packed_weight_is_the_same_on_every_hopper_gpu(n, k, transposed, cuda):
+    """Its size is that of its parts and exponents: no scratch, which depends on the device."""
+    weight = torch.randn(k, n, device=cuda).mT if transposed else torch.randn(n, k, device=cuda)
+    sizes = 1, 2 * 2 * n * -(-k // 64) * 64, 4 * n
+    packed = torch.ops.my_ops.prepack(weight)
+    assert packed.numel() == sum(-(-size // 256) * 256 for size in sizes)
+    x = torch.randn(max(n, k), k, device=cuda)
+    got = torch.ops.my_ops.linear(x, weight, packed=packed)
+    assert linear_excess(got, x, weight, None, None) <= 1
+
+
+@HOPPER
+def test_packed_wrong_arguments(cuda, rejects):
+    weight, x = torch.randn(640, 640, device=cuda), torch.randn(700, 640, device=cuda)
+    packed = torch.ops.my_ops.prepack(weight)
+    for wrong, match in (
+        (
+            packed.repeat_interleave(2)[::2],
+            r"contiguous and start .* 256 bytes, got strides \(2,\)",
+        ),
+        (torch.cat([packed[:1], packed])[1:], "start at a multiple of 256 bytes.* 1 bytes beyond"),
+        (packed[256:], "packed must be what prepack made of weight"),
+        (packed.view(torch.int8), "packed must be what prepack made of weight"),
+        (packed.cpu(), "packed must be on the device of x"),
+    ):
+        with rejects(RuntimeError, f"linear: .*{match}", x, weight):
+            torch.ops.my_ops.linear(x, weight, packed=wrong)

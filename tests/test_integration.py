@@ -1,9 +1,6 @@
 """The ops inside torch's other tools: counters, checkpointing, subclasses, workers, export."""
 
-import contextlib
 import copy
-import ctypes
-import gc
 import io
 import multiprocessing
 import os
@@ -12,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import child_processes
@@ -24,10 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import my_ops
-from my_ops._errors import raise_out_of_memory
 
 LAYERS = {
-    "Linear": (lambda: my_ops.nn.Linear(3, 4, activation="gelu"), (2, 3)),
+    "Linear": (lambda: my_ops.nn.LinearActivation(3, 4, activation="gelu"), (2, 3)),
     "LLTM": (lambda: my_ops.nn.LLTM(3, 4), (5, 2, 3)),
     "LLTMCell": (lambda: my_ops.nn.LLTMCell(3, 4), (2, 3)),
     "RoundSTE": (lambda: my_ops.nn.RoundSTE(), (2, 3)),
@@ -67,8 +62,8 @@ def flops(function):
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_flops_of_products_are_those_of_torch(gradient, device):
-    a, b = torch.randn(2, 5, 4, device=device), torch.randn(2, 4, 3, device=device)
-    x, w = torch.randn(2, 5, 4, device=device), torch.randn(3, 4, device=device)
+    def draw(*shape):
+        return torch.randn(shape, device=device)
 
     def count(function, *tensors):
         def run():
@@ -78,8 +73,12 @@ def test_flops_of_products_are_those_of_torch(gradient, device):
 
         return flops(run)
 
-    assert count(my_ops.gemm, a, b) == count(torch.bmm, a, b) > 0
-    assert count(my_ops.linear, x, w) == count(torch.nn.functional.linear, x, w) > 0
+    for sizes in [((), ()), ((2,), (2,)), ((1,), (2,)), ((2,), (1,)), ((), (2,)), ((2,), ())]:
+        a, b = draw(*sizes[0], 5, 4), draw(*sizes[1], 4, 3)
+        assert count(my_ops.gemm, a, b) == count(torch.matmul, a, b) > 0
+    for x in (draw(4), draw(5, 4), draw(2, 5, 4)):
+        w = draw(3, 4)
+        assert count(my_ops.linear, x, w) == count(torch.nn.functional.linear, x, w) > 0
 
 
 def test_flops_of_lltm(device):
@@ -103,146 +102,7 @@ def test_profiler_names(op, device):
     assert op.overload._schema.name in {event.key for event in profile.key_averages()}
 
 
-# --------------------------------------------------------------------------- memory, threads
-
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.parametrize("gradient", [False, True])
-def test_memory_stays_flat(gradient, device):
-    """20,000 calls of the family, errors among them. gelu loses 48 bytes a call in torch < 2.14."""
-    newer = torch.__version__ >= torch.torch_version.TorchVersion("2.14")
-    activation = "gelu" if newer else "silu"
-    x = torch.randn(4, 4, device=device, requires_grad=gradient)
-    wrong = torch.randn(3, 5, device=device)
-
-    def calls(count):
-        for i in range(count // 3):
-            my_ops.round_ste(x)
-            my_ops.linear(x, x, activation=activation)
-            if i % 10 == 0:
-                with pytest.raises(RuntimeError):
-                    my_ops.gemm(x, wrong)
-            y = my_ops.gemm(x, x)
-            if gradient:
-                torch.autograd.grad(y, x, x.detach())
-
-    def allocated():
-        time.sleep(0.5)  # autograd's thread may hold its last tensors a little longer
-        return torch.cuda.memory_allocated() if device == "cuda" else 0
-
-    calls(2000)
-    allocated_before = allocated()
-    before = resident()
-    calls(20_000)
-    assert resident() - before < 2 << 20
-    assert allocated() == allocated_before
-
-
-HUGE = 1 << 23  # a row of a matrix that fits, a side of one that does not
-
-
-def long(device, *shape, size=HUGE):
-    """Ones of ``shape``, where None stands for ``size``: one element in memory."""
-    return torch.ones(1, device=device).expand([size if s is None else s for s in shape])
-
-
-def lltm_of(steps, device):
-    state = torch.ones(1, 1, device=device).expand(steps, 64)
-    weights, bias = torch.ones(192, 65, device=device), torch.ones(192, device=device)
-    return my_ops.lltm(long(device, None, None, 1, size=steps), state, state, weights, bias)
-
-
-IMPOSSIBLE = {
-    "add_one": lambda d: my_ops.add_one(long(d, None, None)),
-    "custom_add": lambda d: my_ops.custom_add(long(d, 1, None), long(d, None, 1)),
-    "custom_add-mixed": lambda d: my_ops.custom_add(long(d, None, None).mT, long(d, None).double()),
-    "fill_index": lambda d: my_ops.fill_index(HUGE, HUGE, device=d),
-    "gemm": lambda d: my_ops.gemm(long(d, None, 1), long(d, 1, None)),
-    "gemm-gradient": lambda d: my_ops.gemm(long(d, None, 1).requires_grad_(), long(d, 1, None)),
-    "gemm-dispatcher": lambda d: torch.ops.my_ops.gemm(long(d, None, 1), long(d, 1, None)),
-    "linear": lambda d: my_ops.linear(long(d, None, 1), long(d, None, 1), activation="gelu"),
-    "lltm": lambda d: lltm_of(1 << 20, d),
-}
-
-
-@pytest.mark.parametrize(
-    "name, inference",
-    # Without Python on the way, the class of the error is lost.
-    [(n, i) for n in IMPOSSIBLE for i in (False, True) if not (i and n == "gemm-dispatcher")],
-)
-def test_out_of_memory(name, inference, device):
-    """The error is torch's own, of its class and with its figures."""
-    with pytest.raises(RuntimeError) as native:
-        torch.empty(HUGE, HUGE, device=device)
-    figures = "CUDA out of memory. Tried to allocate" if device == "cuda" else "can't allocate mem"
-    assert figures in str(native.value)
-    with (
-        torch.inference_mode(inference),
-        pytest.raises(type(native.value), match=figures) as caught,
-    ):
-        IMPOSSIBLE[name](device)
-    assert type(caught.value) is type(native.value)
-    assert torch.equal(my_ops.fill_index(2, 2, device=device).cpu(), my_ops.fill_index(2, 2))
-
-
-@pytest.mark.parametrize(
-    "error, found",
-    [
-        (RuntimeError("my_ops: aten::mm failed: CUDA out of memory. Tried to allocate"), True),
-        (RuntimeError("gemm: CUDA launch failed: out of memory (cudaErrorMemoryAllocation)"), True),
-        (RuntimeError("my_ops: empty failed (8 bytes on cpu)"), False),  # there is memory again
-        (RuntimeError("gemm: b must have k = 4 rows"), False),
-        (torch.OutOfMemoryError("CUDA out of memory"), False),  # has its class already
-    ],
-)
-def test_errors_that_are_out_of_memory(error, found):
-    with pytest.raises(torch.OutOfMemoryError) if found else contextlib.nullcontext():
-        raise_out_of_memory(error)
-
-
-class Mallinfo(ctypes.Structure):
-    """Of glibc's <malloc.h>."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in [
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        ]
-    ]
-
-
-def bytes_in_use():
-    mallinfo = ctypes.CDLL(None).mallinfo2
-    mallinfo.restype = Mallinfo
-    gc.collect()
-    return mallinfo().uordblks
-
-
-@pytest.mark.parametrize(**named(DIFFERENTIABLE))
-def test_no_byte_is_lost(op):
-    """On the host: what a call allocates it frees."""
-    if "gelu" in op.name and torch.__version__ < torch.torch_version.TorchVersion("2.14"):
-        pytest.skip("torch loses the name of the kind of gelu")
-    tensors = op.tensors(3, torch.float32, "cpu")
-    for _ in range(200):
-        op(*tensors)
-    before = bytes_in_use()
-    for _ in range(1000):
-        op(*tensors)
-    assert bytes_in_use() - before < 8 * 1000
+# ------------------------------------------------------------------------ threads, processes
 
 
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
@@ -369,7 +229,7 @@ def test_linear_exchanges_its_state_with_torch(device):
     ours.load_state_dict(theirs.state_dict())
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 3, device=device)
-    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours(x), theirs(x), rtol=2.0**-22, atol=2.0**-22)
 
 
 class Tagged(torch.Tensor):
@@ -390,7 +250,8 @@ def test_subclasses(op, device):
     wanted = torch.autograd.grad(sum(r.sum() for r in op(*plain)), plain)
     for pair, exact in zip((*results, *grads), (*want, *wanted), strict=True):
         assert type(pair) is TwoTensor
-        torch.testing.assert_close(pair.b, exact)  # with a gradient, linear is not one kernel
+        # With a gradient, linear is not one kernel.
+        torch.testing.assert_close(pair.b, exact, rtol=2.0**-50, atol=2.0**-50)
 
 
 def test_saved_tensor_hooks_see_what_is_saved(device):
@@ -442,7 +303,7 @@ def test_inductor_package(tmp_path, device):
         class Model(torch.nn.Module):
             def __init__(self):
                 super().__init__()
-                self.embed = my_ops.nn.Linear(3, 4, activation="silu")
+                self.embed = my_ops.nn.LinearActivation(3, 4, activation="silu")
                 self.layer = my_ops.nn.LLTM(4, 4)
 
             def forward(self, x):
@@ -459,7 +320,7 @@ def test_inductor_package(tmp_path, device):
             for input in (x, torch.randn(5, 7, 3, device=device)):
                 got = loaded(input)
                 got = got[0] if isinstance(got, (list, tuple)) else got
-                torch.testing.assert_close(got, model(input))
+                torch.testing.assert_close(got, model(input), rtol=2.0**-21, atol=2.0**-21)
         print("as eager")
     """
     command = [sys.executable, "-c", textwrap.dedent(script), device, str(tmp_path / "model.pt2")]

@@ -17,7 +17,7 @@ def test_out_of_memory_in_backward(name, cuda):
     layers = {
         "lltm": lambda: my_ops.nn.LLTM(8, 64),
         "lltm_cell": lambda: my_ops.nn.LLTMCell(8, 64),
-        "linear": lambda: my_ops.nn.Linear(8, 64, activation="gelu"),
+        "linear": lambda: my_ops.nn.LinearActivation(8, 64, activation="gelu"),
     }
     layer = layers[name]().to(cuda)
     input = torch.randn(steps, device=cuda, requires_grad=True)
@@ -44,7 +44,7 @@ def test_out_of_memory_in_backward(name, cuda):
 
 
 GRAPHS = {
-    "Linear": (lambda: my_ops.nn.Linear(16, 16, activation="gelu"), (8, 16)),
+    "Linear": (lambda: my_ops.nn.LinearActivation(16, 16, activation="gelu"), (8, 16)),
     "LLTM": (lambda: my_ops.nn.LLTM(16, 16), (5, 8, 16)),
     "LLTMCell": (lambda: my_ops.nn.LLTMCell(16, 16), (8, 16)),
 }

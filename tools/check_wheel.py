@@ -1,17 +1,20 @@
 # /// script
-# requires-python = ">=3.10"
-# dependencies = ["abi3audit", "auditwheel", "check-wheel-contents", "nvidia-cuda-cuobjdump",
-#                 "packaging", "pyelftools", "torch-abi-audit", "twine"]
+# requires-python = ">=3.11"
+# dependencies = ["auditwheel", "check-wheel-contents", "nvidia-cuda-cuobjdump",
+#   "cyclonedx-python-lib[json-validation]", "packaging", "pyelftools", "torch-abi-audit",
+#   "trove-classifiers", "twine", "wheel"]
 # ///
 """Checks a wheel of my_ops as a user's machine will meet it: check_wheel.py WHEEL [--glibc 2.28]
 
-name        the tags are py3-none, and file name, metadata and build record give one version
-contents    headers, CMake package, type marker, record and one module are there; twine takes it
-python      every module is .abi3.so and uses nothing outside the limited API (abi3audit)
+name        the tags are py3-none; file name, metadata, build record and compiler give one version
+contents    the package's files are those of the source tree, each with its hash; twine takes it
+notices     licences, NVIDIA's notice and a bill of materials (CycloneDX) are there
+python      no module uses a symbol of Python, nor is named after one Python
 torch       it uses torch's stable ABI only, of torch 2.10 at the latest (torch-abi-audit)
-libraries   it needs libtorch.so, and no CUDA, Python or torch_cuda library
-exports     it exports PyInit__C, the C interface my_ops_* and nothing else
-gpu code    machine code and PTX are those of the build record (cuobjdump); sizes are printed
+libraries   it needs libtorch.so, no CUDA, Python or torch_cuda library, and has no run path
+symbols     it exports the C interface my_ops_* alone; what may be absent is weak
+memory      no segment is both writable and executable, nor the stack; no path of the build shows
+gpu code    machine code and PTX are those of the build record, by its compiler (cuobjdump)
 size        less than 20 MB
 platform    glibc and libstdc++ are no newer than the tag says, or than --glibc (auditwheel)
 """
@@ -31,24 +34,52 @@ from collections import Counter
 from collections.abc import Iterator
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
-from elftools.elf.dynamic import DynamicSection
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from elftools.elf.constants import P_FLAGS
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
+from trove_classifiers import classifiers
+from wheel.wheelfile import WheelError, WheelFile
 
+ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 20_000_000
 FORBIDDEN = r"lib(cudart|c10_cuda|torch_cuda|torch_python|python|cublas|cuda\.)"
-REQUIRED = [
-    "my_ops/py.typed",
-    "my_ops/include/my_ops/ops.h",
-    "my_ops/share/cmake/my_ops/my_opsConfig.cmake",
-    "my_ops/share/cmake/my_ops/my_opsConfigVersion.cmake",
-    "my_ops/_build.json",
-    "my_ops/_C.abi3.so",
-]
+MADE = {"my_ops/_build.json", "my_ops/_C.so"}  # by the build; the rest is in the tree
+EXPORTS = "my_ops_.*"
+MAY_BE_ABSENT = r"aoti_torch_(?!device_type_)\w*cuda|cu(da)?[A-Z]"  # from CPU builds of torch
+BUILD_PATH = rb"(?<![\w.-])/[\w.+/-]+/(?:csrc|kernels|torch/include)/[\w.]+"
+
+
+class Module:
+    """A shared library of the wheel."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        with path.open("rb") as file:
+            elf = ELFFile(file)
+            self.segments = {(s["p_type"], s["p_flags"]) for s in elf.iter_segments()}
+            self.dynamic = list(elf.get_section_by_name(".dynamic").iter_tags())
+            self.symbols = list(elf.get_section_by_name(".dynsym").iter_symbols())
+
+    def tags(self, *names: str) -> list[Any]:
+        return [tag for tag in self.dynamic if tag.entry.d_tag in names]
+
+    def exported(self) -> list[str]:
+        return [s.name for s in self.symbols if s.name and s["st_shndx"] != "SHN_UNDEF"]
+
+    def required(self) -> list[str]:
+        """What must be there when the module is loaded."""
+        return [
+            s.name
+            for s in self.symbols
+            if s["st_shndx"] == "SHN_UNDEF" and s["st_info"]["bind"] != "STB_WEAK"
+        ]
 
 
 class Wheel:
@@ -61,14 +92,19 @@ class Wheel:
         with zipfile.ZipFile(path) as archive:
             archive.extractall(folder)
             self.names = archive.namelist()
-        self.modules = sorted(p for p in folder.rglob("*") if re.search(r"\.so(\.|$)", p.name))
+        paths = sorted(p for p in folder.rglob("*") if re.search(r"\.so(\.|$)", p.name))
+        self.modules = [Module(path) for path in paths]
         record = folder / "my_ops/_build.json"
         self.record = json.loads(record.read_text()) if record.exists() else {}
 
     def metadata(self) -> dict[str, list[str]]:
-        (file,) = self.folder.glob("*.dist-info/METADATA")
-        message = Parser().parsestr(file.read_text())
+        message = Parser().parsestr(self.info("METADATA").read_text())
         return {key: message.get_all(key, []) for key in set(message.keys())}
+
+    def info(self, name: str) -> Path:
+        """A file of the .dist-info folder."""
+        (folder,) = self.folder.glob("*.dist-info")
+        return folder / name
 
 
 def tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -91,6 +127,11 @@ def cuobjdump() -> Path:
     raise SystemExit("check_wheel: pip install nvidia-cuda-cuobjdump")
 
 
+def release(version: str | None) -> str:
+    """13.0 of 13.0.88; 0 of none."""
+    return ".".join((version or "0").split(".")[:2])
+
+
 def check_name(wheel: Wheel) -> Iterator[str]:
     _, version, _, tags = parse_wheel_filename(wheel.path.name)
     for tag in tags:
@@ -101,19 +142,33 @@ def check_name(wheel: Wheel) -> Iterator[str]:
         yield f"the file name says {version}, METADATA {metadata['Version']}"
     if wheel.record.get("version") != str(version):
         yield f"the file name says {version}, the build record {wheel.record.get('version')}"
-    (inner,) = wheel.folder.glob("*.dist-info/WHEEL")
-    written = set(re.findall(r"^Tag: (.*)$", inner.read_text(), re.MULTILINE))
+    nvcc = wheel.record.get("nvcc")
+    if version.local and version.local != f"cu{release(nvcc).replace('.', '')}":
+        yield f"the file name says {version.local}, and nvcc was {nvcc}"
+    written = set(re.findall(r"^Tag: (.*)$", wheel.info("WHEEL").read_text(), re.MULTILINE))
     if written != {str(tag) for tag in tags}:
         yield f"the file name says {sorted(map(str, tags))}, WHEEL says {sorted(written)}"
     needs = [r for r in map(Requirement, metadata["Requires-Dist"]) if r.marker is None]
     if [(r.name, str(r.specifier)) for r in needs] != [("torch", ">=2.10")]:
         yield f"it requires {list(map(str, needs))}, not torch>=2.10 alone"
+    if metadata.get("Requires-Python") != [">=3.10"]:
+        yield f"it is for Python {metadata.get('Requires-Python')}, not >=3.10"
 
 
 def check_contents(wheel: Wheel) -> Iterator[str]:
-    for name in REQUIRED:
-        if name not in wheel.names:
-            yield f"{name} is missing"
+    endings = (".py", ".typed", ".h", ".cmake")
+    tree = (p for p in (ROOT / "my_ops").rglob("*") if p.suffix in endings or p.name in endings)
+    expected = {p.relative_to(ROOT).as_posix() for p in tree} | MADE
+    found = {n for n in wheel.names if ".dist-info/" not in n and not n.endswith("/")}
+    for name in sorted(expected - found):
+        yield f"{name} is missing"
+    for name in sorted(found - expected):
+        yield f"{name} is not of the source tree"
+    try:
+        with WheelFile(wheel.path) as archive:
+            archive.testzip()
+    except WheelError as error:
+        yield f"RECORD: {error}"
     for command in (
         ("check-wheel-contents", wheel.path),
         ("twine", "check", "--strict", wheel.path),
@@ -121,17 +176,37 @@ def check_contents(wheel: Wheel) -> Iterator[str]:
         done = tool(*command)
         if done.returncode != 0:
             yield f"{command[0]}: {done.stdout.strip()} {done.stderr.strip()}"
+    for classifier in set(wheel.metadata()["Classifier"]) - classifiers:
+        yield f"PyPI knows no classifier '{classifier}'"
+
+
+def check_notices(wheel: Wheel) -> Iterator[str]:
+    for name in ("LICENSE", "NOTICE"):
+        if not wheel.info(f"licenses/{name}").exists():
+            yield f"licenses/{name} is missing"
+    path = wheel.info("sboms/my_ops.cdx.json")
+    if not path.exists():
+        yield f"sboms/{path.name} is missing"
+        return
+    text = path.read_text()
+    if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
+        yield f"sboms/{path.name} is not CycloneDX: {error.data.message}"
+        return
+    bom = json.loads(text)
+    named = bom["metadata"]["component"]["version"]
+    if named != wheel.record["version"]:
+        yield f"the bill of materials is of {named}, the build record {wheel.record['version']}"
+    cuda = [c["version"] for c in bom["components"] if c["name"].startswith("CUDA Runtime")]
+    if cuda != ([release(wheel.record["nvcc"])] if wheel.record["nvcc"] else []):
+        yield f"the bill of materials names the CUDA Runtime {cuda}, nvcc {wheel.record['nvcc']}"
 
 
 def check_python(wheel: Wheel) -> Iterator[str]:
     for module in wheel.modules:
-        if not module.name.endswith(".abi3.so"):
-            yield f"{module.name} does not end in .abi3.so"
-            continue
-        done = tool("abi3audit", "--strict", "--assume-minimum-abi3", "3.10", "-v", module)
-        if done.returncode != 0:
-            text = re.sub(r"\s+", " ", done.stdout + done.stderr)
-            yield f"{module.name} leaves the limited API: {text[:400]}"
+        if module.path.suffixes != [".so"]:
+            yield f"{module.name} does not end in .so alone"
+        if python := [s.name for s in module.symbols if re.match("_?Py", s.name)]:
+            yield f"{module.name} uses or exports {python[:5]}"
 
 
 def check_torch(wheel: Wheel) -> Iterator[str]:
@@ -145,32 +220,62 @@ def check_torch(wheel: Wheel) -> Iterator[str]:
             yield f"{Path(extension['path']).name} needs torch {minimum}, not 2.10"
 
 
-def dynamic_symbols(elf: ELFFile) -> list[str]:
-    table = elf.get_section_by_name(".dynsym")
-    assert isinstance(table, SymbolTableSection)
-    return [s.name for s in table.iter_symbols() if s.name and s["st_shndx"] != "SHN_UNDEF"]
-
-
 def check_libraries(wheel: Wheel) -> Iterator[str]:
     for module in wheel.modules:
-        with module.open("rb") as file:
-            section = ELFFile(file).get_section_by_name(".dynamic")
-            assert isinstance(section, DynamicSection)
-            needed = [tag.needed for tag in section.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
+        needed = [tag.needed for tag in module.tags("DT_NEEDED")]
         for name in needed:
             if re.match(FORBIDDEN, name):
                 yield f"{module.name} needs {name}"
         if "libtorch.so" not in needed:
             yield f"{module.name} does not need libtorch.so: no CUDA stream under CUDA torch"
+        for tag in module.tags("DT_RPATH", "DT_RUNPATH"):
+            yield f"{module.name} has {tag.entry.d_tag}, a path of the build machine"
 
 
-def check_exports(wheel: Wheel) -> Iterator[str]:
+def check_symbols(wheel: Wheel) -> Iterator[str]:
     for module in wheel.modules:
-        with module.open("rb") as file:
-            exported = dynamic_symbols(ELFFile(file))
-        stray = [name for name in exported if not re.fullmatch("PyInit__C|my_ops_.*", name)]
-        if stray or "PyInit__C" not in exported:
-            yield f"{module.name} exports {stray[:5]}, not PyInit__C and my_ops_* alone"
+        exported = module.exported()
+        stray = [name for name in exported if not re.fullmatch(EXPORTS, name)]
+        if stray or not exported:
+            yield f"{module.name} exports {stray[:5]}, not {EXPORTS} alone"
+        strong = [name for name in module.required() if re.match(MAY_BE_ABSENT, name)]
+        if strong:
+            yield f"{module.name} cannot be loaded without {strong[:5]}"
+
+
+def check_memory(wheel: Wheel) -> Iterator[str]:
+    for module in wheel.modules:
+        if not any(kind == "PT_GNU_STACK" for kind, _ in module.segments):
+            yield f"{module.name} does not say that its stack is not executable"
+        for kind, flags in module.segments:
+            if flags & P_FLAGS.PF_X and (flags & P_FLAGS.PF_W or kind == "PT_GNU_STACK"):
+                yield f"{module.name} has a segment {kind} both writable and executable"
+        if module.tags("DT_TEXTREL"):
+            yield f"{module.name} has text relocations"
+        if path := re.search(BUILD_PATH, module.path.read_bytes()):
+            yield f"{module.name} names {path[0].decode()}, a path of the build machine"
+
+
+def code_of(module: Module, kind: str) -> Iterator[tuple[str, bytes]]:
+    """Architecture and bytes of each piece of GPU code, "elf" or "ptx"."""
+    if not re.search(r"\.sm_\w+\.", tool(cuobjdump(), f"--list-{kind}", module.path).stdout):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [cuobjdump(), f"-x{kind}", "all", module.path.resolve()],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+        )
+        for path in Path(folder).iterdir():
+            yield re.findall(r"sm_[0-9a-z]+", path.name)[-1], path.read_bytes()
+
+
+def compilers(code: bytes) -> set[str]:
+    """Releases of CUDA that GPU code names: machine code "13.0", from 13.0 on, and PTX "13"."""
+    names = re.findall(rb"Cuda compilation tools, release ([\d.]+)", code)
+    isa = re.findall(rb"^\.version (\d+)", code, re.MULTILINE)  # 8.x is of CUDA 12, 9.x of 13
+    return {name.decode() for name in names} | {str(int(major) + 4) for major in isa}
 
 
 def check_gpu_code(wheel: Wheel) -> Iterator[str]:
@@ -180,31 +285,23 @@ def check_gpu_code(wheel: Wheel) -> Iterator[str]:
         "elf": set(names.values()),
         "ptx": {name for arch, name in names.items() if arch.endswith("+PTX")},
     }
+    nvcc = release(wheel.record.get("nvcc"))
     for module in wheel.modules:
+        made: set[str] = set()
         for kind, archs in expected.items():
-            done = tool(cuobjdump(), f"--list-{kind}", module)
-            found = Counter(
-                re.findall(
-                    rf"\.(sm_\w+)(?:\.\w+)?\.{kind if kind == 'ptx' else 'cubin'}", done.stdout
-                )
-            )
-            if set(found) != archs:
-                yield f"{module.name} has {kind} for {sorted(found)}, the record {sorted(archs)}"
-        if "cubin" not in tool(cuobjdump(), "--list-elf", module).stdout:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            subprocess.run(
-                [cuobjdump(), "-xelf", "all", module.resolve()],
-                cwd=folder,
-                check=True,
-                capture_output=True,
-            )
             sizes: Counter[str] = Counter()
-            for cubin in Path(folder).iterdir():
-                (arch,) = re.findall(r"sm_\w+", cubin.name)[-1:]
-                sizes[arch] += cubin.stat().st_size
-        for arch, size in sorted(sizes.items()):
-            print(f"  {arch}: {size / 1e6:.2f} MB of machine code")
+            for arch, code in code_of(module, kind):
+                sizes[arch] += len(code)
+                made |= compilers(code)
+            if set(sizes) != archs:
+                yield f"{module.name} has {kind} for {sorted(sizes)}, the record {sorted(archs)}"
+            for arch, size in sorted(sizes.items()):
+                print(f"  {arch}: {size / 1e6:.2f} MB of {kind}")
+        for compiler in sorted(made):
+            if not f"{nvcc}.".startswith(f"{compiler}."):
+                yield f"{module.name} has code made by CUDA {compiler}, the record says {nvcc}"
+        if wanted and Version(nvcc).major >= 13 and nvcc not in made:
+            yield f"{module.name} has machine code made before CUDA 13.0, the record says {nvcc}"
 
 
 def check_size(wheel: Wheel) -> Iterator[str]:
@@ -238,10 +335,12 @@ def check_platform(wheel: Wheel) -> Iterator[str]:
 CHECKS = {
     "name": check_name,
     "contents": check_contents,
+    "notices": check_notices,
     "python": check_python,
     "torch": check_torch,
     "libraries": check_libraries,
-    "exports": check_exports,
+    "symbols": check_symbols,
+    "memory": check_memory,
     "gpu code": check_gpu_code,
     "size": check_size,
     "platform": check_platform,
@@ -260,6 +359,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         wheel = Wheel(arguments.wheel, Path(folder), arguments.glibc)
         for name, check in CHECKS.items():
+            if name == "torch" and sys.version_info < (3, 11):
+                print(f"not run {name}: torch-abi-audit needs Python 3.11")
+                continue
             findings = list(check(wheel))
             for finding in findings:
                 print(f"FAILED {name}: {finding}")

@@ -4,7 +4,8 @@
 <!-- call NAME -->             one call of an op, drawn from the names in the code
 <!-- measured SECTION -->      a table of measurements of README.md
 
-A page that names a test, as in `tests/test_x.py::test_y`, fails the build where there is none.
+A page that names a test, as in `tests/test_x.py::test_y`, fails the build where there is none. So
+does the reference where a public name has no entry, or an entry shows a role of Sphinx.
 """
 
 from __future__ import annotations
@@ -86,6 +87,26 @@ def check_tests(page: str, markdown: str) -> None:
     for path, name in re.findall(r"(tests/\w+\.py)::(\w+)", markdown):
         if not re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE):
             raise ValueError(f"{page}: no test {path}::{name}")
+
+
+def check_reference(html: str) -> None:
+    import my_ops
+
+    public = [
+        f"{module.__name__}.{name}" for module in (my_ops, my_ops.nn) for name in module.__all__
+    ]
+    documented = set(re.findall(r'<h\d id="(my_ops\.[\w.]+)"', html))
+    # Said on the page in words, or a section of it.
+    missing = {*public} - documented - {"my_ops.cmake_prefix_path", "my_ops.nn", "my_ops.reference"}
+    if missing:
+        raise ValueError(f"reference.md has no entry for {', '.join(sorted(missing))}")
+    if role := re.search(r":\w+:<code>.*?</code>", html):
+        raise ValueError(f"reference.md shows {role[0]}")
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> None:
+    if page.file.src_uri == "reference.md":
+        check_reference(html)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

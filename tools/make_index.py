@@ -12,11 +12,16 @@ PEP 503 and index.json as in PEP 691 beside it, with SHA-256 hashes and each whe
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import html
+import http.server
 import json
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from email.parser import BytesParser
 from pathlib import Path
 from typing import Any
@@ -79,6 +84,25 @@ def make_index(folder: Path) -> None:
             write(root / project, project, [link(file) for file in files], data)
         links = [f'<a href="{name}/">{name}</a>' for name in projects]
         write(root, root.name, links, {"projects": [{"name": name} for name in projects]})
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The URL of the folder on this machine, to try an index out."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 if __name__ == "__main__":

@@ -1,30 +1,109 @@
-"""One wheel file under every supported torch:
+"""What the release workflow runs: a session for each of its jobs, here as there.
 
-    nox -f tools/noxfile.py -s suite -- dist/my_ops-....whl [pytest arguments]
+    nox -f tools/noxfile.py -s sdist                      dist/*.tar.gz
+    nox -f tools/noxfile.py -s wheel                      wheelhouse/*.whl, in its container
+    nox -f tools/noxfile.py -s audit -- WHEEL             every gate of check_wheel.py
+    nox -f tools/noxfile.py -s suite -- WHEEL [pytest arguments]
+    nox -f tools/noxfile.py -s trainers -- WHEEL [pytest arguments]
+    nox -f tools/noxfile.py -s index -- FOLDER            its indexes; pip and uv install from them
+    nox -f tools/noxfile.py -s publish -- FOLDER [TAG]    all but the upload
 
-Each session installs the same file beside another torch and runs the whole test suite on it, from
-outside the source tree. `-s 'suite(torch-2.10.0)' -- WHEEL` in its place runs one of them.
+MY_OPS_CUDA=13.2 makes `wheel` build X.Y.Z+cu132; it needs docker, or CIBW_CONTAINER_ENGINE=podman.
+`suite` installs the same file beside one torch after another; `-s 'suite(torch-2.10.0)'` takes one,
+and UV_TORCH_BACKEND=cpu their CPU builds.
 """
 
+import contextlib
+import os
+import shutil
+import sys
+import threading
 from pathlib import Path
 
 import nox
 
 ROOT = Path(__file__).resolve().parents[1]
+AUDIT, RELEASE = (f"{ROOT}/tools/requirements/{name}.txt" for name in ("audit", "release"))
 nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.envdir = f"{ROOT}/.nox"  # not in tools/, which the sdist takes whole
+nox.options.sessions = []
 
 # README's compatibility table names each of these that was run.
 TORCH = ["2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"]
 
 
-@nox.session
-@nox.parametrize("torch", TORCH, ids=[f"torch-{version}" for version in TORCH])
-def suite(session, torch):
+def named(session, what):
+    """The first argument, a path, made absolute; and the rest."""
     if not session.posargs:
-        session.error("name the wheel: nox -- dist/my_ops-....whl")
-    wheel, *arguments = session.posargs
-    session.install(f"torch=={torch}", wheel, "pytest>=8", "hypothesis>=6.100", "numpy")
-    session.install("expecttest", "setuptools>=77")
+        session.error(f"name {what}: nox -s {session.name} -- {what}")
+    return str(Path(session.invoked_from, session.posargs[0])), session.posargs[1:]
+
+
+@contextlib.contextmanager
+def disk_measured(session):
+    """Says how much of the disk was taken at most: the machines of the release have 14 GB free."""
+    before = lowest = shutil.disk_usage("/").free
+    done = threading.Event()
+
+    def watch():
+        nonlocal lowest
+        while not done.wait(5):
+            lowest = min(lowest, shutil.disk_usage("/").free)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        taken = (before - min(lowest, shutil.disk_usage("/").free)) / 1e9
+        session.log(f"disk: {taken:.1f} GB taken at the peak, {before / 1e9:.1f} GB were free")
+
+
+def commit_time(session):
+    """Of the source: the time of every file in a wheel, so that two builds are the same."""
+    command = ("git", "-C", str(ROOT), "show", "-s", "--format=%ct", "HEAD")
+    return session.run(*command, external=True, silent=True).strip()
+
+
+@nox.session
+def sdist(session):
+    session.install("-r", RELEASE)
+    session.run("python", "-m", "build", "--sdist", "--outdir", f"{ROOT}/dist", ROOT)
+
+
+@nox.session
+def wheel(session):
+    session.install("-r", RELEASE)
+    env = {"SOURCE_DATE_EPOCH": commit_time(session)}
+    if os.environ.get("MY_OPS_CUDA", "").startswith("12."):
+        # An older g++ than the image's own, which nvcc 12 takes; tools/install_cuda12.sh brings it.
+        toolset = "/opt/rh/gcc-toolset-13/root/usr/bin"
+        env |= {"CC": f"{toolset}/gcc", "CXX": f"{toolset}/g++"}
+    session.chdir(ROOT)
+    with disk_measured(session):
+        session.run("cibuildwheel", "--output-dir", "wheelhouse", *session.posargs, env=env)
+
+
+@nox.session
+def audit(session):
+    file, arguments = named(session, "WHEEL")
+    session.install("-r", AUDIT)
+    session.run("python", f"{ROOT}/tools/check_wheel.py", file, *arguments)
+
+
+@nox.session
+@nox.parametrize(
+    "torch",
+    [*(f"torch=={version}" for version in TORCH), "torch"],
+    ids=[*(f"torch-{version}" for version in TORCH), "torch-newest"],
+)
+def suite(session, torch):
+    """From outside the source tree, whose my_ops/ would stand in for the wheel's."""
+    file, arguments = named(session, "WHEEL")
+    session.install(torch, file, "pytest>=8", "hypothesis>=6.100", "numpy", "expecttest")
+    session.install("setuptools>=77")
     session.chdir(session.create_tmp())
     session.run("python", "-m", "my_ops", success_codes=[0, 1])
     session.run(
@@ -35,11 +114,42 @@ def suite(session, torch):
 
 @nox.session
 def trainers(session):
-    """Our layers inside PyTorch Lightning and Hugging Face's Trainer: nox -s trainers -- WHEEL"""
-    if not session.posargs:
-        session.error("name the wheel: nox -s trainers -- dist/my_ops-....whl")
-    wheel, *arguments = session.posargs
-    session.install(wheel, "pytest>=8", "numpy", "lightning>=2.5", "transformers>=5", "accelerate")
+    """Our layers inside PyTorch Lightning and Hugging Face's Trainer."""
+    file, arguments = named(session, "WHEEL")
+    session.install(file, "pytest>=8", "numpy", "lightning>=2.5", "transformers>=5", "accelerate")
     tests = f"{ROOT}/tests/trainers"
     session.chdir(session.create_tmp())
     session.run("python", "-m", "pytest", tests, "--rootdir", tests, "-q", *arguments)
+
+
+@nox.session
+def index(session):
+    folder, _ = named(session, "FOLDER")
+    session.install("packaging", "pip", "uv")
+    session.run("python", f"{ROOT}/tools/make_index.py", folder)
+    sys.path.insert(0, f"{ROOT}/tools")
+    import make_index
+
+    tools = {"pip": ("python", "-m", "pip", "--isolated"), "uv": ("uv", "pip")}
+    with make_index.served(Path(folder)) as url:
+        for path in sorted(Path(folder).glob("*/my-ops")):
+            for name, tool in tools.items():
+                target = Path(session.create_tmp(), path.parent.name, name)
+                shutil.rmtree(target, ignore_errors=True)
+                session.run(
+                    *(*tool, "install", "--no-deps", "--no-cache-dir", "--target", target),
+                    *("--index-url", f"{url}/{path.parent.name}/", "my_ops"),
+                )
+                session.log(f"{name}: {[p.name for p in target.glob('*.dist-info')]}")
+
+
+@nox.session
+def publish(session):
+    folder, arguments = named(session, "FOLDER")
+    session.install("-r", AUDIT)
+    session.install("-r", RELEASE)
+    session.run("python", f"{ROOT}/tools/check_release.py", folder, *filter(None, arguments))
+    files = [*Path(folder).glob("*.whl"), *Path(folder).glob("my_ops-*.tar.gz")]
+    session.run("twine", "check", "--strict", *files)
+    ours = [path for path in files if "+" not in path.name]  # the others go to the forge's release
+    session.run("uv", "publish", "--dry-run", "--username", "-", "--password", "-", *ours)

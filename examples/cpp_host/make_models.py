@@ -14,7 +14,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lltm = my_ops.nn.LLTM(8, 16)
-        self.head = my_ops.nn.Linear(16, 4, activation="gelu")
+        self.head = my_ops.nn.LinearActivation(16, 4, activation="gelu")
 
     def forward(self, x: Tensor) -> Tensor:
         output, _ = self.lltm(x)

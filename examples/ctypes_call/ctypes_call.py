@@ -8,7 +8,7 @@ import numpy as np
 import torch  # brings the libraries that the module needs
 
 package = importlib.util.find_spec("my_ops")  # where it is, without importing it
-library = ctypes.CDLL(str(Path(package.origin).with_name("_C.abi3.so")))
+library = ctypes.CDLL(str(Path(package.origin).with_name("_C.so")))
 
 # Without these, ctypes passes pointers and sizes as 32-bit ints.
 pointer, size = ctypes.c_void_p, ctypes.c_int64

@@ -25,6 +25,7 @@ UNARY_BACKWARD = [
 
 
 def check_tensor(op: str, **arguments: object) -> None:
+    """Raises TypeError unless all are tensors."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}")

@@ -6,8 +6,10 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function, has_torch_function
 
-from my_ops._autograd import register_gradient, register_out
+from my_ops._autograd import register_gradient, register_out, save
 from my_ops._errors import raise_out_of_memory
 from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
@@ -61,6 +63,8 @@ def add_one(x: Tensor | int) -> Tensor | int:
         TypeError: ``x`` is neither a tensor nor an int.
         RuntimeError: the dtype is bool or complex.
     """
+    if has_torch_function((x,)) and not is_compiling():
+        return handle_torch_function(add_one, (x,), x)  # type: ignore[arg-type]
     if isinstance(x, int) and not isinstance(x, bool):
         return x + 1
     if not isinstance(x, Tensor):
@@ -122,7 +126,10 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
         RuntimeError: shapes do not broadcast, devices differ, a dtype is bool or complex, or torch
             promotes the two to no dtype.
     """
-    check_tensor("custom_add", a=a, b=b)
+    if has_torch_function((a, b)) and not is_compiling():
+        return handle_torch_function(custom_add, (a, b), a, b)
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        check_tensor("custom_add", a=a, b=b)
     return _custom_add(a, b)
 
 
@@ -148,12 +155,12 @@ class _DSigmoid(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[0])
+        save(ctx, inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
-        return ops.d_sigmoid_backward(grad, z)
+        return _d_sigmoid_backward(grad, z)
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
@@ -170,7 +177,7 @@ class _DSigmoidBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        save(ctx, *inputs)
 
     @staticmethod
     def _slope(z: Tensor) -> Tensor:
@@ -191,7 +198,7 @@ class _DSigmoidBackward(torch.autograd.Function):
 
 
 _d_sigmoid = register_gradient(ops.d_sigmoid.default, _DSigmoid)
-register_gradient(ops.d_sigmoid_backward.default, _DSigmoidBackward)
+_d_sigmoid_backward = register_gradient(ops.d_sigmoid_backward.default, _DSigmoidBackward)
 
 
 def d_sigmoid(z: Tensor) -> Tensor:
@@ -211,6 +218,8 @@ def d_sigmoid(z: Tensor) -> Tensor:
         TypeError: ``z`` is no tensor.
         RuntimeError: the dtype is not floating.
     """
+    if has_torch_function((z,)) and not is_compiling():
+        return handle_torch_function(d_sigmoid, (z,), z)
     if not isinstance(z, Tensor):
         check_tensor("d_sigmoid", z=z)
     return _d_sigmoid(z)
@@ -262,6 +271,8 @@ def round_ste(x: Tensor) -> Tensor:
         TypeError: ``x`` is no tensor.
         RuntimeError: the dtype is not floating.
     """
+    if has_torch_function((x,)) and not is_compiling():
+        return handle_torch_function(round_ste, (x,), x)
     if not isinstance(x, Tensor):
         check_tensor("round_ste", x=x)
     return _round_ste(x)
@@ -288,7 +299,7 @@ def _(out: Tensor) -> None:
     _checks.check_fill_index_out(out)
 
 
-register_out(ops.fill_index.out)
+register_out(ops.fill_index.out, "out")
 
 
 def fill_index(
@@ -309,16 +320,27 @@ def fill_index(
         A tensor of shape ``(height, width)``, without a gradient.
 
     Raises:
-        TypeError: a size is no int, or ``dtype`` no dtype.
+        TypeError: a size is no int, ``dtype`` no dtype, or ``device`` no device.
         RuntimeError: a size is negative, the dtype is another, or the values do not fit int32.
     """
+    # torch.get_default_device would break the graph of torch.compile. Read before a mode that sets
+    # it is left below.
+    device = torch.empty(0).device if device is None else device
+    if has_torch_function((height, width)) and not is_compiling():
+        return handle_torch_function(
+            fill_index, (height, width), height, width, dtype=dtype, device=device
+        )
     for name, size in (("height", height), ("width", width)):
         if not isinstance(size, (int, torch.SymInt)) or isinstance(size, bool):
             raise TypeError(f"fill_index: {name} must be an int, got {type(size).__name__}")
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"fill_index: dtype must be a torch.dtype, got {type(dtype).__name__}")
-    # torch.get_default_device would break the graph of torch.compile.
-    device = torch.empty(0).device if device is None else torch.device(device)
+    if not isinstance(device, (torch.device, str, int)):
+        raise TypeError(
+            f"fill_index: device must be a torch.device, a str or an int, got "
+            f"{type(device).__name__}"
+        )
+    device = torch.device(device)
     try:
         return ops.fill_index.default(height, width, dtype=dtype, device=device)
     except RuntimeError as error:

@@ -7,44 +7,44 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops import reference
-from my_ops._autograd import differentiated, register_gradient, register_out
+from my_ops._autograd import differentiated, register_gradient, register_out, save
 from my_ops._errors import raise_out_of_memory
+from my_ops._private import constant_when_compiled, fp32_precision, version
 from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
 
 PRECISIONS = ("highest", "high")
 
 
-try:  # a private name, present in torch 2.10 to 2.15: a sixth of the property's host time
-    from torch._C import _get_fp32_precision_getter
-
-    def _cublas_precision() -> str:
-        return _get_fp32_precision_getter("cuda", "matmul")
-except ImportError:
-
-    def _cublas_precision() -> str:
-        return torch.backends.cuda.matmul.fp32_precision
-
-
+@constant_when_compiled
 def _cublas_tf32() -> bool:
     """Whether cuBLAS may use TF32, by whichever of torch's settings."""
-    return _cublas_precision() == "tf32"
-
-
-# What torch.compiler.assume_constant_result sets; calling that would import the compiler.
-_cublas_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    if is_dynamo_compiling():  # no constant after all
+        return torch.backends.cuda.matmul.allow_tf32
+    return fp32_precision("cuda", "matmul") == "tf32"
 
 
 def effective_precision(op: str, precision: str | None) -> str | None:
     """What the dispatcher op takes for a public ``precision``: csrc/gemm_checks.h."""
-    if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"{op}: precision must be None or one of {PRECISIONS}, got {precision!r}")
+    if precision is not None:
+        _check_str(op, precision=precision)
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"{op}: precision must be None or one of {PRECISIONS}, got {precision!r}"
+            )
     if _cublas_tf32():
         return "highest" if precision == "highest" else "tf32"
     return "high" if precision == "high" else None
+
+
+def _check_str(op: str, **arguments: object) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{op}: {name} must be a str or None, got {type(value).__name__}")
 
 
 # ---------------------------------------------------------------------------------------- gemm
@@ -66,22 +66,22 @@ def _(a: Tensor, b: Tensor, out: Tensor, precision: str | None = None) -> None:
 
 class _Gemm(torch.autograd.Function):
     @staticmethod
-    def forward(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
+    def forward(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
         return ops.gemm(a, b, precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         a, b, ctx.precision = inputs
-        ctx.save_for_backward(a, b)
+        save(ctx, a, b)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
         grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
-            grad_a = _sum_batch(ops.gemm(grad, b.mT, ctx.precision), a)
+            grad_a = _sum_batch(_gemm(grad, b.mT, ctx.precision), a)
         if ctx.needs_input_grad[1]:
-            grad_b = _sum_batch(ops.gemm(a.mT, grad, ctx.precision), b)
+            grad_b = _sum_batch(_gemm(a.mT, grad, ctx.precision), b)
         return grad_a, grad_b, None
 
     @staticmethod
@@ -95,7 +95,7 @@ def _sum_batch(grad: Tensor, like: Tensor) -> Tensor:
 
 
 _gemm = register_gradient(ops.gemm.default, _Gemm)
-register_out(ops.gemm.out)
+_gemm_out = register_out(ops.gemm.out, "a", "b", "out", "precision")
 
 
 def gemm(
@@ -126,16 +126,19 @@ def gemm(
         be differentiated again.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is no tensor, or ``precision`` no str.
         ValueError: ``precision`` is another.
         RuntimeError: dtypes, devices or shapes do not fit, or ``out`` overlaps an operand.
     """
-    check_tensor("gemm", a=a, b=b)
+    if has_torch_function((a, b, out)) and not is_compiling():
+        return handle_torch_function(gemm, (a, b, out), a, b, out=out, precision=precision)
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        check_tensor("gemm", a=a, b=b)
     precision = effective_precision("gemm", precision)
     if out is None:
         return _gemm(a, b, precision)
     check_tensor("gemm", out=out)
-    ops.gemm.out(a, b, out, precision)
+    _gemm_out(a, b, out, precision)
     return out
 
 
@@ -161,11 +164,11 @@ class _Linear(torch.autograd.Function):
     def forward(
         x: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
-        activation: str,
-        residual: Tensor | None,
-        precision: str | None,
-        packed: Tensor | None,
+        bias: Tensor | None = None,
+        activation: str = "none",
+        residual: Tensor | None = None,
+        precision: str | None = None,
+        packed: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if activation == "none":
             return ops.linear(x, weight, bias, activation, residual, precision, packed)
@@ -185,7 +188,7 @@ class _Linear(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, weight, bias, ctx.activation, _, ctx.precision, _ = inputs
         before = output[1] if isinstance(output, tuple) else None
-        ctx.save_for_backward(x, weight, bias, before)
+        save(ctx, x, weight, bias, before)
 
     @staticmethod
     def _before(
@@ -206,11 +209,11 @@ class _Linear(torch.autograd.Function):
             grad = activation_backward(grad, _Linear._before(ctx.precision, *saved), ctx.activation)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = ops.linear(grad, weight.mT, None, "none", None, ctx.precision)
+            grad_x = _linear(grad, weight.mT, None, "none", None, ctx.precision, None)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             grad_rows, x_rows = as_rows(grad, x)
             if ctx.needs_input_grad[1]:
-                grad_weight = ops.gemm(grad_rows.mT, x_rows, ctx.precision)
+                grad_weight = _gemm(grad_rows.mT, x_rows, ctx.precision)
             if ctx.needs_input_grad[2]:
                 grad_bias = grad_rows.sum(0)
         return grad_x, grad_weight, grad_bias, None, grad_residual, None, None
@@ -280,16 +283,21 @@ class PackedWeight:
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.detach()
+        self._made_of: int | None = None
+        if is_compiling():  # a call at a time: nothing is gained by packing, and no size is known
+            self.packed = weight.new_empty(0, dtype=torch.uint8)
+            return
         try:
             self.packed = ops.prepack.default(self.weight)
         except RuntimeError as error:
             raise_out_of_memory(error)
             raise
-        self._version = _version(self.weight)
+        self._made_of = version(self.weight)
 
     def current(self) -> Tensor:
         """The packed form, if the weight still has the values it was made of."""
-        if not is_compiling() and _version(self.weight) != self._version:
+        made_of = self._made_of
+        if made_of is not None and not is_compiling() and version(self.weight) != made_of:
             raise RuntimeError(
                 "linear: weight must be as it was at prepack(), got one changed in place since"
             )
@@ -301,10 +309,6 @@ class PackedWeight:
     def __repr__(self) -> str:
         w = self.weight
         return f"PackedWeight({tuple(w.shape)}, {w.dtype}, {w.device}, {self.packed.numel()} bytes)"
-
-
-def _version(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
 
 
 def prepack(weight: Tensor) -> PackedWeight:
@@ -323,6 +327,8 @@ def prepack(weight: Tensor) -> PackedWeight:
         RuntimeError: dtype or shape does not fit. :func:`linear` raises it where the weight has
             been changed in place since.
     """
+    if has_torch_function((weight,)) and not is_compiling():
+        return handle_torch_function(prepack, (weight,), weight)
     check_tensor("prepack", weight=weight)
     return PackedWeight(weight)
 
@@ -353,10 +359,21 @@ def linear(
         On CUDA gelu_tanh of bfloat16 may be off by 2^-18 where it is small.
 
     Raises:
-        TypeError: an argument is no tensor, or ``activation`` no str.
+        TypeError: an argument is no tensor, or ``activation`` or ``precision`` no str.
         ValueError: ``precision`` is another.
         RuntimeError: dtypes, devices or shapes do not fit, or the activation is another.
     """
+    if has_torch_function((x, weight, bias, residual)) and not is_compiling():
+        return handle_torch_function(
+            linear,
+            (x, weight, bias, residual),
+            x,
+            weight,
+            bias,
+            activation=activation,
+            residual=residual,
+            precision=precision,
+        )
     packed = None
     if isinstance(weight, PackedWeight):
         packed = weight.current()
@@ -366,9 +383,7 @@ def linear(
         check_tensor("linear", bias=bias)
     if residual is not None:
         check_tensor("linear", residual=residual)
-    if activation is not None and not isinstance(activation, str):
-        raise TypeError(
-            f"linear: activation must be a str or None, got {type(activation).__name__}"
-        )
+    if activation is not None:
+        _check_str("linear", activation=activation)
     precision = effective_precision("linear", precision)
     return _linear(x, weight, bias, activation or "none", residual, precision, packed)

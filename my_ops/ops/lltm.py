@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function, has_torch_function
 
-from my_ops._autograd import differentiated, register_gradient
+from my_ops._autograd import differentiated, register_gradient, save
 from my_ops._errors import raise_out_of_memory
 from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
@@ -99,14 +101,16 @@ def _cell_jvp(primals: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor, ..
 
 class _LLTMCell(torch.autograd.Function):
     @staticmethod
-    def forward(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return ops.lltm_cell_forward(*inputs)
+    def forward(
+        input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return ops.lltm_cell_forward(input, weights, bias, old_h, old_cell)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         gates = output[2] if len(output) > 2 else None
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, gates)
+        save(ctx, *inputs, gates)
 
     @staticmethod
     def backward(
@@ -162,8 +166,8 @@ class _LLTMCellForward(_LLTMCell):
         return *_LLTMCell.jvp(ctx, *tangents), None
 
 
-_lltm_cell = register_gradient(ops.lltm_cell.default, _LLTMCell)
-register_gradient(ops.lltm_cell_forward.default, _LLTMCellForward)
+_lltm_cell = register_gradient(ops.lltm_cell.default, _LLTMCell, returns=2)
+register_gradient(ops.lltm_cell_forward.default, _LLTMCellForward, returns=3)
 
 
 def lltm_cell(
@@ -189,10 +193,13 @@ def lltm_cell(
         TypeError: an argument is no tensor.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
+    tensors = (input, weights, bias, old_h, old_cell)
+    if has_torch_function(tensors) and not is_compiling():
+        return handle_torch_function(lltm_cell, tensors, *tensors)
     check_tensor(
         "lltm_cell", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell
     )
-    return _lltm_cell(input, weights, bias, old_h, old_cell)
+    return _lltm_cell(*tensors)
 
 
 # ---------------------------------------------------------------------------------------- lltm
@@ -322,14 +329,21 @@ def _without_what_takes_no_part(
 
 class _LLTM(torch.autograd.Function):
     @staticmethod
-    def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return ops.lltm_forward(*inputs)
+    def forward(
+        input: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        weights: Tensor,
+        bias: Tensor,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        return ops.lltm_forward(input, h0, c0, weights, bias, lengths)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         gates, cells = output[3:] if len(output) > 3 else (None, None)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, output[0], gates, cells)
+        save(ctx, *inputs, output[0], gates, cells)
 
     @staticmethod
     def backward(
@@ -401,8 +415,8 @@ class _LLTMForward(_LLTM):
         return *_LLTM.jvp(ctx, *tangents), None, None
 
 
-_lltm = register_gradient(ops.lltm.default, _LLTM)
-register_gradient(ops.lltm_forward.default, _LLTMForward)
+_lltm = register_gradient(ops.lltm.default, _LLTM, returns=3)
+register_gradient(ops.lltm_forward.default, _LLTMForward, returns=5)
 
 
 def lltm(
@@ -434,10 +448,13 @@ def lltm(
         TypeError: an argument is no tensor.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
+    tensors = (input, h0, c0, weights, bias)
+    if has_torch_function((*tensors, lengths)) and not is_compiling():
+        return handle_torch_function(lltm, (*tensors, lengths), *tensors, lengths=lengths)
     check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
     if lengths is not None:
         check_tensor("lltm", lengths=lengths)
-    return _lltm(input, h0, c0, weights, bias, lengths)
+    return _lltm(*tensors, lengths)
 
 
 def running_steps(input: Tensor, lengths: Tensor) -> Tensor:

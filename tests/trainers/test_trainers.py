@@ -17,7 +17,7 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = my_ops.nn.LLTM(1, 8)
-        self.hidden = my_ops.nn.Linear(8, 8, activation="gelu")
+        self.hidden = my_ops.nn.LinearActivation(8, 8, activation="gelu")
         self.decide = my_ops.nn.Linear(8, 1)
 
     def forward(self, inputs, labels):

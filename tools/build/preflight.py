@@ -1,26 +1,52 @@
-"""Finds what a build needs, and says in one paragraph what is missing and the ways out."""
+"""Finds what a build needs, and says in one paragraph what is missing and the ways out.
+
+As a program: what this machine lacks for `make`, before anything is downloaded; with the argument
+`torch` or `toolkit`: what `make` then installs, as pip takes it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 10)
 OLDEST_CUDA = (12, 6)
 GIB = 1 << 30
 JOB_MEMORY = GIB  # of one compiler; nvcc compiles two architectures at a time
+DISK = 10 * GIB  # while pip installs torch and its CUDA libraries, its own cache included
 
 # Machine code for each generation that the compiler knows (8.6 also runs on 8.9, 10.0 on 10.3,
 # 12.0 on 12.1), PTX for what comes. 9.0a: Hopper with its own matrix instructions.
 BEFORE_BLACKWELL = "7.5;8.0;8.6;9.0a;9.0+PTX"
 WITH_BLACKWELL = "7.5;8.0;8.6;9.0a;10.0+PTX;12.0+PTX"
 
+# The torch to compile against, by the release of CUDA that PyPI's build of it pins: pip can bring
+# the compiler of that release alone. That of 13.2 has no wheel for Python 3.10, that of 13.0 none
+# for 3.15.
+TORCH = {"13.0": "torch==2.13.0", "13.2": "torch==2.15.0"}
+
+# torch's names, as torch.utils.cpp_extension takes them in TORCH_CUDA_ARCH_LIST.
+NAMES = {
+    "Turing": "7.5+PTX",
+    "Ampere": "8.0 8.6+PTX",
+    "Ampere+Tegra": "8.7",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell": "10.0 10.3 12.0 12.1+PTX",
+    "Blackwell+Tegra": "11.0",
+}
+
+APT = "On Debian and Ubuntu, all that make needs: apt install git make g++ python3-venv"
 PIP_TOOLKIT = "pip install 'cuda-toolkit[nvcc,cudart,cccl]==13.0.*'"
 CPU_ONLY = "set MY_OPS_WITH_CUDA=0 for a build that runs on the CPU only"
 
@@ -49,6 +75,40 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 def first_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), "\n".join(lines[:1]))
+
+
+def check_system() -> None:
+    name = {"Darwin": "macOS"}.get(platform.system(), platform.system())
+    if name != "Linux":
+        raise Unfit(
+            f"this machine runs {name}, and my_ops builds and runs on Linux only. Use a Linux "
+            "machine or container; on Windows, WSL is one."
+        )
+
+
+def check_python() -> None:
+    if sys.version_info < OLDEST_PYTHON:
+        raise Unfit(
+            f"Python {platform.python_version()} ({sys.executable}) is too old: 3.10 or newer is "
+            "needed. Install one, and name it: make PYTHON=python3.12 demo."
+        )
+
+
+def check_venv() -> None:
+    if importlib.util.find_spec("ensurepip") is None:
+        raise Unfit(
+            f"this Python ({sys.executable}) cannot make an environment with pip in it. Install "
+            "its venv package (Debian: apt install python3-venv)."
+        )
+
+
+def check_disk() -> None:
+    free = shutil.disk_usage(".").free
+    if free < DISK and not Path("build/environment").exists():
+        raise Unfit(
+            f"{free / GIB:.1f} GiB of free disk space is too little for torch with its CUDA "
+            f"libraries, the compiler and the build, which take up to {DISK // GIB} GiB. Free some."
+        )
 
 
 def check_torch() -> None:
@@ -133,10 +193,32 @@ def find_toolkit(wanted: str | None = None) -> Toolkit:
 
 
 def architectures(toolkit: Toolkit) -> list[str]:
-    """The list to compile for: TORCH_CUDA_ARCH_LIST, or all that this compiler should cover."""
+    """What to compile for, in numbers: TORCH_CUDA_ARCH_LIST, or all that this nvcc should cover."""
     default = WITH_BLACKWELL if toolkit.release >= (12, 8) else BEFORE_BLACKWELL
     text = os.environ.get("TORCH_CUDA_ARCH_LIST") or default
-    return text.replace(";", " ").split()
+    if text == "native":
+        return gpus_of_this_machine()
+    found = []
+    for name in text.replace(";", " ").split():
+        if name not in NAMES and not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", name):
+            raise Unfit(
+                f"TORCH_CUDA_ARCH_LIST names '{name}', which is no architecture. Give numbers, as "
+                f"in 8.0;9.0a;12.0+PTX, or native, or names: {', '.join(NAMES)}."
+            )
+        found += NAMES.get(name, name).split()
+    return found
+
+
+def gpus_of_this_machine() -> list[str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Unfit(
+            "TORCH_CUDA_ARCH_LIST=native means the GPUs of this machine, and torch sees none. Name "
+            f"the architectures, as 8.0;9.0a, leave them out for all, or {CPU_ONLY}."
+        )
+    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return ["9.0a" if arch == (9, 0) else f"{arch[0]}.{arch[1]}" for arch in sorted(found)]
 
 
 def sm(arch: str) -> str:
@@ -153,7 +235,7 @@ def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:
             f"Install one ({PIP_TOOLKIT} is enough), set CUDA_HOME to where one is, or {CPU_ONLY}."
         )
     known = run(nvcc, "--list-gpu-code").stdout.split()
-    unknown = [a for a in archs if re.fullmatch(r"[\d.]+[af]?(\+PTX)?", a) and sm(a) not in known]
+    unknown = [arch for arch in archs if sm(arch) not in known]
     if known and unknown:
         raise Unfit(
             f"nvcc {toolkit.version} does not know architecture {', '.join(unknown)}. Take it out "
@@ -173,6 +255,28 @@ def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:
         )
 
 
+def default_cuda() -> str:
+    return "13.2" if sys.version_info >= (3, 15) else "13.0"
+
+
+def torch_to_build_with() -> str:
+    """As pip takes it."""
+    return TORCH.get(os.environ.get("MY_OPS_CUDA", ""), TORCH[default_cuda()])
+
+
+def toolkit_to_install(release: str) -> str | None:
+    """The CUDA compiler, as pip takes it, if the build needs one, none is here and PyPI has it."""
+    wanted = os.environ.get("MY_OPS_CUDA") or None
+    if os.environ.get("MY_OPS_WITH_CUDA") == "0":
+        return None
+    try:
+        find_toolkit(wanted)
+    except Unfit:
+        release = wanted or release
+        return f"cuda-toolkit[nvcc,cudart,cccl]=={release}.*" if release >= "13" else None
+    return None
+
+
 def cuda_toolkit(with_cuda: str, wanted: str | None, cxx: str) -> tuple[Toolkit, list[str]] | None:
     """The toolkit and the architectures, both found fit; None for a CPU-only build."""
     if with_cuda not in ("0", "1", "auto"):
@@ -184,7 +288,7 @@ def cuda_toolkit(with_cuda: str, wanted: str | None, cxx: str) -> tuple[Toolkit,
         archs = architectures(toolkit)
         check_toolkit(toolkit, archs, cxx)
     except Unfit as unfit:
-        if with_cuda == "1":
+        if with_cuda == "1" or wanted:  # a wheel named after a release holds its code
             raise
         print(f"my_ops: building for the CPU only: {unfit}", file=sys.stderr)
         return None
@@ -202,6 +306,12 @@ def free_memory() -> int:
     return free
 
 
+def find_ninja() -> None:
+    """torch compiles one file at a time where PATH has no ninja: pip's is beside this Python."""
+    scripts = sysconfig.get_path("scripts")
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), scripts])
+
+
 def set_jobs() -> None:
     """One compiler for every GiB of free memory, and at most one a core; MAX_JOBS wins."""
     if os.environ.get("MAX_JOBS"):
@@ -213,3 +323,42 @@ def set_jobs() -> None:
             "up to 1 GiB. Free some or add swap, or set MAX_JOBS=1 to try nevertheless."
         )
     os.environ["MAX_JOBS"] = str(max(1, min(len(os.sched_getaffinity(0)), free // JOB_MEMORY)))
+
+
+def missing() -> list[str]:
+    """All that this machine lacks for `make`, which brings the rest itself."""
+    found = []
+    for check in (check_system, check_python, check_venv, cxx_compiler, check_disk, set_jobs):
+        try:
+            check()
+        except Unfit as unfit:
+            found.append(str(unfit))
+            if check is check_system:
+                break
+    return found
+
+
+def cuda_of_torch() -> str:
+    """The release of CUDA 13 that the installed torch pins; a CPU build pins none."""
+    import torch
+
+    release = torch.version.cuda or ""
+    return release if release.startswith("13.") else default_cuda()
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["torch"]:
+        print(torch_to_build_with())
+    elif arguments == ["toolkit"]:
+        print(toolkit_to_install(cuda_of_torch()) or "")
+    else:
+        for text in (found := missing()):
+            print(f"my_ops: {text}", file=sys.stderr)
+        if found:
+            print(APT, file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

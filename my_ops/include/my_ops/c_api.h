@@ -1,5 +1,5 @@
 /* The float32 elementwise kernels for programs in any language: raw pointers, sizes, a stream.
- * The functions stand in my_ops/_C.abi3.so, which needs the libraries of torch to load.
+ * The functions stand in my_ops/_C.so, which needs the libraries of torch to load.
  *
  * Arrays are dense; out may be an input, but may not overlap one at another offset. Every function
  * returns 0 or an error code, before any work, that my_ops_error_string() puts into words: negative

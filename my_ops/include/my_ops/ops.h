@@ -1,5 +1,5 @@
 // The operators of my_ops for C++ programs: values only, gradients are registered by Python.
-// Link with my_ops::my_ops (CMake), or load _C.abi3.so before the first call. Wrong arguments throw
+// Link with my_ops::my_ops (CMake), or load _C.so before the first call. Wrong arguments throw
 // std::exception with the same messages as in Python.
 #pragma once
 

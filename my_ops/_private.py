@@ -1,0 +1,136 @@
+"""Every private name of torch that my_ops uses, and what takes its place in a torch without it.
+
+All are there in torch 2.10 to 2.15. Most substitutes are public and slower; where one can do less,
+importing my_ops warns.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def _torch(module: str, name: str, substitute: Any, lost: str = "") -> Any:
+    try:
+        found = getattr(import_module(module), name, None)
+    except ImportError:
+        found = None
+    if found is None and lost:
+        warnings.warn(
+            f"my_ops: torch {torch.__version__} lacks a private name that my_ops uses, "
+            f"{module}.{name}; gradients work, {lost}: update my_ops.",
+            stacklevel=3,
+        )
+    return substitute if found is None else found
+
+
+def _always() -> bool:
+    return True
+
+
+# ---------------------------------------------------------------------------------------- gradients
+
+# A context in which ops start below the Autograd key.
+BelowAutograd: Any = _torch(
+    "torch._C", "_AutoDispatchBelowAutograd", None, "torch.func and forward mode do not"
+)
+# A torch.autograd.Function of one level of torch.func, and the context that it is applied in.
+SingleLevelFunction: Any = _torch(
+    "torch.autograd.function",
+    "_SingleLevelFunction",
+    torch.autograd.Function,
+    "torch.func does not",
+)
+single_level: Any = _torch(
+    "torch._functorch.utils",
+    "enable_single_level_autograd_function",
+    nullcontext,
+    "torch.func does not",
+)
+# A context with forward mode on or off. Function.apply has switched it off.
+forward_mode_enabled: Any = _torch(
+    "torch.autograd.forward_ad",
+    "_set_fwd_grad_enabled",
+    lambda mode: nullcontext(),
+    "forward mode around another transform does not",
+)
+
+# Whether torch.func, forward mode, any autocast or jit.trace is active; True where torch does not
+# tell, which only leads the longer way.
+transforms_active: Any = _torch("torch._C", "_are_functorch_transforms_active", _always)
+any_autocast: Any = _torch("torch._C", "_is_any_autocast_enabled", _always)
+tracing: Any = _torch("torch._C", "_get_tracing_state", torch.jit.is_tracing)
+
+
+def _forward_mode() -> bool:
+    return forward_ad._current_level >= 0  # read in its module, where it changes
+
+
+forward_mode = _forward_mode if hasattr(forward_ad, "_current_level") else _always
+
+
+def _any_requires_grad(*args: Any) -> bool:
+    return any(isinstance(value, Tensor) and value.requires_grad for value in args)
+
+
+any_requires_grad: Any = _torch("torch._C", "_any_requires_grad", _any_requires_grad)
+
+
+def version(t: Tensor) -> int | None:
+    """How often ``t`` was written in place, None where torch does not count."""
+    return None if t.is_inference() else getattr(t, "_version", None)
+
+
+# ------------------------------------------------------------------------------------------ layers
+
+# What stands for a tensor while torch traces. Without these a traced nn.Linear is torch's linear.
+FakeTensor: Any = _torch("torch._subclasses.fake_tensor", "FakeTensor", Tensor)
+FunctionalTensor: Any = _torch("torch._subclasses.functional_tensor", "FunctionalTensor", Tensor)
+
+
+def hooked(module: torch.nn.Module) -> bool:
+    """Whether calling it may be more than its class's forward; True where torch does not tell."""
+    own = module.__dict__
+    return bool(
+        "forward" in own
+        or own.get("_forward_pre_hooks", True)
+        or own.get("_forward_hooks", True)
+        or own.get("_backward_pre_hooks", True)
+        or own.get("_backward_hooks", True)
+    )
+
+
+# ------------------------------------------------------------- autocast, precision, torch.compile
+
+_Guard: Any = _torch("torch._C", "_ExcludeDispatchKeyGuard", None)
+_Key: Any = _torch("torch._C", "DispatchKey", None)
+_KeySet: Any = _torch("torch._C", "DispatchKeySet", None)
+
+
+def without_autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes contexts without the autocast of ``device``, in a sixth of torch.autocast's time."""
+    if None in (_Guard, _Key, _KeySet):
+        return lambda: torch.autocast(device, enabled=False)
+    keys = _KeySet(getattr(_Key, f"Autocast{device.upper()}"))
+    return lambda: _Guard(keys)
+
+
+def _fp32_precision(backend: str, op: str) -> str:
+    return torch.backends.cuda.matmul.fp32_precision
+
+
+# In a sixth of the property's time.
+fp32_precision: Any = _torch("torch._C", "_get_fp32_precision_getter", _fp32_precision)
+
+
+def constant_when_compiled(function: Callable[[], bool]) -> Callable[[], bool]:
+    """torch.compiler.assume_constant_result, which would import the compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,123 @@
+// Reads questions, one a line, and answers each with what the package would launch: test_plan.py.
+//   gemm DEVICE WIDTH OUT_WIDTH BATCH M N K A_LAYOUT B_LAYOUT OUT_LAYOUT FOLLOWED HIGH TF32 PACKED
+//   lltm DEVICE BACKWARD WIDTH BATCH HIDDEN
+//   packs DEVICE N K            1 where products gain by a packed weight
+//   merges BATCH M PITCH        1 where a batch with a residual of that pitch is one tall matrix
+// DEVICE: major, minor, multiprocessors, shared memory of a block, code, Hopper code. Answers to
+// the first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH: bytes of a
+// type.
+#include <iostream>
+#include <sstream>
+#include <string>
+
+#include "gemm_plan.h"
+#include "lltm_plan.h"
+
+using namespace my_ops;
+using namespace my_ops::cuda;
+
+namespace {
+
+DeviceFacts device_of(std::istream& in) {
+  DeviceFacts device;
+  in >> device.major >> device.minor >> device.sm_count >> device.shared_bytes >> device.code >>
+      device.hopper_code;
+  return device;
+}
+
+void answer(const char* kernel, const Needs& needs = {}) {
+  std::cout << kernel << ' ' << needs.code << ' ' << needs.shared_bytes << ' ' << needs.cluster
+            << ' ' << needs.resident << '\n';
+}
+
+template <typename T>
+T* address() {  // aligned, and never followed
+  return reinterpret_cast<T*>(uintptr_t{1} << 20);
+}
+
+template <typename T, typename Out>
+void gemm(std::istream& in, const DeviceFacts& device) {
+  bool a_layout, b_layout, out_layout, followed, high, packed;
+  GemmArgs<T, Out> args{};
+  in >> args.batch >> args.m >> args.n >> args.k >> a_layout >> b_layout >> out_layout >>
+      followed >> high >> args.library_tf32 >> packed;
+  args.a = address<T>(), args.b = address<T>(), args.out = address<Out>();
+  const auto lay = [](bool transposed, int64_t rows, int64_t columns, int64_t& batch, int64_t& row,
+                      int64_t& column) {
+    batch = rows * columns, row = transposed ? 1 : columns, column = transposed ? rows : 1;
+  };
+  lay(a_layout, args.m, args.k, args.a_batch, args.a_row, args.a_col);
+  lay(b_layout, args.k, args.n, args.b_batch, args.b_row, args.b_col);
+  lay(out_layout, args.m, args.n, args.out_batch, args.out_row, args.out_col);
+  args.activation = followed ? Activation::kSilu : Activation::kNone;
+  args.precision = high ? Precision::kHigh : Precision::kHighest;
+  args.packed_b = packed ? args.b : nullptr;
+  switch (choose_gemm(args, device)) {
+    case GemmKernel::kFp32Skinny:
+      return answer("fp32_skinny", fp32_skinny::kNeeds);
+    case GemmKernel::kFp32Sm90:
+      return answer("fp32_sm90", fp32_sm90::kNeeds);
+    case GemmKernel::kFp32Sm80:
+      return answer("fp32_sm80", fp32_sm80::needs(fp32_sm80::stages(device)));
+    case GemmKernel::kHalfSm90:
+      return answer("half_sm90", half_sm90::kNeeds);
+    case GemmKernel::kSmall:
+      return answer("small");
+    case GemmKernel::kLibrary:
+      return answer("library");
+  }
+}
+
+void lltm(std::istream& in, const DeviceFacts& device) {
+  bool backward;
+  int width;
+  int64_t batch, hidden;
+  in >> backward >> width >> batch >> hidden;
+  const Pass pass = backward ? Pass::kBackward : Pass::kForward;
+  const LltmPlan plan = make_lltm_plan(pass, width, batch, hidden, device);
+  switch (plan.kind) {
+    case LltmPlan::Kind::kCluster:
+      return answer("cluster", {.code = 90,
+                                .shared_bytes = plan.cluster.spread_bytes + kMaxClusterStatic,
+                                .cluster = plan.cluster.blocks});
+    case LltmPlan::Kind::kGrid:
+      return answer("grid", needs(plan.grid));
+    case LltmPlan::Kind::kNone:
+      return answer("steps");
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream in(line);
+    std::string question;
+    in >> question;
+    if (question == "merges") {
+      fp32_sm90::Args args{};
+      in >> args.batch >> args.m >> args.residual_batch;
+      args.a_row = args.out_row = args.residual_row = args.n = args.k = 8;
+      args.a_batch = args.out_batch = args.m * 8;
+      args.residual = address<float>();
+      std::cout << (fp32_sm90::merge_batch(args).batch == 1) << '\n';
+      continue;
+    }
+    const DeviceFacts device = device_of(in);
+    if (question == "packs") {
+      PackArgs args{.b = address<float>(), .batch = 1};
+      in >> args.n >> args.k;
+      args.row_stride = 1, args.col_stride = args.k;
+      std::cout << fp32_sm90::packs(args, device) << '\n';
+    } else if (question == "lltm") {
+      lltm(in, device);
+    } else {
+      int width, out_width;
+      in >> width >> out_width;
+      if (width == 8) gemm<double, double>(in, device);
+      if (width == 4) gemm<float, float>(in, device);
+      if (width == 2 && out_width == 2) gemm<uint16_t, uint16_t>(in, device);
+      if (width == 2 && out_width == 4) gemm<uint16_t, float>(in, device);
+    }
+  }
+}

@@ -1,0 +1,192 @@
+"""What the build writes beside the code: page, bill of materials; and the same bytes twice."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import BytesParser
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(
+    not (REPOSITORY / "setup.py").exists(), reason="needs the source tree"
+)
+sys.path.insert(0, str(REPOSITORY / "tools/build"))
+
+import preflight  # noqa: E402
+import sbom  # noqa: E402
+
+HOME = "https://example.org/owner/my_ops"
+# Not find_spec: looking pip up switches setuptools' distutils off, which torch.compile needs.
+NEEDS_PIP = pytest.mark.skipif(
+    not any(importlib.metadata.distributions(name="pip")), reason="needs pip"
+)
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--isolated")
+
+
+def copy_source(folder):
+    """What an sdist holds, in a folder of its own."""
+    for name in ("csrc", "include", "kernels", "my_ops", "tools/build"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.so", "_build.json")
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(REPOSITORY / name, folder / name)
+    return folder
+
+
+def run(command, cwd, **environment):
+    ours = re.compile("MY_OPS_|SOURCE_DATE_EPOCH|TORCH_CUDA_")
+    inherited = {name: value for name, value in os.environ.items() if not ours.match(name)}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# --------------------------------------------------------------------------------------- the page
+
+
+def metadata(tmp_path, **environment):
+    script = "import backend; backend.prepare_metadata_for_build_wheel('.')"
+    source = copy_source(tmp_path / "source")
+    run([sys.executable, "-c", script], source, PYTHONPATH="tools/build", **environment)
+    (file,) = source.glob("*.dist-info/METADATA")
+    return BytesParser().parsebytes(file.read_bytes())
+
+
+def test_links_of_the_page_lead_to_the_repository(tmp_path):
+    markdown = pytest.importorskip("markdown_it")
+    page = metadata(tmp_path, MY_OPS_HOME=HOME)
+    html = markdown.MarkdownIt().render(page.get_payload(decode=True).decode())
+    links = re.findall(r"\b(?:href|src|srcset)=\"([^\"]*)\"", html)
+    files = [link.partition("/v0.1.0/")[2] for link in links if link.startswith(HOME)]
+    assert len(files) > 10
+    assert [name for name in files if not (REPOSITORY / name).exists()] == []
+    assert [link for link in links if not re.match("https?://|#", link)] == []
+    urls = dict(url.split(", ") for url in page.get_all("Project-URL"))
+    assert {"Source", "Documentation", "Changelog", "Issues"} == set(urls)
+    assert all(url.startswith(HOME) for url in urls.values())
+
+
+def test_page_without_a_home_is_the_readme(tmp_path):
+    page = metadata(tmp_path)
+    assert page.get_payload(decode=True) == (REPOSITORY / "README.md").read_bytes()
+    assert page.get_all("Project-URL") is None
+    assert page["Description-Content-Type"] == "text/markdown"
+
+
+# -------------------------------------------------------------------------------------- the sdist
+
+
+@NEEDS_PIP
+def test_downloading_the_sdist_compiles_nothing(tmp_path):
+    """A machine without torch and without a compiler: pip wants the metadata only."""
+    source = copy_source(tmp_path / "source")
+    script = "import backend; backend.build_sdist('.')"
+    absent = tmp_path / "absent"
+    absent.mkdir()
+    (absent / "torch.py").write_text("raise ImportError('no torch here')")
+    bare = {"PATH": str(absent), "CUDA_HOME": str(absent), "PYTHONPATH": str(absent)}
+    run([sys.executable, "-c", script], source, **{**bare, "PYTHONPATH": "tools/build"})
+    (sdist,) = source.glob("*.tar.gz")
+    download = [*PIP[:-1], "download", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
+    run([*download, "-d", tmp_path / "here", sdist], tmp_path, **bare)
+    assert (tmp_path / "here" / sdist.name).exists()
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("csrc", "kernels", "include", "my_ops", "tools/build"):
+        here = {p.relative_to(source).as_posix() for p in (source / folder).rglob("*.[chp]*")}
+        assert {name for name in here if "__pycache__" not in name} <= inside
+    assert {"NOTICE", "LICENSE", "pyproject.toml"} <= inside
+
+
+# --------------------------------------------------------------------------- the same bytes again
+
+
+def wheel(folder):
+    """A build for the CPU; the files of the wheel, by name."""
+    source = copy_source(folder)
+    command = [*PIP, "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", folder / "dist"]
+    run([*command, source], folder, MY_OPS_WITH_CUDA="0", SOURCE_DATE_EPOCH="1767225600")
+    (path,) = (folder / "dist").glob("*.whl")
+    return path
+
+
+@NEEDS_PIP
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_two_builds_give_the_same_wheel(tmp_path):
+    first, second = wheel(tmp_path / "one"), wheel(tmp_path / "a folder of another name")
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        names = archive.namelist()
+        record = json.loads(archive.read("my_ops/_build.json"))
+        (bom,) = (name for name in names if name.endswith(f".dist-info/{sbom.PLACE}"))
+        assert json.loads(archive.read(bom)) == sbom.sbom(record)
+        assert sum(name.endswith((".dist-info/licenses/NOTICE", "/LICENSE")) for name in names) == 2
+
+
+@pytest.fixture
+def toolkit():
+    try:
+        return preflight.find_toolkit()
+    except preflight.Unfit as unfit:
+        pytest.skip(str(unfit))
+
+
+def test_two_compilations_give_the_same_kernels(toolkit, tmp_path):
+    """With the flags of setup.py: nvcc puts its process number into some kernels' names."""
+    script = (
+        "import json, pathlib, sys; sys.argv[1:] = ['clean', '-q']; import preflight, setup; "
+        f"toolkit = preflight.Toolkit(pathlib.Path({str(toolkit.home)!r}), {toolkit.version!r}); "
+        "print(json.dumps(setup.extension((toolkit, ['8.0'])).extra_compile_args['nvcc']))"
+    )
+    source = copy_source(tmp_path / "source")
+    said = run([sys.executable, "-c", script], source, PYTHONPATH="tools/build")
+    flags = json.loads(said.splitlines()[-1])
+    modules = []
+    for number in range(2):
+        module = tmp_path / f"{number}.so"
+        command = [
+            toolkit.home / "bin/nvcc",
+            *flags,
+            "-DMY_OPS_WITH_CUDA",
+            "-arch=sm_80",
+            f"-I{source}/include",
+        ]
+        command += ["-Xcompiler=-fPIC", "-shared", "-cudart=none", "-Xlinker=-s"]
+        run([*command, source / "kernels/lltm_ragged.cu", "-o", module], tmp_path)
+        modules.append(module.read_bytes())
+    assert b"_lltm_ragged_cu_" in modules[0]
+    assert modules[0] == modules[1]
+
+
+# ------------------------------------------------------------------------- the bill of materials
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "inside"),
+    [(None, ["torch"]), ("13.0.88", ["torch", "CUDA Runtime (libcudart_static)"])],
+)
+def test_bill_of_materials(nvcc, inside):
+    record = {"version": "0.1.0", "torch_built_against": "2.13.0", "nvcc": nvcc}
+    bom = sbom.sbom(record)
+    names = [part["name"] for part in bom["components"]]
+    assert len(names) == len(inside)
+    assert all(map(str.startswith, names, inside))
+    assert bom["dependencies"][0]["dependsOn"] == [part["bom-ref"] for part in bom["components"]]
+    if nvcc:
+        assert bom["components"][1]["version"] == "13.0"

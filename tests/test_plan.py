@@ -1,0 +1,233 @@
+"""Which kernel runs what on which GPU, and whether that GPU can: asked of the code that chooses,
+with made-up devices, on any machine."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+KIB = 1024
+UNASKED = 48 * KIB  # of shared memory, which a block has without asking
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("c++") or not (ROOT / "kernels").exists(),
+    reason="needs a C++ compiler and the source tree",
+)
+
+
+class Device(NamedTuple):
+    major: int
+    minor: int
+    processors: int
+    shared_bytes: int  # of a block: technical specifications in the CUDA programming guide
+    code: int  # of the wheel, that the device runs
+    hopper_code: int = 0
+
+    @property
+    def max_cluster(self):
+        return {9: 16, 10: 8, 12: 8}.get(self.major, 1)
+
+
+DEVICES = {
+    "T4": Device(7, 5, 40, 64 * KIB, 75),
+    "A100": Device(8, 0, 108, 163 * KIB, 80),
+    "A10": Device(8, 6, 72, 99 * KIB, 86),
+    "L4": Device(8, 9, 58, 99 * KIB, 86),
+    "H200": Device(9, 0, 132, 227 * KIB, 90, 1),
+    "H200-slice": Device(9, 0, 16, 227 * KIB, 90, 1),  # the smallest of MIG
+    "H200-plain": Device(9, 0, 132, 227 * KIB, 90, 0),  # a build for 9.0, not 9.0a
+    "B200": Device(10, 0, 148, 227 * KIB, 100),
+    "RTX5090": Device(12, 0, 170, 99 * KIB, 120),
+    "A10-old-code": Device(8, 6, 72, 99 * KIB, 75),  # a build for 7.5, with PTX
+}
+EACH_DEVICE = pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+GEMM = {  # the kernels of a product that a device meets
+    "T4": "small library",
+    "A100": "fp32_sm80 small library",
+    "A10": "fp32_sm80 small library",
+    "L4": "fp32_sm80 small library",
+    "H200": "fp32_skinny fp32_sm90 fp32_sm80 half_sm90 small library",
+    "H200-slice": "fp32_skinny fp32_sm90 fp32_sm80 half_sm90 small library",
+    "H200-plain": "fp32_skinny fp32_sm80 small library",
+    "B200": "fp32_sm80 small library",
+    "RTX5090": "fp32_sm80 small library",
+    "A10-old-code": "small library",
+}
+LLTM = {
+    "T4": "steps",
+    "A100": "grid steps",
+    "A10": "grid steps",
+    "L4": "grid steps",
+    "H200": "cluster grid steps",
+    "H200-slice": "cluster grid steps",
+    "H200-plain": "cluster grid steps",
+    "B200": "cluster grid steps",
+    "RTX5090": "cluster grid steps",
+    "A10-old-code": "steps",
+}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """A list of questions to the list of answers: plan.cpp says how."""
+    program = tmp_path_factory.mktemp("plan") / "plan"
+    source = Path(__file__).with_name("plan.cpp")
+    folders = (f"-I{ROOT}/{name}" for name in ("kernels", "include"))
+    command = ["c++", "-std=c++20", *folders, str(source), "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+    def ask(questions):
+        lines = [
+            " ".join(str(int(x)) if isinstance(x, bool) else str(x) for x in q) for q in questions
+        ]
+        done = subprocess.run(
+            [program], input="\n".join(lines), capture_output=True, text=True, check=True
+        )
+        answers = [line.split() for line in done.stdout.splitlines()]
+        assert len(answers) == len(questions)
+        return [(first, *(int(x) for x in rest)) for first, *rest in answers]
+
+    return ask
+
+
+def flags(count):
+    return torch.randint(2, (count,)).tolist()
+
+
+def size(largest_power):
+    """Around powers of two, small ones as often as large."""
+    power = torch.rand(()).item() * largest_power
+    return max(1, int(2**power) + int(torch.randint(-1, 2, ())))
+
+
+def products(count):
+    for _ in range(count):
+        width, out_width = [(8, 8), (4, 4), (4, 4), (2, 2), (2, 4)][torch.randint(5, ())]
+        batch = size(6) if torch.rand(()) < 0.3 else 1
+        vectors = 8 if torch.rand(()) < 0.5 else 1
+        m, n, k = (size(13) * vectors for _ in range(3))
+        yield (width, out_width, batch, m, n, k, *flags(7))
+
+
+def layers(count):
+    for _ in range(count):
+        yield (*flags(1), [4, 2][torch.randint(2, ())], size(10), size(12))
+
+
+def assert_fits(device, needs, what):
+    code, shared_bytes, cluster, resident = needs
+    assert code <= device.code, what
+    assert shared_bytes <= max(device.shared_bytes, UNASKED), what
+    assert cluster <= device.max_cluster, what
+    assert resident <= device.processors, what
+
+
+@EACH_DEVICE
+def test_a_product_fits_the_device(device, plan):
+    questions = [("gemm", *device, *product) for product in products(4000)]
+    answers = plan(questions)
+    for question, (kernel, *needs) in zip(questions, answers, strict=True):
+        assert_fits(device, needs, question)
+        assert device.hopper_code or kernel not in ("fp32_sm90", "half_sm90")
+        high, tf32 = question[-3:-1]
+        if question[7] == 4 and tf32 and not high and device.major >= 8:
+            assert kernel != "library", question  # which would round to TF32
+    name = next(name for name, known in DEVICES.items() if known is device)
+    assert {kernel for kernel, *_ in answers} == set(GEMM[name].split())
+
+
+@EACH_DEVICE
+def test_a_layer_fits_the_device(device, plan):
+    questions = [("lltm", *device, *layer) for layer in layers(2000)]
+    answers = plan(questions)
+    for question, (_, *needs) in zip(questions, answers, strict=True):
+        assert_fits(device, needs, question)
+    name = next(name for name, known in DEVICES.items() if known is device)
+    assert {kernel for kernel, *_ in answers} == set(LLTM[name].split())
+
+
+FLOAT = (4, 4, 1, 4096, 4096, 4096, 0, 0)
+PRODUCTS = [  # device, product from its width to b's layout, out's layout, high, TF32 -> answer
+    ("A100", FLOAT, 0, 0, 1, ("fp32_sm80", 80, 128 * KIB, 1, 1)),
+    ("A10", FLOAT, 0, 0, 1, ("fp32_sm80", 80, 96 * KIB, 1, 1)),
+    ("L4", FLOAT, 0, 0, 1, ("fp32_sm80", 80, 96 * KIB, 1, 1)),
+    ("RTX5090", FLOAT, 0, 0, 1, ("fp32_sm80", 80, 96 * KIB, 1, 1)),
+    ("B200", FLOAT, 0, 0, 1, ("fp32_sm80", 80, 128 * KIB, 1, 1)),
+    ("H200", FLOAT, 0, 0, 1, ("fp32_sm90", 90, 211 * KIB, 2, 1)),
+    ("H200", FLOAT, 1, 0, 1, ("fp32_sm80", 80, 128 * KIB, 1, 1)),
+    ("A10", FLOAT, 0, 0, 0, ("library", 0, 0, 1, 1)),
+    ("A10", FLOAT, 0, 1, 1, ("library", 0, 0, 1, 1)),
+    ("T4", FLOAT, 0, 0, 1, ("library", 0, 0, 1, 1)),
+    ("A10-old-code", FLOAT, 0, 0, 1, ("small", 0, 0, 1, 1)),
+    # gemm_small counts k in 32 bits.
+    ("A10-old-code", (4, 4, 1, 1, 1, 1 << 31, 0, 0), 0, 0, 1, ("library", 0, 0, 1, 1)),
+    ("A10", (4, 4, 1, 1, 1, 1 << 31, 0, 0), 0, 0, 1, ("fp32_sm80", 80, 96 * KIB, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("name, product, out_layout, high, tf32, want", PRODUCTS)
+def test_choice_of_a_product(name, product, out_layout, high, tf32, want, plan):
+    question = ("gemm", *DEVICES[name], *product, out_layout, 0, high, tf32, 0)
+    assert plan([question]) == [want]
+
+
+@pytest.mark.parametrize(
+    "shared_bytes, want", [(95, "small"), (96, "fp32_sm80"), (127, "fp32_sm80")]
+)
+def test_shared_memory_at_the_edge(shared_bytes, want, plan):
+    device = DEVICES["A10"]._replace(shared_bytes=shared_bytes * KIB)
+    ((kernel, _, needed, *_),) = plan([("gemm", *device, *FLOAT, 0, 0, 0, 1, 0)])
+    assert kernel == want
+    assert needed <= shared_bytes * KIB
+
+
+@pytest.mark.parametrize(
+    "name, n, k, want",
+    [
+        ("H200", 640, 640, 1),
+        ("H200", 580, 580, 1),
+        ("H200", 4096, 2048, 1),
+        ("H200", 320, 320, 0),
+        ("H200", 0, 64, 0),
+        ("H200-plain", 4096, 4096, 0),
+        ("A100", 4096, 4096, 0),
+    ],
+)
+def test_weights_worth_packing(name, n, k, want, plan):
+    assert plan([("packs", *DEVICES[name], n, k)]) == [(str(want),)]
+
+
+def test_a_batch_is_merged_with_its_residual(plan):
+    batch, m = 3, 5
+    assert plan([("merges", batch, m, m * 8), ("merges", batch, m, 0)]) == [("1",), ("0",)]
+
+
+PLANNED = {  # kernels that ask for shared memory at a launch; without one: static, up to 48 KiB
+    "gemm_small_kernel": "at most 32 KiB",
+    "fp32_skinny_kernel": "fp32_skinny::kNeeds",
+    "fp32_sm80_kernel": "fp32_sm80::needs",
+    "fp32_product_kernel": "fp32_sm90::kNeeds",
+    "split_first_kernel": "less than fp32_sm90::kNeeds",
+    "half_product_kernel": "half_sm90::kNeeds",
+    "lltm_grid_kernel": "grid_shared_bytes",
+    "lltm_grid_backward_kernel": "grid_shared_bytes",
+    "lltm_cluster_kernel": "ClusterPlan::spread_bytes",
+    "lltm_cluster_backward_kernel": "ClusterPlan::spread_bytes",
+}
+
+
+def test_no_kernel_is_forgotten():
+    """Of all kernels, those with dynamic shared memory or in clusters of LLTM are in the list."""
+    found = set()
+    for path in (ROOT / "kernels").glob("*.cu*"):
+        for kernel in path.read_text().split("__global__")[1:]:
+            name = re.search(r"(\w+_kernel)\(", kernel)[1]
+            if "extern __shared__" in kernel or "cluster_size()" in kernel:
+                found.add(name)
+    assert found == set(PLANNED)

@@ -1,0 +1,42 @@
+"""Runs a build and prints a line for each file that it has compiled: progress.py LOG COMMAND...
+
+The output goes to the file LOG; the end of it, from the first failure on, is printed if the build
+fails.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+COMPILED = re.compile(r"\[(\d+/\d+)\] .* -c (?:.*/)?(\w+/\w+\.\w+) -o ")  # as ninja says it
+LAST_LINES = 40
+
+
+def main(log: str, *command: str) -> int:
+    began = time.monotonic()
+    lines: list[str] = []
+    with (
+        Path(log).open("w") as file,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as build,
+    ):
+        for line in build.stdout:
+            lines.append(line)
+            file.write(line)
+            if match := COMPILED.search(line):
+                seconds = time.monotonic() - began
+                print(f"[{match[1]}] {match[2]}, {seconds:.0f} s", flush=True)
+    if build.returncode != 0:
+        failed = next((i for i, line in enumerate(lines) if "FAILED: " in line), -LAST_LINES)
+        sys.stderr.writelines(lines[failed:][:LAST_LINES])
+        print(f"The whole output is in {log}", file=sys.stderr)
+    return build.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
