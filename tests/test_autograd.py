@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from samples import ACTIVATIONS, DIFFERENTIABLE, NEEDS_INDUCTOR, as_tuple, leaves, named
+from samples import ACTIVATIONS, DIFFERENTIABLE, NO_INDUCTOR, as_tuple, leaves, named
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -336,7 +336,7 @@ def test_compile_to_one_graph(op, device):
     assert counter.frame_count == 2  # one for all sizes with gradients, one for none
 
 
-@NEEDS_INDUCTOR
+@pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize(
     **named([op for op in DIFFERENTIABLE if op.name in ("custom_add", "linear-gelu", "lltm")])
 )
