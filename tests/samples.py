@@ -1,7 +1,9 @@
 """What the test files share: dtypes, error measures and limits, data, one call of every op."""
 
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,11 @@ from torch import Tensor
 
 import my_ops
 from my_ops import reference
+
+NO_INDUCTOR = {  # arguments of pytest.mark.skipif
+    "condition": not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    "reason": "torch's inductor needs Python's headers (Debian: apt install python3-dev)",
+}
 
 FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SIXTEEN_BIT = [torch.float16, torch.bfloat16]

@@ -1,13 +1,11 @@
 """Gradients of every op: numerically, under torch.func, TorchScript, torch.compile, and of out=."""
 
 import io
-import sysconfig
-from pathlib import Path
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from samples import ACTIVATIONS, DIFFERENTIABLE, as_tuple, leaves, named
+from samples import ACTIVATIONS, DIFFERENTIABLE, NO_INDUCTOR, as_tuple, leaves, named
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -338,10 +336,7 @@ def test_compile_to_one_graph(op, device):
     assert counter.frame_count == 2  # one for all sizes with gradients, one for none
 
 
-@pytest.mark.skipif(
-    not Path(sysconfig.get_path("include"), "Python.h").exists(),
-    reason="torch's inductor needs Python's headers (Debian: apt install python3-dev)",
-)
+@pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize(
     **named([op for op in DIFFERENTIABLE if op.name in ("custom_add", "linear-gelu", "lltm")])
 )

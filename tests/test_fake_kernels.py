@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import FLOATING, arithmetic
+from samples import FLOATING, NO_INDUCTOR, arithmetic
 from strided import build, check_metadata, layouts, metadata
 from torch._subclasses.fake_tensor import FakeTensorMode
 from wrong_arguments import RIGHT, WRONG, T, overload
@@ -164,6 +164,7 @@ def operands(n, device):
     }
 
 
+@pytest.mark.skipif(**NO_INDUCTOR)
 def test_compiled_in_many_layouts(device):
     """Compiled code relies on the strides of the fake kernels."""
 
