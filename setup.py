@@ -66,14 +66,14 @@ def extension(cuda):
     flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-fvisibility=hidden"]
     for folder in (HERE, Path(torch.__file__).resolve().parents[1]):
         flags.append(f"-ffile-prefix-map={folder}/=")
-    sources = sorted([*HERE.glob("csrc/*.cpp"), *HERE.glob("kernels/*_cpu.cpp")])
+    sources = sorted([*HERE.glob("csrc/*.cpp"), *HERE.glob("kernels/*/*_cpu.cpp")])
     kwargs = {
         # libtorch.so is what brings libtorch_cuda.so, where it exists, into the module's scope.
         "extra_link_args": [
             *("-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
             *("-Wl,--version-script=csrc/exports.map", "-Wl,-s"),
         ],
-        "include_dirs": [str(HERE / "include")],
+        "include_dirs": [str(HERE / "include"), str(HERE / "kernels")],
     }
     if cuda is None:
         sources = [s for s in sources if not s.stem.endswith("_cuda")]
@@ -97,7 +97,7 @@ def extension(cuda):
     names = ", ".join(archs)
     ext = cpp.CUDAExtension(
         "my_ops._C",
-        [str(s.relative_to(HERE)) for s in sorted([*sources, *HERE.glob("kernels/*.cu")])],
+        [str(s.relative_to(HERE)) for s in sorted([*sources, *HERE.glob("kernels/*/*.cu")])],
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
             "cxx": [*flags, "-Wall", f'-DMY_OPS_ARCHITECTURES="{names}"'],

@@ -1,8 +1,8 @@
 // What the CPU bindings share.
 #pragma once
 
-#include "../kernels/common_cpu.h"
 #include "binding.h"
+#include "common/numeric_cpu.h"
 
 namespace my_ops {
 

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
-#include "../kernels/gemm_fp32_sm80.h"
+#include "gemm/fp32_sm80.h"
 
 // Weak, as the stream in binding_cuda.h; a torch without it takes two kernels.
 #pragma weak aoti_torch_cuda__addmm_activation

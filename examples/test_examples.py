@@ -185,8 +185,8 @@ def test_new_op(tmp_path):
     cxx = [line.split()[1] for line in printed.splitlines() if re.search(r"\.(h|cpp|cu)$", line)]
     run("clang-format", "--dry-run", "--Werror", *cxx, **here)
 
-    new = tmp_path / "kernels/square.cu", tmp_path / "csrc/square_cuda.cpp"
-    compile_for_cuda(tmp_path, *new, include=[tmp_path / "include"])
+    new = tmp_path / "kernels/square/square.cu", tmp_path / "csrc/square_cuda.cpp"
+    compile_for_cuda(tmp_path, *new, include=[tmp_path / "include", tmp_path / "kernels"])
 
     build = ("setup.py", "-q", "build_ext", "--inplace")
     run(sys.executable, *build, MY_OPS_WITH_CUDA="0", **here)
@@ -200,9 +200,9 @@ def test_new_op(tmp_path):
     [
         ("d_sigmoid", "must be new, and my_ops/__init__.py has a 'd_sigmoid'"),
         ("lltm_cell_forward", "must be new, and csrc/bindings.cpp has"),
-        ("store", "must be new, and kernels/common.cuh has"),
+        ("store", "must be new, and kernels/common/numeric.cuh has"),
         ("stream", "must be new, and csrc/binding_cuda.h has"),
-        ("lltm_grid", "must be new, and there is a file kernels/lltm_grid.cu"),
+        ("bounds", "must be new, and there is a file tests/test_bounds.py"),
         ("delete", "must be no word of Python or C++"),
         ("lambda", "must be no word of Python or C++"),
         ("Square", "must be lower-case words joined by _"),

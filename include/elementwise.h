@@ -27,7 +27,7 @@ struct Broadcast {
 namespace cpu {
 
 // Single-threaded: the caller splits the range. T: uint8_t, uint16_t, uint32_t, uint64_t, float,
-// double, Half, BFloat16 (common_cpu.h) for the first two; floating types for the others.
+// double, Half, BFloat16 (numeric_cpu.h) for the first two; floating types for the others.
 template <typename T>
 void add_one(const T* x, T* out, int64_t n);  // x + 1
 template <typename T>

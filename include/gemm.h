@@ -60,7 +60,7 @@ struct PackArgs {
 
 // T: double, float, __half, __nv_bfloat16; Out: T, or float for the 16-bit types. Products are
 // accumulated in float (double for double); float products on Hopper are made of several 16-bit
-// ones, as accurate as float's own (kernels/gemm_sm90.h). Any size may be 0; k = 0 gives
+// ones, as accurate as float's own (kernels/gemm/fp32_sm90.h). Any size may be 0; k = 0 gives
 // activation(bias) + residual.
 //
 // workspace: gemm_workspace() bytes, null if that is 0, 256-byte aligned, contents irrelevant

@@ -10,8 +10,8 @@
 #include <sstream>
 #include <string>
 
-#include "gemm_plan.h"
-#include "lltm_plan.h"
+#include "gemm/plan.h"
+#include "recurrent/lltm_plan.h"
 
 using namespace my_ops;
 using namespace my_ops::cuda;

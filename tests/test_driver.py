@@ -43,7 +43,7 @@ def launch(tmp_path_factory):
     folder = tmp_path_factory.mktemp("driver")
     (folder / "main.cpp").write_text(PROGRAM)
     libraries = Path(torch.__file__).parent / "lib"
-    includes = [REPOSITORY / "csrc", REPOSITORY / "include", home / "include"]
+    includes = [REPOSITORY / name for name in ("csrc", "include", "kernels")] + [home / "include"]
     includes.append(libraries.parent / "include")
     command = ["c++", "-std=c++20", *(f"-I{path}" for path in includes)]
     command += ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DUSE_CUDA", "-DMY_OPS_WITH_CUDA"]

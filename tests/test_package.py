@@ -26,7 +26,7 @@ IN_REPOSITORY = pytest.mark.skipif(
 
 
 def sources(folder):
-    files = sorted(p for p in (REPOSITORY / folder).iterdir() if p.is_file())
+    files = sorted(p for p in (REPOSITORY / folder).rglob("*") if p.is_file())
     assert files
     return {p.name: without_comments(p.read_text()) for p in files}
 

@@ -225,7 +225,7 @@ PLANNED = {  # kernels that ask for shared memory at a launch; without one: stat
 def test_no_kernel_is_forgotten():
     """Of all kernels, those with dynamic shared memory or in clusters of LLTM are in the list."""
     found = set()
-    for path in (ROOT / "kernels").glob("*.cu*"):
+    for path in (ROOT / "kernels").glob("*/*.cu*"):
         for kernel in path.read_text().split("__global__")[1:]:
             name = re.search(r"(\w+_kernel)\(", kernel)[1]
             if "extern __shared__" in kernel or "cluster_size()" in kernel:

@@ -32,7 +32,7 @@ def call(op: str) -> str:
     """Of an elementwise op with one argument."""
     functor = "".join(part.capitalize() for part in op.split("_"))
     python, binding = "my_ops/ops/elementwise.py", "csrc/elementwise"
-    cpu, cuda = "kernels/elementwise_cpu.cpp", "kernels/elementwise.cu"
+    cpu, cuda = "kernels/elementwise/elementwise_cpu.cpp", "kernels/elementwise/elementwise.cu"
     nodes = {
         "public": (f"my_ops.{op}", "public function", find(python, rf"^def {op}\(")),
         "gradient": (

@@ -53,13 +53,13 @@ TESTS = {  # of the first prefix that fits, those that are likely to fail first
     "csrc/c_api": "c_api",
     "csrc": f"fake_kernels {ELEMENTWISE} gemm lltm lltm_layer cpp",
     "kernels/elementwise": ELEMENTWISE,
-    "kernels/lltm": LLTM,
+    "kernels/recurrent": LLTM,
     "kernels": f"{ELEMENTWISE} lltm",
 }
 PYTHON = ["my_ops/*.py", "my_ops/*/*.py"]
 CPP = ["csrc/binding.h", "csrc/binding_cpu.h", "csrc/bindings.cpp", "csrc/c_api.cpp"]
 CPP += ["csrc/*_checks.h", "csrc/*_layout.h", "csrc/*_cpu.cpp", "csrc/lltm_ops.h"]
-CPP += ["csrc/lltm_ragged.h", "kernels/*_cpu.cpp", "kernels/*_cpu.h", "kernels/lltm_ragged.h"]
+CPP += ["csrc/lltm_ragged.h", "kernels/*/*_cpu.cpp", "kernels/*/*_cpu.h"]
 
 
 class LeaveOut(Operator):

@@ -79,7 +79,7 @@ def check_name(name: str) -> None:
         "my_ops/reference.py": rf"def {name}\(",
         "csrc/bindings.cpp": schema,
         "csrc/binding*.h": word,
-        "kernels/common*": word,
+        "kernels/common/*": word,
         "tools/new_op/template/**/*.jinja": word,
     }
     for place, pattern in taken.items():

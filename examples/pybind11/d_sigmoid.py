@@ -14,10 +14,10 @@ module = cpp_extension.load(
     name="d_sigmoid_pybind11",
     sources=[
         str(here / "module.cpp"),
-        str(root / "kernels/elementwise_cpu.cpp"),
-        *[str(root / "kernels/elementwise.cu")] * with_cuda,
+        str(root / "kernels/elementwise/elementwise_cpu.cpp"),
+        *[str(root / "kernels/elementwise/elementwise.cu")] * with_cuda,
     ],
-    extra_include_paths=[str(root / "include")],
+    extra_include_paths=[str(root / "include"), str(root / "kernels")],
     extra_cflags=[*flags, "-fno-trapping-math"],
     extra_cuda_cflags=flags,
     with_cuda=with_cuda,

@@ -13,7 +13,7 @@
 namespace my_ops {
 namespace cpu {
 
-// Elements [begin, end). T: float, double, Half, BFloat16 (common_cpu.h).
+// Elements [begin, end). T: float, double, Half, BFloat16 (numeric_cpu.h).
 template <typename T>
 void prelu(const T* x, const T* slope, T* out, int64_t channels, int64_t inner, int64_t begin,
            int64_t end);

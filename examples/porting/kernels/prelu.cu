@@ -1,7 +1,7 @@
 // prelu on the GPU. Plan: one element a thread.
 #include "prelu.h"
 
-#include "common.cuh"
+#include "common/numeric.cuh"
 
 namespace my_ops::cuda {
 namespace {

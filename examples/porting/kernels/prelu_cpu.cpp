@@ -1,7 +1,7 @@
 // prelu on the CPU.
 #include "prelu.h"
 
-#include "common_cpu.h"
+#include "common/numeric_cpu.h"
 
 template <typename T>
 void my_ops::cpu::prelu(const T* x, const T* slope, T* out, int64_t channels, int64_t inner,

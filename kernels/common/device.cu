@@ -1,0 +1,66 @@
+// Asks a device for the facts that kernels are chosen by.
+#include "common/device.h"
+
+#include <optional>
+
+namespace my_ops::cuda {
+namespace {
+
+constexpr int kHopperThreads = 64;
+
+// Never launched: how many threads it allows tells which of the build's code the device runs.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+__global__ void __launch_bounds__(kHopperThreads) probe_kernel() {}
+#else
+__global__ void __launch_bounds__(kHopperThreads / 2) probe_kernel() {}
+#endif
+
+// Of the current device, `id`.
+cudaError_t ask(int id, DeviceFacts* facts) {
+  const auto get = [&](int* value, cudaDeviceAttr attribute) {
+    return cudaDeviceGetAttribute(value, attribute, id);
+  };
+  if (auto err = get(&facts->major, cudaDevAttrComputeCapabilityMajor); err != cudaSuccess) {
+    return err;
+  }
+  if (auto err = get(&facts->minor, cudaDevAttrComputeCapabilityMinor); err != cudaSuccess) {
+    return err;
+  }
+  if (auto err = get(&facts->sm_count, cudaDevAttrMultiProcessorCount); err != cudaSuccess) {
+    return err;
+  }
+  if (auto err = get(&facts->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+      err != cudaSuccess) {
+    return err;
+  }
+  cudaFuncAttributes attributes{};
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, probe_kernel);
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
+    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
+    return cudaSuccess;
+  }
+  facts->code = attributes.ptxVersion;
+  facts->hopper_code = attributes.maxThreadsPerBlock == kHopperThreads;
+  return status;
+}
+
+}  // namespace
+}  // namespace my_ops::cuda
+
+cudaError_t my_ops::cuda::current_device(DeviceFacts* facts) {
+  constexpr int kRemembered = 64;
+  thread_local std::optional<DeviceFacts> known[kRemembered];
+  int id = 0;
+  cudaError_t status = cudaGetDevice(&id);
+  if (status == cudaSuccess && id < kRemembered && known[id]) {
+    *facts = *known[id];
+    return cudaSuccess;
+  }
+  if (status == cudaSuccess) status = ask(id, facts);
+  if (status != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // it is returned; leave no error behind
+    return status;
+  }
+  if (id < kRemembered) known[id] = *facts;
+  return cudaSuccess;
+}

@@ -1,0 +1,19 @@
+// Launch interface of the float GEMM for the tensor cores of compute capability 8.0. No torch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "common/device.h"
+#include "gemm.h"
+
+namespace my_ops::cuda {
+
+// GEMM as gemm.h describes it, as accurate as a float GEMM from k = 96 on, for any strides and no
+// empty output, on a current device with fp32_sm80::stages().
+// Tiles of 128 x 128 whose operands hold Inf, NaN or nonzeros below 2^-102, and those with sums
+// that overflow or come near the denormals, are formed again in plain float arithmetic, at about a
+// tenth of the rate. Deterministic, stream-ordered, no workspace.
+cudaError_t gemm_fp32_sm80(const GemmArgs<float, float>& args, const DeviceFacts& device,
+                           cudaStream_t stream);
+
+}  // namespace my_ops::cuda

@@ -1,0 +1,411 @@
+// The product kernel of fp32_sm90.cu.
+// Plan: persistent blocks; one producer warp fills a ring of k-blocks of all parts by TMA, consumer
+// warpgroups own 64 rows each. Per 16 or 32 of k the product of the leading parts is formed from
+// zero and added to float registers with rounding (the tensor core truncates), while the tensor
+// core goes on with the small cross products, which have an accumulator of their own for the whole
+// of k. Where registers allow, sums are compensated: what an addition loses goes on to the next.
+// Bound by tensor cores: 3 (fp16) or 6 (bf16) times 2*m*n*k flop.
+#pragma once
+
+#include <type_traits>
+
+#include "gemm/fp32_exact.cuh"
+#include "gemm/fp32_sm90_plan.h"
+#include "gemm/fp32_sm90_tile.cuh"
+#include "ptx/sm90.cuh"
+#include "ptx/sm90_wgmma.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
+  static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6, kSpoiltWords = 64;
+  unsigned char ring[kRingBytes];
+  uint64_t full[kMaxStages];   // loads landed: 1 arrival and the bytes
+  TileExponents exponents[2];  // of each warpgroup
+  TurnedPiece pieces[8];       // of each consumers' warp
+  uint64_t empty[kMaxStages];  // consumers are done, in every block loaded together with this one
+  uint32_t spoilt[kSpoiltWords];  // a bit for each of the block's tiles; beyond as many, shared
+  bool wide;                      // outputs that may be spoilt are looked for
+
+  // The bit of one of the units that the blocks of a grid take in turn.
+  template <typename Tile>
+  static __device__ __forceinline__ int turn(int unit) {
+    return unit / (static_cast<int>(gridDim.x) / Tile::kCluster) % (32 * kSpoiltWords);
+  }
+};
+static_assert(sizeof(ProductSmem) == fp32_sm90::kNeeds.shared_bytes);
+
+// The ring's layout for one scheme: [stage] { a [part][kM][kK], b [part][kN][kK] }.
+template <typename Scheme, typename Tile>
+struct RingLayout {
+  static constexpr int kPartA = Tile::kM * Tile::kK * 2, kPartB = Tile::kN * Tile::kK * 2;
+  static constexpr int kBytes = Scheme::kParts * (kPartA + kPartB);
+  static constexpr int kStages = ProductSmem::kRingBytes / kBytes;
+  static_assert(kStages >= 2 && kStages <= ProductSmem::kMaxStages);
+  static __device__ unsigned char* a(unsigned char* ring, int stage, int part) {
+    return ring + stage * kBytes + part * kPartA;
+  }
+  static __device__ unsigned char* b(unsigned char* ring, int stage, int part) {
+    return ring + stage * kBytes + Scheme::kParts * kPartA + part * kPartB;
+  }
+};
+
+// This block's place in its cluster.
+struct ClusterPlace {
+  int m, n;
+};
+
+template <typename Tile>
+__device__ __forceinline__ ClusterPlace cluster_place() {
+  if constexpr (Tile::kCluster == 1) return {0, 0};
+  const int rank = sm90::cluster_ctarank();
+  return {rank % Tile::kClusterM, rank / Tile::kClusterM};
+}
+
+// Units in groups of kGroupM along m, so that blocks at work share operands in L2.
+template <typename Tile>
+__device__ __forceinline__ TileOrigin tile_origin(const Fp32Product& p, const ProductGrid& grid,
+                                                  int unit, ClusterPlace place) {
+  const int plane_units = grid.units_m * grid.units_n;
+  const int plane = unit / plane_units, in_plane = unit % plane_units;
+  const int group = in_plane / (Tile::kGroupM * grid.units_n);
+  const int in_group = in_plane % (Tile::kGroupM * grid.units_n);
+  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, grid.units_m - first);
+  TileOrigin origin;
+  origin.m = (first + in_group % rows) * Tile::kUnitM + place.m * Tile::kM;
+  origin.n = in_group / rows * Tile::kUnitN + place.n * Tile::kN;
+  origin.split = plane % p.splits;
+  origin.z = plane / p.splits;
+  return origin;
+}
+
+__device__ __forceinline__ int k_blocks_of(const Fp32Product& p, int split) {
+  return min(p.k_blocks_per_split, p.k_blocks - split * p.k_blocks_per_split);
+}
+
+// Loads a share of a tile's rows for all kSharers blocks named in `blocks`.
+template <int kSharers>
+__device__ __forceinline__ void load_share(unsigned char* smem, const CUtensorMap* map,
+                                           uint64_t* full, int k, int row, uint16_t blocks) {
+  if constexpr (kSharers == 1) {
+    sm90::tma_load_2d(smem, map, full, k, row);
+  } else {
+    sm90::tma_load_2d_multicast(smem, map, full, k, row, blocks);
+  }
+}
+
+template <typename Scheme, typename Tile>
+__device__ __forceinline__ void produce(const Fp32Product& p, const ProductSource& source,
+                                        ProductSmem& smem, ClusterPlace place) {
+  using Layout = RingLayout<Scheme, Tile>;
+  constexpr int kRowsA = Tile::kM / Tile::kClusterN, kRowsB = Tile::kN / Tile::kClusterM;
+  constexpr int kRowBytes = Tile::kK * 2;
+  uint16_t same_m = 0;  // blocks with this block's rows of a
+#pragma unroll
+  for (int i = 0; i < Tile::kClusterN; ++i) same_m |= 1 << (place.m + i * Tile::kClusterM);
+  const uint16_t same_n = ((1 << Tile::kClusterM) - 1) << (place.n * Tile::kClusterM);
+  sm90::RingPlace<Layout::kStages> at;
+  for (int unit = blockIdx.x / Tile::kCluster; unit < source.grid.units;
+       unit += gridDim.x / Tile::kCluster) {
+    const TileOrigin origin = tile_origin<Tile>(p, source.grid, unit, place);
+    const int a_row = (p.a_repeats ? 0 : origin.z * p.m) + origin.m + place.n * kRowsA;
+    const int b_row = (p.b_repeats ? 0 : origin.z * p.n) + origin.n + place.m * kRowsB;
+    const int k_blocks = k_blocks_of(p, origin.split);
+    int k = origin.split * p.k_blocks_per_split * Tile::kK;
+    for (int i = 0; i < k_blocks; ++i, k += Tile::kK) {
+      sm90::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
+      uint64_t* full = &smem.full[at.stage];
+      sm90::mbarrier_arrive_expect_tx(full, Layout::kBytes);
+#pragma unroll
+      for (int part = 0; part < Scheme::kParts; ++part) {
+        unsigned char* a = Layout::a(smem.ring, at.stage, part) + place.n * kRowsA * kRowBytes;
+        unsigned char* b = Layout::b(smem.ring, at.stage, part) + place.m * kRowsB * kRowBytes;
+        load_share<Tile::kClusterN>(a, &source.a, full, k, part * p.a_rows + a_row, same_m);
+        load_share<Tile::kClusterM>(b, &source.b, full, k, part * p.b_rows + b_row, same_n);
+      }
+      at.advance();
+    }
+  }
+}
+
+// Frees a stage in every block that loads into this one: one thread for each.
+template <typename Tile>
+struct Releaser {
+  ProductSmem& smem;
+  int thread;
+  bool active;
+
+  __device__ Releaser(ProductSmem& ring, ClusterPlace place)
+      : smem(ring),
+        thread(threadIdx.x % 128),
+        active(thread < Tile::kCluster &&
+               (thread % Tile::kClusterM == place.m || thread / Tile::kClusterM == place.n)) {}
+  __device__ __forceinline__ void operator()(int stage) const {
+    if (active) sm90::mbarrier_arrive_cluster(&smem.empty[stage], thread);
+  }
+};
+
+// A stage's parts as the tensor core sees them. Addresses count 16 bytes; a 16-element piece of k
+// is 32 bytes of the swizzled row.
+template <typename Layout, typename Tile>
+struct StageOperands {
+  uint32_t base_a, base_b;
+
+  __device__ StageOperands(ProductSmem& smem, int stage, int consumer)
+      : base_a(sm90::wgmma_address(Layout::a(smem.ring, stage, 0) + consumer * 64 * Tile::kK * 2)),
+        base_b(sm90::wgmma_address(Layout::b(smem.ring, stage, 0))) {}
+  __device__ __forceinline__ uint64_t a(int part, int k) const {
+    return sm90::wgmma_descriptor(base_a + (part * Layout::kPartA + k * 2) / 16);
+  }
+  __device__ __forceinline__ uint64_t b(int part, int k) const {
+    return sm90::wgmma_descriptor(base_b + (part * Layout::kPartB + k * 2) / 16);
+  }
+};
+
+// Sums of several parts' products over a tile's k, rounded every kPromote of k.
+template <typename Scheme, typename Tile, int kCount>
+__device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile>& release,
+                                          int consumer, int k_blocks,
+                                          sm90::RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
+                                          float (&sum)[kCount]) {
+  using Layout = RingLayout<Scheme, Tile>;
+  using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
+  constexpr int kParts = Scheme::kParts;
+  constexpr bool kCompensated = Tile::kCompensated;
+  constexpr int kPromote = kCompensated ? 16 : 32;  // of k, between additions to the rounded sum
+  float lead[kCount], cross[kCount];
+  float pending[kCompensated ? kCount : 1];  // what is still to be added to the sum
+  const int piece = k_blocks <= 8 ? 2 : 4;   // blocks of k, after which it is
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+#pragma unroll
+  for (float& x : pending) x = 0.0f;
+  int previous = -1;
+  for (int block = 0; block < k_blocks; ++block) {
+    sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+    const StageOperands<Layout, Tile> part(smem, at.stage, consumer);
+#pragma unroll
+    for (int k0 = 0; k0 < Tile::kK; k0 += kPromote) {
+      sm90::wgmma_fence();
+#pragma unroll
+      for (int k = k0; k < k0 + kPromote; k += 16) {
+        Mma::run(lead, part.a(0, k), part.b(0, k), k != k0);
+      }
+      sm90::wgmma_commit_group();
+      bool add = block != 0 || k0 != 0;
+#pragma unroll
+      for (int order = kParts - 1; order > 0; --order) {
+#pragma unroll
+        for (int i = 0; i <= order; ++i) {
+#pragma unroll
+          for (int k = k0; k < k0 + kPromote; k += 16) {
+            Mma::run(cross, part.a(i, k), part.b(order - i, k), add);
+            add = true;
+          }
+        }
+      }
+      sm90::wgmma_commit_group();
+      sm90::wgmma_wait_group<1>();  // lead is complete, cross may run on
+      sm90::wgmma_pin(lead);
+      if (k0 == 0 && previous >= 0) release(previous);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) (kCompensated ? pending : sum)[i] += lead[i];
+    }
+    if constexpr (kCompensated) {
+      if (block % piece == piece - 1) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          const float before = sum[i];
+          sum[i] += pending[i];
+          pending[i] -= sum[i] - before;  // what the sum cannot hold
+        }
+      }
+    }
+    previous = at.stage;
+    at.advance();
+  }
+  sm90::wgmma_wait_group<0>();
+  sm90::wgmma_pin(cross);
+  release(previous);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    constexpr float kUnit = 1.0f / (1 << Scheme::kLowBits);
+    if constexpr (kCompensated) {
+      sum[i] += fmaf(cross[i], kUnit, pending[i]);
+    } else {
+      sum[i] = fmaf(cross[i], kUnit, sum[i]);
+    }
+  }
+}
+
+// Sum of one part's products, left in the tensor core.
+template <typename Scheme, typename Tile, int kCount>
+__device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Tile>& release,
+                                           int consumer, int k_blocks,
+                                           sm90::RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
+                                           float (&sum)[kCount]) {
+  using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
+  int previous = -1;
+  for (int block = 0; block < k_blocks; ++block) {
+    sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+    const StageOperands<RingLayout<Scheme, Tile>, Tile> part(smem, at.stage, consumer);
+    sm90::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Tile::kK; k += 16) {
+      Mma::run(sum, part.a(0, k), part.b(0, k), block != 0 || k != 0);
+    }
+    sm90::wgmma_commit_group();
+    sm90::wgmma_wait_group<1>();  // the previous stage has been read
+    if (previous >= 0) release(previous);
+    previous = at.stage;
+    at.advance();
+  }
+  sm90::wgmma_wait_group<0>();
+  sm90::wgmma_pin(sum);
+  release(previous);
+}
+
+// The same, but pieces of k are added with rounding.
+template <typename Scheme, typename Tile, int kCount>
+__device__ __forceinline__ void sum_single_pieces(
+    ProductSmem& smem, const Releaser<Tile>& release, int consumer, int k_blocks,
+    sm90::RingPlace<RingLayout<Scheme, Tile>::kStages>& at, float (&sum)[kCount]) {
+  constexpr int kPiece = 8;  // blocks of k
+  float piece[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
+  for (int block = 0; block < k_blocks; block += kPiece) {
+    const int blocks = min(kPiece, k_blocks - block);
+    sum_single<Scheme, Tile>(smem, release, consumer, blocks, at, piece);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] += piece[i];
+  }
+}
+
+// The block's spoilt tiles in plain arithmetic, by threads 0 to 255.
+template <typename Tile>
+__device__ __forceinline__ void redo_spoilt(const Fp32Product& p, const ProductGrid& grid,
+                                            ProductSmem& smem, ClusterPlace place, int thread) {
+  ExactSmem& exact = reinterpret_cast<ExactSmem&>(smem.ring);
+  exact_barrier();  // all tiles are done, and with them the ring
+  for (int unit = blockIdx.x / Tile::kCluster; unit < grid.units;
+       unit += gridDim.x / Tile::kCluster) {
+    const int turn = ProductSmem::turn<Tile>(unit);
+    if (!(smem.spoilt[turn / 32] >> turn % 32 & 1)) continue;
+    const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
+    for (int i = 0; i < Tile::kM; i += kExactTile) {
+      for (int j = 0; j < Tile::kN; j += kExactTile) {
+        multiply_tile_exactly(p.args, exact, thread, origin.z, origin.m + i, origin.n + j,
+                              origin.n + Tile::kN);
+      }
+    }
+  }
+}
+
+template <typename Scheme, typename Tile>
+__device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid& grid,
+                                        ProductSmem& smem, ClusterPlace place) {
+  const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
+  const int thread = threadIdx.x % 128;
+  constexpr bool kMayLose = std::is_same_v<Scheme, Bf16Scheme>;
+  const Releaser<Tile> release(smem, place);
+  float sum[Tile::kN / 2];
+  sm90::RingPlace<RingLayout<Scheme, Tile>::kStages> at;
+  for (int unit = blockIdx.x / Tile::kCluster; unit < grid.units;
+       unit += gridDim.x / Tile::kCluster) {
+    const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
+    const int k_blocks = k_blocks_of(p, origin.split);
+    TileExponents& exponents = smem.exponents[consumer];
+    TileExponents::wait(consumer);  // those of the tile before have been read
+    if (p.splits == 1) exponents.load<Tile::kN>(p, origin, origin.m + consumer * 64);
+    if constexpr (Scheme::kParts == 1 && Tile::kInPieces) {
+      sum_single_pieces<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
+    } else if constexpr (Scheme::kParts == 1) {
+      sum_single<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
+    } else {
+      sum_parts<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
+    }
+    const int first_row = origin.m + consumer * 64;
+    if constexpr (kMayLose) {
+      if (smem.wide) {
+        exponents.wait(consumer);
+        const float limit = kSpoiltBelow * static_cast<float>(p.args.k);
+        if (exponents.spoilt(sum, limit, p.m - first_row, p.n - origin.n)) {
+          const int turn = ProductSmem::turn<Tile>(unit);
+          atomicOr(&smem.spoilt[turn / 32], 1u << turn % 32);
+        }
+      }
+    }
+    const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
+    finish<Scheme, Tile>(p, origin, row0, exponents, consumer, smem.pieces, sum);
+  }
+  if constexpr (kMayLose && Tile::kConsumers > 1) {
+    if (smem.wide) redo_spoilt<Tile>(p, grid, smem, place, threadIdx.x - 128);
+  }
+}
+
+// Fp16 parts by Scheme in tiles of Tile, bf16 parts in tiles of FullTile.
+template <typename Scheme, typename Tile, typename FullTile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fp32_product_kernel(const __grid_constant__ Fp32Product p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  static_assert(Tile::kThreads == FullTile::kThreads && Tile::kClusterM == FullTile::kClusterM &&
+                Tile::kClusterN == FullTile::kClusterN);
+  extern __shared__ __align__(1024) unsigned char raw_smem[];
+  ProductSmem& smem = *reinterpret_cast<ProductSmem*>(raw_smem);
+  const ClusterPlace place = cluster_place<Tile>();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < ProductSmem::kMaxStages; ++i) {
+      sm90::mbarrier_init(&smem.full[i], 1);
+      sm90::mbarrier_init(&smem.empty[i],
+                          Tile::kConsumers * (Tile::kClusterM + Tile::kClusterN - 1));
+    }
+    for (uint32_t& word : smem.spoilt) word = 0;
+    sm90::fence_mbarrier_init();
+    sm90::prefetch_tensor_map(&p.fast.a);
+    sm90::prefetch_tensor_map(&p.fast.b);
+  }
+  sm90::griddepcontrol_launch_dependents();
+  sm90::griddepcontrol_wait();
+  const SplitPath path = product_path(p);  // also publishes the barriers
+  // Pieces of k are looked over when they are added.
+  if (threadIdx.x == 0) smem.wide = path == SplitPath::kWide && p.splits == 1;
+  __syncthreads();
+  if constexpr (Tile::kCluster > 1) {
+    sm90::barrier_cluster_arrive();  // the barriers of every block are ready
+    sm90::barrier_cluster_wait();
+  }
+  if (path == SplitPath::kExact) {
+    multiply_exactly<Tile::kThreads>(p.args, reinterpret_cast<ExactSmem&>(smem.ring));
+  } else if (threadIdx.x < 128) {
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_dec<40>();
+    if (threadIdx.x == 0) {
+      if (path == SplitPath::kFp16) {
+        produce<Scheme, Tile>(p, p.fast, smem, place);
+      } else {
+        produce<Bf16Scheme, FullTile>(p, p.full, smem, place);
+      }
+    }
+    __syncwarp();
+  } else {
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_inc<232>();
+    if (path == SplitPath::kFp16) {
+      consume<Scheme, Tile>(p, p.fast.grid, smem, place);
+    } else {
+      consume<Bf16Scheme, FullTile>(p, p.full.grid, smem, place);
+    }
+  }
+  if constexpr (FullTile::kConsumers == 1) {  // too few threads alone
+    __syncthreads();
+    if (smem.wide) redo_spoilt<FullTile>(p, p.full.grid, smem, place, threadIdx.x);
+  }
+  if constexpr (Tile::kCluster > 1) {
+    sm90::barrier_cluster_arrive();  // no block leaves while another may write to it
+    sm90::barrier_cluster_wait();
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace my_ops::cuda

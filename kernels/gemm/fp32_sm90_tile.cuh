@@ -1,0 +1,322 @@
+// The product of fp32_sm90.cu as its kernels see it, its tiles, and the end of a tile: from a
+// warpgroup's sums to outputs.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <climits>
+
+#include "gemm/fp32_exact.cuh"
+#include "gemm/split.cuh"
+#include "ptx/copy_async.cuh"
+#include "ptx/sm90.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+// Tiles of the output, walked by clusters.
+struct ProductGrid {
+  int units_m, units_n;  // of a cluster's tiles each
+  int units;             // units_m * units_n * batch * splits
+};
+
+// Parts of a [parts * batch * m, ld] and of b [parts * batch * n, ld], and how to walk them.
+struct ProductSource {
+  CUtensorMap a, b;
+  ProductGrid grid;
+};
+
+struct Fp32Product {
+  ProductSource fast, full;  // of fp16 and of bf16 parts
+  GemmArgs<float, float> args;
+  const int32_t* a_exponent;  // [batch * m]
+  const int32_t* b_exponent;  // [batch * n]
+  SplitStatus a_status, b_status;
+  float* partial;             // [splits][batch][m][n] sums over a piece of k, if splits > 1
+  bool has_bf16;              // the bf16 split has run; else its data take the exact path
+  bool a_repeats, b_repeats;  // the same matrix for every batch
+  int m, n;
+  int a_rows, b_rows;  // batch * m and batch * n, the distance of parts in the maps
+  int k_blocks, k_blocks_per_split, splits;
+};
+
+// What the product is made of. Contains __syncthreads.
+__device__ __forceinline__ SplitPath product_path(const Fp32Product& p) {
+  const SplitPath path = split_path(p.a_status, p.b_status);
+  return path != SplitPath::kFp16 && !p.has_bf16 ? SplitPath::kExact : path;
+}
+
+// Parts below 2^-126 may be lost: of an element below 2^-102, up to 2^-125. With the other
+// operand's elements below 2^31, an output lacks less than k * 2^-93; smaller than 2^25 times that
+// it is formed again.
+constexpr float kSpoiltBelow = 0x1p-68f;  // times k
+
+struct Fp16Scheme {
+  using Type = __half;
+  static constexpr int kParts = 2, kShift = kFp16Shift, kLowBits = kFp16LowBits;
+};
+
+// TF32's accuracy: the leading parts alone.
+struct SingleScheme {
+  using Type = __half;
+  static constexpr int kParts = 1, kShift = kFp16Shift;
+};
+
+struct Bf16Scheme {
+  using Type = __nv_bfloat16;
+  static constexpr int kParts = 3, kShift = kBf16Shift, kLowBits = 0;
+};
+
+// A cluster works on kClusterM x kClusterN tiles: blocks in a line along n share their rows of a,
+// blocks in a line along m their columns of b; each loads only a part and sends it to the others.
+template <int M, int N, int ClusterM, int ClusterN>
+struct Tile {
+  static constexpr int kM = M, kN = N, kK = kSplitBlockK;
+  static constexpr int kClusterM = ClusterM, kClusterN = ClusterN;
+  static constexpr int kCluster = ClusterM * ClusterN;
+  static constexpr int kUnitM = M * ClusterM, kUnitN = N * ClusterN;
+  static constexpr int kConsumers = M / 64;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
+  // Up to where registers allow: whether what the sums' additions lose is added later; and whether
+  // a single product is summed in pieces of k.
+  static constexpr bool kCompensated = N < 128, kInPieces = N < 256;
+  // Accumulators that need more than an even share of the registers.
+  static constexpr bool kMoveRegisters = kConsumers > 1;
+};
+
+struct TileOrigin {
+  int m, n, z, split;
+};
+
+// The exponents of a warpgroup's rows and columns: on their way to shared memory while the products
+// are summed.
+struct TileExponents {
+  int row[64];
+  alignas(8) int column[256];  // read in pairs
+
+  template <int kN>
+  __device__ __forceinline__ void load(const Fp32Product& p, const TileOrigin& origin, int row0) {
+    const int32_t* a = p.a_exponent + (p.a_repeats ? 0 : origin.z * p.m);
+    const int32_t* b = p.b_exponent + (p.b_repeats ? 0 : origin.z * p.n);
+    const int thread = threadIdx.x % 128;
+    if (thread < 64) copy_async<4>(row + thread, a + min(row0 + thread, p.m - 1));
+    for (int j = thread; j < kN; j += 128)
+      copy_async<4>(column + j, b + min(origin.n + j, p.n - 1));
+  }
+  // All of the warpgroup's threads have come here, and what they load has landed.
+  static __device__ __forceinline__ void wait(int consumer) {
+    asm volatile("cp.async.wait_all;\nbar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+  }
+
+  // Of a thread's columns 8 j and 8 j + 1. Volatile: loaded where they are used, or they would take
+  // more registers than there are.
+  __device__ __forceinline__ int2 column_pair(int j) const {
+    int2 e;
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
+                 : "=r"(e.x), "=r"(e.y)
+                 : "r"(sm90::smem_address(column + threadIdx.x % 4 * 2) + j * 32));
+    return e;
+  }
+
+  // Whether an output may lack what bf16 parts of small elements have lost: it is below `limit`,
+  // but neither its row nor its column is all zeros. rows, columns: of the product, from here on.
+  template <int kCount>
+  __device__ __forceinline__ bool spoilt(const float (&acc)[kCount], float limit, int rows,
+                                         int columns) const {
+    const int thread = threadIdx.x % 128, of_thread = thread / 32 * 16 + thread % 32 / 4;
+    bool low = false;
+#pragma unroll
+    for (int x = 0; x < kCount; ++x) low |= fabsf(acc[x]) < limit;
+    if (!low) return false;
+    const bool live[2] = {of_thread < rows && row[of_thread] != kZeroExponent,
+                          of_thread + 8 < rows && row[of_thread + 8] != kZeroExponent};
+    bool found = false;
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+      const int2 e = column_pair(j);
+      const int left = columns - j * 8 - thread % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        found |= live[i] && left > 0 && e.x != kZeroExponent && fabsf(acc[j * 4 + i * 2]) < limit;
+        found |=
+            live[i] && left > 1 && e.y != kZeroExponent && fabsf(acc[j * 4 + i * 2 + 1]) < limit;
+      }
+    }
+    return found;
+  }
+
+  // Undoes the scaling, exactly: acc *= 2^(row + column - 2 * shift).
+  template <typename Scheme, int kCount>
+  __device__ __forceinline__ void unscale(float (&acc)[kCount]) const {
+    constexpr unsigned kWarp = 0xFFFFFFFF;
+    constexpr int kN = kCount * 2;
+    const int thread = threadIdx.x % 128, of_thread = thread / 32 * 16 + thread % 32 / 4;
+    const int e_row[2] = {row[of_thread] - 2 * Scheme::kShift,
+                          row[of_thread + 8] - 2 * Scheme::kShift};
+    // Whether every factor is a normal float: lanes look at different columns of the tile.
+    int lowest = INT_MAX, highest = INT_MIN;
+#pragma unroll
+    for (int j = threadIdx.x % 32; j < kN; j += 32) {
+      lowest = min(lowest, column[j]);
+      highest = max(highest, column[j]);
+    }
+    lowest = __reduce_min_sync(kWarp, lowest) + __reduce_min_sync(kWarp, min(e_row[0], e_row[1]));
+    highest = __reduce_max_sync(kWarp, highest) + __reduce_max_sync(kWarp, max(e_row[0], e_row[1]));
+    if (lowest >= -126 && highest <= 127) {
+      const int bits[2] = {__float_as_int(1.0f) + (e_row[0] << 23),
+                           __float_as_int(1.0f) + (e_row[1] << 23)};
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+        const int2 e = column_pair(j);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          acc[j * 4 + i * 2] *= __int_as_float(bits[i] + (e.x << 23));
+          acc[j * 4 + i * 2 + 1] *= __int_as_float(bits[i] + (e.y << 23));
+        }
+      }
+      return;
+    }
+    // In two factors, so that exponents may go twice as far; below 2^-252 every float vanishes.
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+        const int2 e = column_pair(j);
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          acc[j * 4 + x] *= pow2(max((e_row[x / 2] + (x % 2 ? e.y : e.x) + half) >> 1, -126));
+        }
+      }
+    }
+  }
+};
+
+// Where a warp turns its sums, 16 rows of 32 columns at a time, so that its lanes store neighbours.
+struct TurnedPiece {
+  static constexpr int kRows = 16, kColumns = 32;
+  alignas(8) float x[kRows * kColumns];  // written in pairs
+
+  // Exclusive-ored with the row: free of bank conflicts by rows and by the tensor core's order.
+  __device__ __forceinline__ float* at(int row, int col) {
+    return x + row * kColumns + (col ^ row % 4 * 8);
+  }
+};
+
+// Stores a warp's sums, and the residual with them, where a row need not start on 8 bytes.
+template <typename Tile, int kCount>
+__device__ __forceinline__ void store_turned(const Fp32Product& p, const TileOrigin& origin,
+                                             float* out, int64_t ld, bool residual,
+                                             TurnedPiece* pieces, const float (&acc)[kCount]) {
+  int thread;  // volatile: what follows from it is not kept in registers during the sums
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int lane = thread % 32, warp = thread / 32 - 4;
+  TurnedPiece& piece = pieces[warp];
+  const int row0 = origin.m + warp * TurnedPiece::kRows;
+  const int rows = min(TurnedPiece::kRows, p.m - row0);
+#pragma unroll
+  for (int c = 0; c < Tile::kN / TurnedPiece::kColumns; ++c) {
+    const int col = origin.n + c * TurnedPiece::kColumns + lane;
+    const int stored = col < p.n ? rows : 0;
+    __syncwarp();
+    if (residual) {
+      const float* from = p.args.residual + origin.z * p.args.residual_batch +
+                          row0 * p.args.residual_row + col * p.args.residual_col;
+#pragma unroll 2
+      for (int row = 0; row < stored; ++row, from += p.args.residual_row) {
+        copy_async<4>(piece.at(row, lane), from);
+      }
+      copy_async_wait_all();
+      __syncwarp();
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float2* to = reinterpret_cast<float2*>(piece.at(lane / 4 + 8 * i, 8 * j + lane % 4 * 2));
+        float2 x{acc[16 * c + 4 * j + 2 * i], acc[16 * c + 4 * j + 2 * i + 1]};
+        if (residual) x = {x.x + to->x, x.y + to->y};
+        *to = x;
+      }
+    }
+    __syncwarp();
+    float* to = out + row0 * ld + col;
+#pragma unroll 2
+    for (int row = 0; row < stored; ++row, to += ld) *to = *piece.at(row, lane);
+  }
+}
+
+// Stores a warpgroup's rows: finished, or as they are if k was split.
+template <typename Scheme, typename Tile, int kCount>
+__device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& origin, int row0,
+                                       const TileExponents& exponents, int consumer,
+                                       TurnedPiece* pieces, float (&acc)[kCount]) {
+  const int col0 = origin.n + threadIdx.x % 4 * 2;
+  const bool whole = p.splits == 1;
+  float* base;
+  int64_t ld;
+  if (whole) {
+    base = p.args.out + origin.z * p.args.out_batch;
+    ld = p.args.out_row;
+    exponents.wait(consumer);
+    exponents.unscale<Scheme>(acc);
+    if (p.args.bias) {
+      const float* bias = p.args.bias + col0;
+      const int columns = p.n - col0;
+#pragma unroll
+      for (int j = 0; j < kCount / 2; ++j) {
+        const int col = j / 2 * 8 + j % 2;
+        const float x = col < columns ? bias[col] : 0.0f;
+        acc[j / 2 * 4 + j % 2] += x;
+        acc[j / 2 * 4 + 2 + j % 2] += x;
+      }
+    }
+    with_activation(p.args.activation, [&](auto activation) {
+#pragma unroll
+      for (int x = 0; x < kCount; ++x) acc[x] = activation(acc[x]);
+    });
+  } else {
+    base = p.partial + (int64_t{origin.split} * p.args.batch + origin.z) * p.m * p.n;
+    ld = p.n;
+  }
+  const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(base) % 8 == 0;
+  const bool residual = whole && p.args.residual;
+  if (!pairs) return store_turned<Tile>(p, origin, base, ld, residual, pieces, acc);
+  // Column pairs loaded together; more would not fit in registers.
+  constexpr int kPiece = Tile::kN % 64 == 0 ? 8 : 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = row0 + 8 * i;
+    if (row >= p.m) continue;
+    float* out = base + row * ld;
+#pragma unroll
+    for (int j0 = 0; j0 < Tile::kN / 8; j0 += kPiece) {
+      if (residual) {
+#pragma unroll
+        for (int j = j0; j < j0 + kPiece; ++j) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int col = min(col0 + 8 * j + c, p.n - 1);
+            acc[4 * j + 2 * i + c] += residual_at(p.args, origin.z, row, col);
+          }
+        }
+      }
+#pragma unroll
+      for (int j = j0; j < j0 + kPiece; ++j) {
+        const int col = col0 + 8 * j;
+        const float2 x{acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]};
+        if (col + 1 < p.n) {
+          *reinterpret_cast<float2*>(out + col) = x;
+        } else if (col < p.n) {
+          out[col] = x.x;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace my_ops::cuda

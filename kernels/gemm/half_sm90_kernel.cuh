@@ -1,0 +1,519 @@
+// The product kernel of half_sm90.cu.
+// Plan: persistent blocks; one producer thread fills a ring of k-blocks by TMA, two consumer
+// warpgroups own 64 rows each and run apart from each other as far as the ring allows, so that the
+// epilogue of one hides behind the products of the other. Where that epilogue is long, finishers,
+// warps without a part in the products, take rounded tiles from shared memory and finish and store
+// them beside the products of the next. Operands are read as they lie in memory: the tensor core
+// takes either index as the contiguous one.
+// Bound by tensor cores and, at large sizes, by the power they draw.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "gemm/epilogue.cuh"
+#include "gemm/half_sm90_plan.h"
+#include "ptx/sm90.cuh"
+#include "ptx/sm90_wgmma.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+template <typename T>
+struct HalfProduct {
+  CUtensorMap a, b;  // [batch, rows, columns], columns the contiguous index
+  CUtensorMap out;   // by pieces of a warp, if vector_out
+  GemmArgs<T, T> args;
+  int m, n, k_blocks;
+  int units_m, units_n, units;       // of a cluster's tiles each; units = units_m * units_n * batch
+  bool a_repeats, b_repeats;         // the same matrix for every batch
+  bool vector_out, vector_residual;  // the copy engine can write it; rows of 16-byte vectors
+};
+
+constexpr int kBoxBytes = 64 * 64 * 2;
+constexpr int kPieceRows = 16, kPieceColumns = 64;           // of the output, staged by one warp
+constexpr int kPieceUnits = kPieceRows * kPieceColumns / 8;  // of 16 bytes
+
+template <typename Tile>
+struct alignas(1024) HalfSmem {  // 1024: the repeat of the 128-byte swizzle
+  unsigned char ring[Tile::kStages * Tile::kStageBytes];           // [stage] { a, b }
+  uint4 pieces[Tile::kConsumers * 4][Tile::kPieces][kPieceUnits];  // two: in turn
+  uint64_t full[Tile::kStages];         // loads landed: 1 arrival and the bytes
+  uint64_t empty[Tile::kStages];        // consumers are done, in every block of the cluster
+  uint64_t summed[Tile::kConsumers];    // pieces of a deferred tile: every lane arrives
+  uint64_t finished[Tile::kConsumers];  // and stored
+};
+
+struct TilePlace {
+  int m, n, z;
+};
+
+// Units in groups of kGroupM along m, so that blocks at work share operands in L2.
+template <typename Tile, typename T>
+__device__ __forceinline__ TilePlace tile_place(const HalfProduct<T>& p, int unit, int rank) {
+  const int plane_units = p.units_m * p.units_n;
+  const int z = unit / plane_units, in_plane = unit % plane_units;
+  const int group = in_plane / (Tile::kGroupM * p.units_n);
+  const int in_group = in_plane % (Tile::kGroupM * p.units_n);
+  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, p.units_m - first);
+  return {(first + in_group % rows) * Tile::kUnitM + rank * Tile::kM,
+          in_group / rows * Tile::kUnitN, z};
+}
+
+template <bool kAlongM, bool kAlongN, typename Tile, typename T>
+__device__ __forceinline__ void produce(const HalfProduct<T>& p, HalfSmem<Tile>& smem, int rank) {
+  constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
+  constexpr int kShareN = Tile::kN / Tile::kCluster, kShareK = Tile::kK / Tile::kCluster;
+  const auto load_b = [&](unsigned char* to, uint64_t* full, int x, int y, int z) {
+    if constexpr (Tile::kCluster == 1) {
+      sm90::tma_load_3d(to, &p.b, full, x, y, z);
+    } else {
+      sm90::tma_load_3d_multicast(to, &p.b, full, x, y, z, kAll);
+    }
+  };
+  sm90::RingPlace<Tile::kStages> at;
+  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
+    const TilePlace tile = tile_place<Tile>(p, unit, rank);
+    const int a_z = p.a_repeats ? 0 : tile.z, b_z = p.b_repeats ? 0 : tile.z;
+    for (int block = 0; block < p.k_blocks; ++block) {
+      const int k = block * Tile::kK;
+      sm90::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
+      uint64_t* full = &smem.full[at.stage];
+      sm90::mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
+      unsigned char* a = smem.ring + at.stage * Tile::kStageBytes;
+      unsigned char* b = a + Tile::kBytesA;
+      if constexpr (kAlongM) {
+#pragma unroll
+        for (int i = 0; i < Tile::kM / 64; ++i) {
+          sm90::tma_load_3d(a + i * kBoxBytes, &p.a, full, tile.m + i * 64, k, a_z);
+        }
+      } else {
+        sm90::tma_load_3d(a, &p.a, full, k, tile.m, a_z);
+      }
+      if constexpr (kAlongN) {  // a share of k
+#pragma unroll
+        for (int i = 0; i < Tile::kN / 64; ++i) {
+          load_b(b + i * kBoxBytes + rank * kShareK * 128, full, tile.n + i * 64,
+                 k + rank * kShareK, b_z);
+        }
+      } else {  // a share of n
+        load_b(b + rank * kShareN * 128, full, k, tile.n + rank * kShareN, b_z);
+      }
+      at.advance();
+    }
+  }
+}
+
+// Packs two results, the first in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  if constexpr (__is_same(T, __half)) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+  if constexpr (__is_same(T, __half)) {
+    return __half22float2(reinterpret_cast<const __half2&>(pair));
+  } else {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  }
+}
+
+// A piece of the output as one warp stages it: kPieceRows rows of eight 16-byte units, the unit's
+// place exclusive-ored with the row, free of bank conflicts by rows and by columns.
+__device__ __forceinline__ int piece_unit(int row, int unit) { return row * 8 + (unit ^ row % 8); }
+
+// What a lane holds of a piece, by rows as memory has them. By vectors: unit lane % 8 of every
+// fourth row; else elements lane and lane + 32 of every row.
+struct PieceRows {
+  static constexpr int kSteps = kPieceRows / 4;
+  uint4 x[kSteps];
+};
+
+template <typename Tile, typename T>
+__device__ __forceinline__ bool by_vectors(const HalfProduct<T>& p) {
+  return Tile::kDeferred || (p.vector_out && p.vector_residual);
+}
+
+__device__ __forceinline__ int piece_element(int row, int col) {
+  return piece_unit(row, col / 8) * 8 + col % 8;
+}
+
+template <typename Tile, typename T>
+__device__ __forceinline__ void load_residual(const HalfProduct<T>& p, int z, int row0, int col0,
+                                              PieceRows& rows) {
+  const GemmArgs<T, T>& args = p.args;
+  const int lane = threadIdx.x % 32;
+  const T* from = args.residual + z * args.residual_batch;
+  if (by_vectors<Tile>(p)) {
+    const int col = min(col0 + lane % 8 * 8, p.n - 8);
+#pragma unroll
+    for (int step = 0; step < PieceRows::kSteps; ++step) {
+      const int row = min(row0 + step * 4 + lane / 8, p.m - 1);
+      rows.x[step] = *reinterpret_cast<const uint4*>(from + row * args.residual_row + col);
+    }
+  } else {
+    T* x = reinterpret_cast<T*>(rows.x);
+    const T* from0 = from + min(col0 + lane, p.n - 1) * args.residual_col;
+    const T* from1 = from + min(col0 + lane + 32, p.n - 1) * args.residual_col;
+#pragma unroll
+    for (int i = 0; i < kPieceRows; ++i) {
+      const int64_t row = min(row0 + i, p.m - 1) * args.residual_row;
+      x[2 * i] = from0[row];
+      x[2 * i + 1] = from1[row];
+    }
+  }
+}
+
+template <typename Tile, typename T>
+__device__ __forceinline__ void write_piece(const HalfProduct<T>& p, const PieceRows& rows,
+                                            uint4* piece) {
+  const int lane = threadIdx.x % 32;
+  if (by_vectors<Tile>(p)) {
+#pragma unroll
+    for (int step = 0; step < PieceRows::kSteps; ++step) {
+      piece[piece_unit(step * 4 + lane / 8, lane % 8)] = rows.x[step];
+    }
+  } else {
+    const T* x = reinterpret_cast<const T*>(rows.x);
+#pragma unroll
+    for (int i = 0; i < 2 * kPieceRows; ++i) {
+      reinterpret_cast<T*>(piece)[piece_element(i / 2, lane + i % 2 * 32)] = x[i];
+    }
+  }
+}
+
+// Stores a piece without the copy engine. Neighbouring lanes write neighbouring elements: a row
+// need not start on more than one.
+template <typename T>
+__device__ __forceinline__ void store_rows(const HalfProduct<T>& p, int z, int row0, int col0,
+                                           const uint4* piece) {
+  const GemmArgs<T, T>& args = p.args;
+  const T* x = reinterpret_cast<const T*>(piece);
+  const int lane = threadIdx.x % 32, rows = min(kPieceRows, p.m - row0);
+  T* out = args.out + z * args.out_batch + row0 * args.out_row + col0 + lane;
+#pragma unroll 4
+  for (int row = 0; row < rows; ++row, out += args.out_row) {
+    if (col0 + lane < p.n) out[0] = x[piece_element(row, lane)];
+    if (col0 + lane + 32 < p.n) out[32] = x[piece_element(row, lane + 32)];
+  }
+}
+
+template <typename T, int kCount>
+__device__ __forceinline__ void add_bias(const HalfProduct<T>& p, int col0, float (&x)[kCount]) {
+  const int col = col0 + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float bias = load(p.args.bias[min(col + j * 8 + i, p.n - 1)]);
+      x[4 * j + i] += bias;
+      x[4 * j + 2 + i] += bias;
+    }
+  }
+}
+
+// Brings a residual from memory's order into that of the sums, through `piece`.
+template <typename Tile, typename T, int kCount>
+__device__ __forceinline__ void add_residual(const HalfProduct<T>& p, const PieceRows& rows,
+                                             uint4* piece, float (&x)[kCount]) {
+  const int lane = threadIdx.x % 32;
+  write_piece<Tile>(p, rows, piece);
+  __syncwarp();
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(piece);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 r = unpack<T>(words[piece_unit(lane / 4 + 8 * i, j) * 4 + lane % 4]);
+      x[4 * j + 2 * i] += r.x;
+      x[4 * j + 2 * i + 1] += r.y;
+    }
+  }
+  __syncwarp();
+}
+
+// Rounds a piece of a warp's results.
+template <typename T>
+__device__ __forceinline__ void round_piece(uint4* piece, const float* x) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    sm90::stmatrix(piece + piece_unit(lane % 16, j + lane / 16), pack<T>(x[4 * j], x[4 * j + 1]),
+                   pack<T>(x[4 * j + 2], x[4 * j + 3]), pack<T>(x[4 * j + 4], x[4 * j + 5]),
+                   pack<T>(x[4 * j + 6], x[4 * j + 7]));
+  }
+}
+
+// Stores a piece that its warp has written: full lines to the output.
+template <typename Tile, typename T>
+__device__ __forceinline__ void store_piece(const HalfProduct<T>& p, int z, int row0, int col0,
+                                            uint4* piece) {
+  const int lane = threadIdx.x % 32;
+  if (Tile::kDeferred || p.vector_out) {
+    sm90::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0 && row0 < p.m) sm90::tma_store_3d(&p.out, piece, col0, row0, z);
+    if (lane == 0) sm90::tma_store_commit_group();
+  } else {
+    __syncwarp();
+    store_rows(p, z, row0, col0, piece);
+  }
+}
+
+// Finishes a warpgroup's sums and stores them, piece by piece. kPlain: without activation and
+// residual, every piece in instructions of its own; else the instructions are there once.
+template <bool kPlain, typename Tile, typename T, int kCount>
+__device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace& tile, int consumer,
+                                       const float (&sum)[kCount],
+                                       uint4 (&pieces)[Tile::kPieces][kPieceUnits]) {
+  constexpr int kPieces = Tile::kN / kPieceColumns;
+  const GemmArgs<T, T>& args = p.args;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const int row0 = tile.m + consumer * 64 + warp * kPieceRows;
+  PieceRows residual;
+  if (!kPlain && args.residual) load_residual<Tile>(p, tile.z, row0, tile.n, residual);
+#pragma unroll kPlain ? kPieces : 1
+  for (int c = 0; c < kPieces; ++c) {
+    const int col0 = tile.n + c * kPieceColumns;
+    if (col0 >= p.n) break;
+    uint4* piece = pieces[c % 2];
+    if (lane == 0) sm90::tma_store_wait_read<1>();  // of the piece before the last
+    __syncwarp();
+    float x[32];
+    if constexpr (kPlain) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) x[i] = sum[c * 32 + i];
+    } else {
+#pragma unroll
+      for (int at = 0; at < kPieces; ++at) {
+        if (at != c) continue;
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {  // volatile: moves behind a branch, not 32 selections
+          asm volatile("mov.b32 %0, %1;" : "=f"(x[i]) : "f"(sum[at * 32 + i]));
+        }
+      }
+    }
+    if (args.bias) add_bias(p, col0, x);
+    if constexpr (!kPlain) {
+      with_activation(args.activation, [&]<Activation kActivation>(Activate<kActivation>) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) x[i] = FastActivate<kActivation>{}(x[i]);
+      });
+      if (args.residual) {
+        add_residual<Tile>(p, residual, piece, x);
+        if (c + 1 < kPieces) load_residual<Tile>(p, tile.z, row0, col0 + kPieceColumns, residual);
+      }
+    }
+    round_piece<T>(piece, x);
+    store_piece<Tile>(p, tile.z, row0, col0, piece);
+  }
+}
+
+// Leaves a warp's sums, with the bias, to the finishers.
+template <typename Tile, typename T, int kCount>
+__device__ __forceinline__ void defer(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
+                                      const TilePlace& tile, int consumer,
+                                      const float (&sum)[kCount]) {
+  const int warp = threadIdx.x % 128 / 32;
+#pragma unroll
+  for (int c = 0; c < Tile::kPieces; ++c) {
+    float x[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) x[i] = sum[c * 32 + i];
+    if (p.args.bias) add_bias(p, tile.n + c * kPieceColumns, x);
+    round_piece<T>(smem.pieces[consumer * 4 + warp][c], x);
+  }
+  sm90::mbarrier_arrive(&smem.summed[consumer]);
+}
+
+// Activation and residual of a piece in shared memory, every lane on its own part of it.
+template <typename Tile, typename T>
+__device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int row0, int col0,
+                                             uint4* piece) {
+  const int lane = threadIdx.x % 32;
+  PieceRows rows, residual;
+  if (p.args.residual) load_residual<Tile>(p, z, row0, col0, residual);
+#pragma unroll
+  for (int step = 0; step < PieceRows::kSteps; ++step) {
+    rows.x[step] = piece[piece_unit(step * 4 + lane / 8, lane % 8)];
+  }
+  with_activation(p.args.activation, [&]<Activation kActivation>(Activate<kActivation>) {
+#pragma unroll
+    for (int step = 0; step < PieceRows::kSteps; ++step) {
+      uint32_t* pairs = reinterpret_cast<uint32_t*>(&rows.x[step]);
+      const uint32_t* added = reinterpret_cast<const uint32_t*>(&residual.x[step]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float2 y = unpack<T>(pairs[i]);
+        y.x = FastActivate<kActivation>{}(y.x);
+        y.y = FastActivate<kActivation>{}(y.y);
+        if (p.args.residual) {
+          const float2 r = unpack<T>(added[i]);
+          y.x += r.x;
+          y.y += r.y;
+        }
+        pairs[i] = pack<T>(y.x, y.y);
+      }
+    }
+  });
+  write_piece<Tile>(p, rows, piece);
+}
+
+// The work of a finisher: its share of the pieces of every tile but the block's last.
+template <typename Tile, typename T>
+__device__ __forceinline__ void finish_deferred(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
+                                                int rank) {
+  const int lane = threadIdx.x % 32, finisher = threadIdx.x / 32 - 1;
+  const int step = gridDim.x / Tile::kCluster;
+  uint32_t phase = 0;
+  for (int unit = blockIdx.x / Tile::kCluster; unit + step < p.units; unit += step, phase ^= 1) {
+    const TilePlace tile = tile_place<Tile>(p, unit, rank);
+    for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
+      const auto each_piece = [&](auto f) {
+        for (int i = finisher; i < 4 * Tile::kPieces; i += Tile::kFinishers) {
+          const int warp = i / Tile::kPieces, c = i % Tile::kPieces;
+          const int row0 = tile.m + consumer * 64 + warp * kPieceRows;
+          const int col0 = tile.n + c * kPieceColumns;
+          if (row0 < p.m && col0 < p.n) f(row0, col0, smem.pieces[consumer * 4 + warp][c]);
+        }
+      };
+      sm90::mbarrier_wait(&smem.summed[consumer], phase);
+      each_piece([&](int row0, int col0, uint4* piece) {
+        finish_piece<Tile>(p, tile.z, row0, col0, piece);
+      });
+      sm90::fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) {
+        each_piece([&](int row0, int col0, uint4* piece) {
+          sm90::tma_store_3d(&p.out, piece, col0, row0, tile.z);
+        });
+        sm90::tma_store_commit_group();
+        sm90::tma_store_wait_read<0>();
+      }
+      sm90::mbarrier_arrive(&smem.finished[consumer]);
+    }
+  }
+}
+
+template <bool kAlongM, bool kAlongN, typename Tile, typename T>
+__device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>& smem, int rank) {
+  using Mma = sm90::Wgmma<T, Tile::kN, kAlongM, kAlongN>;
+  const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
+  const int thread = threadIdx.x % 128;
+  const auto release = [&](int stage) {
+    if (thread < Tile::kCluster) sm90::mbarrier_arrive_cluster(&smem.empty[stage], thread);
+  };
+  const auto a_at = [](uint32_t base, int k) {
+    return kAlongM ? sm90::wgmma_descriptor_rows<Tile::kK>(base + k * 8)
+                   : sm90::wgmma_descriptor(base + k / 8);
+  };
+  const auto b_at = [](uint32_t base, int k) {
+    return kAlongN ? sm90::wgmma_descriptor_rows<Tile::kK>(base + k * 8)
+                   : sm90::wgmma_descriptor(base + k / 8);
+  };
+  const bool plain = p.args.activation == Activation::kNone && !p.args.residual;
+  float sum[Tile::kN / 2];
+  uint32_t tile_phase = 0;
+  sm90::RingPlace<Tile::kStages> at;
+  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
+    const TilePlace tile = tile_place<Tile>(p, unit, rank);
+    int previous = -1;
+    for (int block = 0; block < p.k_blocks; ++block) {
+      sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+      const unsigned char* stage = smem.ring + at.stage * Tile::kStageBytes;
+      const uint32_t a = sm90::wgmma_address(stage + consumer * kBoxBytes);
+      const uint32_t b = sm90::wgmma_address(stage + Tile::kBytesA);
+      sm90::wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < Tile::kK; k += 16) {
+        Mma::run(sum, a_at(a, k), b_at(b, k), block != 0 || k != 0);
+      }
+      sm90::wgmma_commit_group();
+      sm90::wgmma_wait_group<1>();  // the previous stage has been read
+      if (previous >= 0) release(previous);
+      previous = at.stage;
+      at.advance();
+    }
+    sm90::wgmma_wait_group<0>();
+    sm90::wgmma_pin(sum);
+    release(previous);
+    uint4(&pieces)[Tile::kPieces][kPieceUnits] = smem.pieces[consumer * 4 + thread / 32];
+    if constexpr (Tile::kDeferred) {
+      sm90::mbarrier_wait(&smem.finished[consumer], tile_phase ^ 1);
+      tile_phase ^= 1;
+      if (unit + static_cast<int>(gridDim.x) / Tile::kCluster < p.units) {
+        defer<Tile>(p, smem, tile, consumer, sum);
+      } else {
+        finish<false, Tile>(p, tile, consumer, sum, pieces);
+      }
+    } else if (plain) {
+      finish<true, Tile>(p, tile, consumer, sum, pieces);
+    } else {
+      finish<false, Tile>(p, tile, consumer, sum, pieces);
+    }
+  }
+  if (thread % 32 == 0) sm90::tma_store_wait_read<0>();  // shared memory goes with the block
+}
+
+// kAlongM: a is stored along m, not k; kAlongN: b is stored along n.
+template <typename T, bool kAlongM, bool kAlongN, typename Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    half_product_kernel(const __grid_constant__ HalfProduct<T> p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char raw_smem[];
+  HalfSmem<Tile>& smem = *reinterpret_cast<HalfSmem<Tile>*>(raw_smem);
+  static_assert(sizeof(HalfSmem<Tile>) == Tile::kSharedBytes);
+  const int rank = Tile::kCluster == 1 ? 0 : sm90::cluster_ctarank();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Tile::kStages; ++i) {
+      sm90::mbarrier_init(&smem.full[i], 1);
+      sm90::mbarrier_init(&smem.empty[i], Tile::kConsumers * Tile::kCluster);
+    }
+    if constexpr (Tile::kDeferred) {
+      for (int i = 0; i < Tile::kConsumers; ++i) {
+        sm90::mbarrier_init(&smem.summed[i], 128);
+        sm90::mbarrier_init(&smem.finished[i], 32 * Tile::kFinishers);
+      }
+    }
+    sm90::fence_mbarrier_init();
+    sm90::prefetch_tensor_map(&p.a);
+    sm90::prefetch_tensor_map(&p.b);
+    sm90::prefetch_tensor_map(&p.out);
+  }
+  if constexpr (Tile::kCluster > 1) {
+    sm90::barrier_cluster_arrive();  // the barriers of every block are ready
+    sm90::barrier_cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  sm90::griddepcontrol_launch_dependents();
+  sm90::griddepcontrol_wait();
+  if (threadIdx.x < 128) {
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_dec<Tile::kFewRegisters>();
+    if (threadIdx.x == 0) produce<kAlongM, kAlongN>(p, smem, rank);
+    if constexpr (Tile::kDeferred) {
+      if (threadIdx.x >= 32) finish_deferred(p, smem, rank);
+    }
+    __syncwarp();
+  } else {
+    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_inc<Tile::kManyRegisters>();
+    consume<kAlongM, kAlongN>(p, smem, rank);
+  }
+  if constexpr (Tile::kCluster > 1) {
+    sm90::barrier_cluster_arrive();  // no block leaves while another may write to it
+    sm90::barrier_cluster_wait();
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace my_ops::cuda

@@ -1,0 +1,230 @@
+// Which 16-bit products gemm_half_sm90 takes, and in which tiles: pure host code.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "common/ceil_div.h"
+#include "common/device.h"
+#include "gemm.h"
+
+namespace my_ops::cuda::half_sm90 {
+
+// Blocks of a cluster stand in a line along m and share their columns of b: each loads a part and
+// sends it to the others. Finishers work on whole vectors alone.
+template <int N, int Cluster, int Finishers = 0>
+struct HalfTile {
+  static constexpr int kM = 128, kN = N, kK = 64;
+  static constexpr int kCluster = Cluster;
+  static constexpr int kUnitM = kM * Cluster, kUnitN = N;
+  static constexpr int kConsumers = kM / 64;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
+  static constexpr int kBytesA = kM * kK * 2, kBytesB = kN * kK * 2;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static constexpr int kFinishers = Finishers;             // warps beside the producer's
+  static constexpr bool kDeferred = Finishers > 0;         // tiles are left to them
+  static constexpr int kPieces = kDeferred ? kN / 64 : 2;  // of the output, for each warp
+  static constexpr int kStages = (kDeferred ? 160 : 192) * 1024 / kStageBytes;
+  // Ring, pieces and barriers, in whole repeats of the swizzle: the size of HalfSmem.
+  static constexpr int kSharedBytes =
+      (kStages * (kStageBytes + 16) + kConsumers * (4 * kPieces * 2048 + 16) + 1023) / 1024 * 1024;
+  // Accumulators and epilogue need more than an even share of the registers.
+  static constexpr bool kMoveRegisters = N > 64;
+  static constexpr int kFewRegisters = kDeferred ? 88 : 40;
+  static constexpr int kManyRegisters = kDeferred ? 208 : 232;
+};
+
+using LargeTile = HalfTile<256, 2>;
+using DeferredTile = HalfTile<256, 2, 3>;  // as large, with finishers
+using WideTile = HalfTile<192, 2>;
+using MediumTile = HalfTile<128, 2>;
+using SmallTile = HalfTile<64, 1>;
+
+// The most that a tile takes.
+inline constexpr Needs kNeeds{
+    .code = 90,
+    .shared_bytes =
+        std::max({LargeTile::kSharedBytes, DeferredTile::kSharedBytes, WideTile::kSharedBytes,
+                  MediumTile::kSharedBytes, SmallTile::kSharedBytes}),
+    .cluster = LargeTile::kCluster};
+
+// An operand [batch, rows, columns], columns the contiguous index where there is one.
+struct Operand {
+  const uint16_t* x;
+  int64_t batch, rows, columns;
+  int64_t batch_stride, row_stride, column_stride;
+  int64_t ld;      // of the padded copy
+  uint16_t* copy;  // [batch, rows, ld], or null: read in place
+  bool repeats;    // the same matrix for every batch
+  bool swapped;    // rows are k
+};
+
+template <typename T>
+bool fits(const GemmArgs<T, T>& args) {
+  constexpr int64_t kLimit = int64_t{1} << 30;
+  const auto small = [](int64_t x) { return x > 0 && x < kLimit; };
+  return small(args.batch) && small(args.m) && small(args.n) && small(args.k) &&
+         args.out_col == 1 &&
+         static_cast<double>(args.batch) * ceil_div(args.m, 128) * ceil_div(args.n, 64) < kLimit;
+}
+
+inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+// Whether the copy engine can read it: 16-byte pitches below 2^40 bytes.
+inline bool in_place(const Operand& op) {
+  constexpr int64_t kMaxPitch = int64_t{1} << 39;
+  const auto pitch = [](int64_t stride) {
+    return stride > 0 && stride % 8 == 0 && stride < kMaxPitch;
+  };
+  return op.column_stride == 1 && aligned(op.x) && (op.rows == 1 || pitch(op.row_stride)) &&
+         (op.batch == 1 || pitch(op.batch_stride));
+}
+
+// Whether the copy engine can write the output: also whole vectors in n, for it writes 16 bytes
+// even where a row ends within them.
+template <typename T>
+bool whole_vectors(const GemmArgs<T, T>& args) {
+  return args.n % 8 == 0 && aligned(args.out) && args.out_row % 8 == 0 &&
+         (args.batch == 1 || args.out_batch % 8 == 0);
+}
+
+// Whether the residual, if any, can be read in whole vectors.
+template <typename T>
+bool vector_residual(const GemmArgs<T, T>& args) {
+  return !args.residual ||
+         (aligned(args.residual) && args.residual_col == 1 && args.residual_row % 8 == 0 &&
+          (args.batch == 1 || args.residual_batch % 8 == 0));
+}
+
+// x: [batch][outer][k], turned so that the contiguous index comes last.
+inline Operand make_operand(const void* x, int64_t batch, int64_t outer, int64_t k,
+                            int64_t batch_stride, int64_t outer_stride, int64_t k_stride) {
+  Operand op{};
+  op.x = static_cast<const uint16_t*>(x);
+  op.repeats = batch_stride == 0;
+  op.batch = op.repeats ? 1 : batch;
+  op.batch_stride = batch_stride;
+  op.swapped = k_stride != 1 && outer_stride == 1;
+  op.rows = op.swapped ? k : outer;
+  op.columns = op.swapped ? outer : k;
+  op.row_stride = op.swapped ? k_stride : outer_stride;
+  op.column_stride = op.swapped ? outer_stride : k_stride;
+  op.ld = ceil_div(op.columns, 8) * 8;
+  return op;
+}
+
+// Bytes of the padded copies; places them if there is a workspace.
+inline size_t place(Operand (&operands)[2], void* workspace) {
+  size_t used = 0;
+  for (Operand& op : operands) {
+    if (in_place(op)) continue;
+    if (workspace) op.copy = reinterpret_cast<uint16_t*>(static_cast<char*>(workspace) + used);
+    used += static_cast<size_t>(ceil_div(op.batch * op.rows * op.ld * 2, 256)) * 256;
+  }
+  return used;
+}
+
+template <typename T>
+void make_operands(const GemmArgs<T, T>& args, Operand (&operands)[2]) {
+  operands[0] =
+      make_operand(args.a, args.batch, args.m, args.k, args.a_batch, args.a_row, args.a_col);
+  operands[1] =
+      make_operand(args.b, args.batch, args.n, args.k, args.b_batch, args.b_col, args.b_row);
+}
+
+// Bytes of scratch: of the padded copies.
+template <typename T>
+size_t workspace(const GemmArgs<T, T>& args) {
+  Operand operands[2];
+  make_operands(args, operands);
+  return place(operands, nullptr);
+}
+
+// Time by whole waves of tiles, in us: block_us is that of a tile's 64 of k, as measured on an H200
+// from 640 to 4096.
+template <typename Tile, typename T>
+double tile_cost(const GemmArgs<T, T>& args, int sm_count, double block_us) {
+  constexpr double kTileUs = 1.5;
+  const int64_t units =
+      ceil_div(args.m, Tile::kUnitM) * ceil_div(args.n, Tile::kUnitN) * args.batch;
+  const double waves = static_cast<double>(ceil_div(units, sm_count / Tile::kCluster));
+  return waves * (static_cast<double>(ceil_div(args.k, 64)) * block_us + kTileUs);
+}
+
+enum class TileChoice { kLarge, kDeferred, kWide, kMedium, kSmall };
+
+// The tile that finishes first.
+template <typename T>
+TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count) {
+  const double large = tile_cost<LargeTile>(args, sm_count, 0.70);
+  const double wide = tile_cost<WideTile>(args, sm_count, 0.53);
+  const double medium = tile_cost<MediumTile>(args, sm_count, 0.37);
+  const double small = tile_cost<SmallTile>(args, sm_count, 0.26);
+  const double best = std::min({large, wide, medium, small});
+  if (best == large) {
+    // A block with a single tile has no products to finish it beside.
+    const bool single =
+        ceil_div(args.m, LargeTile::kM) * ceil_div(args.n, LargeTile::kN) * args.batch <= sm_count;
+    const bool vectors = whole_vectors(args) && vector_residual(args);
+    return args.followed() && vectors && !single ? TileChoice::kDeferred : TileChoice::kLarge;
+  }
+  if (best == wide) return TileChoice::kWide;
+  return best == medium ? TileChoice::kMedium : TileChoice::kSmall;
+}
+
+// Where the finishers keep up with the products, and few multiprocessors are idle at the end.
+template <typename T>
+bool defers_well(const GemmArgs<T, T>& args, int sm_count) {
+  constexpr double kMinShare = 0.92;
+  const bool slow = args.activation == Activation::kGelu ||
+                    (args.activation != Activation::kNone && args.residual);
+  if (args.k < (slow ? 2048 : 1024)) return false;
+  if (choose_tile(args, sm_count) != TileChoice::kDeferred) return false;
+  const int64_t clusters = sm_count / DeferredTile::kCluster;
+  const int64_t units =
+      ceil_div(args.m, DeferredTile::kUnitM) * ceil_div(args.n, DeferredTile::kUnitN);
+  const int64_t room =
+      ceil_div(units, clusters) * clusters * DeferredTile::kUnitM * DeferredTile::kUnitN;
+  return static_cast<double>(args.m * args.n) >= kMinShare * static_cast<double>(room);
+}
+
+// Sizes at which a product whose rows are not whole 16-byte vectors was timed to beat a library's,
+// which leaves the Hopper instructions for it, but cuts a long k into pieces. Copies of operands
+// cost a launch and their bytes.
+struct OddSizes {
+  int64_t least;  // m, n and k
+  int64_t min_tiles, max_k_per_tile;
+};
+
+inline constexpr OddSizes kCopied{128, 32, 64};
+inline constexpr OddSizes kInPlace{64, 16, 128};
+
+// Where the measured times are below a library's: rows that are not whole vectors; and products
+// with an epilogue for which a library needs a second launch, if so small that the launch costs
+// more than their better tiles gain, or so large that the epilogue is hidden.
+template <typename T>
+bool pays(const GemmArgs<T, T>& args, int sm_count) {
+  const bool copied = workspace(args) > 0;
+  if (copied || !whole_vectors(args)) {
+    const OddSizes sizes = copied ? kCopied : kInPlace;
+    const int64_t tiles =
+        ceil_div(args.m, SmallTile::kM) * ceil_div(args.n, SmallTile::kN) * args.batch;
+    return std::min({args.m, args.n, args.k}) >= sizes.least && tiles >= sizes.min_tiles &&
+           args.k <= sizes.max_k_per_tile * tiles;
+  }
+  if (args.batch != 1 || !args.followed() || args.library_fuses) return false;
+  constexpr int64_t kMinSide = 16, kMaxK = 1024, kMaxOutputs = int64_t{1} << 20;
+  if (args.m * args.n >= kMaxOutputs) return defers_well(args, sm_count);
+  return args.m >= kMinSide && args.n >= kMinSide && args.k <= kMaxK;
+}
+
+// Whether the kernel takes this product on the device, and has been measured to be at least as fast
+// as a library call at such sizes.
+template <typename T>
+bool supported(const GemmArgs<T, T>& args, const DeviceFacts& device) {
+  return device.hopper_code && device.runs(kNeeds) && fits(args) && pays(args, device.sm_count);
+}
+
+}  // namespace my_ops::cuda::half_sm90

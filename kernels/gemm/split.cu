@@ -1,0 +1,362 @@
+// Splits float operands into fp16 or bf16 parts (split.h says which and why).
+// Plan: operands with contiguous k take one pass, one to eight warps holding a row in registers,
+// and so do others with a short one, eight rows in shared memory; the rest take two, per-chunk
+// extremes first, then 32 x 64 tiles transposed through shared memory. Bound by memory: 4 bytes
+// read and 4 written per element, 4 more read for the two-pass form.
+#include "gemm/split.h"
+
+#include <algorithm>
+
+#include "common/launch.cuh"
+#include "gemm/fp32_sm90_plan.h"
+#include "gemm/split_device.cuh"
+
+namespace my_ops::cuda {
+namespace {
+
+constexpr int kTileRows = 32, kTileK = kSplitBlockK;
+constexpr int kRowBlocksPerSm = 3;   // of each operand; each loads a row ahead
+constexpr int kTileBlocksPerSm = 4;  // longer chunks: 16 cost 15 us more at 2048
+constexpr int kMaxChunks = 256;
+constexpr int kMaxColumnK = 2048;  // of longer columns too few blocks fit on a multiprocessor
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// ---- two passes: 32 rows x chunk_k per block, lanes along the rows ----
+
+struct TileBlock {
+  int z, row, chunk;  // row counts from the start of batch z
+  __device__ TileBlock(const SplitOperand& op, int block) {
+    const int row_blocks = (op.rows + kTileRows - 1) / kTileRows;
+    chunk = block / (row_blocks * op.batch);
+    const int rest = block % (row_blocks * op.batch);
+    z = rest / row_blocks;
+    row = rest % row_blocks * kTileRows;
+  }
+};
+
+// First pass: extremes and number of nonzeros of each row of the chunk. Warps take every eighth
+// element of k, or every eighth row if k is the fast index.
+__device__ void chunk_stats(const SplitOperand& op, int block) {
+  constexpr int kBatch = 16;  // loads in flight
+  __shared__ RowStats scratch[kWarps][kTileRows];
+  const TileBlock tile(op, block);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int begin = tile.chunk * op.chunk_k, end = min(begin + op.chunk_k, op.k);
+  const int first = begin + (op.by_rows ? lane : warp), step = op.by_rows ? 32 : kWarps;
+  const float* base = op.x + tile.z * op.batch_stride;
+  for (int r = op.by_rows ? warp : lane; r < kTileRows; r += op.by_rows ? kWarps : kTileRows) {
+    RowStats stats;
+    if (tile.row + r < op.rows) {
+      const float* x = base + (tile.row + r) * op.row_stride;
+      for (int l = first; l < end; l += kBatch * step) {
+        float e[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          e[i] = l + i * step < end ? x[(l + i * step) * op.k_stride] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (l + i * step >= end) break;
+          stats.add(e[i]);
+        }
+      }
+    }
+    if (op.by_rows) stats = {warp_reduce(stats.extremes), warp_sum(stats.nonzero)};
+    if (!op.by_rows || lane == 0) scratch[warp][r] = stats;
+  }
+  __syncthreads();
+  if (warp != 0 || tile.row + lane >= op.rows) return;
+  RowStats stats;
+  for (int i = 0; i < kWarps; ++i) {
+    if (!op.by_rows || i == lane % kWarps) stats.add(scratch[i][lane]);
+  }
+  const int64_t rows = int64_t{op.batch} * op.rows;
+  const int64_t index = int64_t{tile.z} * op.rows + tile.row + lane;
+  uint32_t* out = op.stats + tile.chunk * rows + index;
+  out[0] = stats.extremes.largest;
+  out[op.chunks * rows] = stats.extremes.smallest;
+  out[2 * op.chunks * rows] = stats.nonzero;
+  if (tile.chunk == 0) op.tiny[index] = op.tiny[rows + index] = 0;
+}
+
+template <typename Parts>
+struct alignas(16) TileSmem {
+  uint16_t part[2][Parts::kCount][kTileRows][kTileK + 8];  // 8: rows start in different banks
+};
+
+// Each thread of a tile pass holds eight neighbours of k of one row.
+__device__ __forceinline__ int tile_row(const SplitOperand& op) {
+  return op.by_rows ? threadIdx.x / 8 : threadIdx.x % 32;
+}
+
+__device__ __forceinline__ int tile_column(const SplitOperand& op) {
+  return (op.by_rows ? threadIdx.x % 8 : threadIdx.x / 32) * 8;
+}
+
+__device__ __forceinline__ void load_tile(const SplitOperand& op, int z, int row0, int l0,
+                                          bool wide, float (&v)[8]) {
+  const int row = row0 + tile_row(op), l = l0 + tile_column(op);
+  const float* x = op.x + z * op.batch_stride + row * op.row_stride;
+  if (wide && row < op.rows && l + 8 <= op.k) {
+    const float4 front = *reinterpret_cast<const float4*>(x + l);
+    const float4 back = *reinterpret_cast<const float4*>(x + l + 4);
+    v[0] = front.x, v[1] = front.y, v[2] = front.z, v[3] = front.w;
+    v[4] = back.x, v[5] = back.y, v[6] = back.z, v[7] = back.w;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    v[i] = row < op.rows && l + i < op.k ? x[(l + i) * op.k_stride] : 0.0f;
+  }
+}
+
+// Splits and stores rows row0 .. row0+31, k from l0 to l0+63. Calls must alternate `buffer`.
+template <typename Parts>
+__device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Parts>& smem,
+                                           int buffer, int z, int row0, int l0, const float (&v)[8],
+                                           Pow2Pair factor, uint16_t* to, int parts) {
+  uint32_t word[4][Parts::kCount];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    Parts::split(v[2 * i] * factor.first * factor.second,
+                 v[2 * i + 1] * factor.first * factor.second, word[i]);
+  }
+  const int row = tile_row(op), l = tile_column(op);
+#pragma unroll
+  for (int part = 0; part < Parts::kCount; ++part) {
+    *reinterpret_cast<uint4*>(&smem.part[buffer][part][row][l]) = {word[0][part], word[1][part],
+                                                                   word[2][part], word[3][part]};
+  }
+  __syncthreads();  // written; the other buffer has been read
+  const int out_row = row0 + threadIdx.x / 8, out_l = threadIdx.x % 8 * 8;
+  if (out_row >= op.rows) return;
+  const int64_t rows = int64_t{op.batch} * op.rows, index = int64_t{z} * op.rows + out_row;
+#pragma unroll
+  for (int part = 0; part < Parts::kCount; ++part) {
+    if (part >= parts) break;
+    *reinterpret_cast<uint4*>(to + (part * rows + index) * op.ld + l0 + out_l) =
+        *reinterpret_cast<const uint4*>(&smem.part[buffer][part][threadIdx.x / 8][out_l]);
+  }
+}
+
+#endif
+
+template <int kGroup, int kVectors>
+__global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
+    split_first_kernel(const Split split) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(16) float held[];  // filled in vectors of four
+  sm90::griddepcontrol_launch_dependents();
+  const int which = blockIdx.x >= split.blocks[0];
+  const int block = blockIdx.x - (which ? split.blocks[0] : 0);
+  const SplitOperand& op = split.operand[which];
+  SplitPath path = SplitPath::kFp16;
+  switch (op.mode) {
+    case SplitMode::kRows:
+      path = split_rows<kGroup, kVectors>(op, block, split.blocks[which], split.fp16_parts);
+      break;
+    case SplitMode::kColumns:
+      path = split_columns(op, block, held, split.fp16_parts);
+      break;
+    case SplitMode::kChunks:
+      chunk_stats(op, block);
+      break;
+  }
+  report(path, op.status + block);
+#endif
+}
+
+// Second pass over operands whose extremes chunk_stats has found.
+__global__ void __launch_bounds__(kThreads) split_second_kernel(const Split split) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ TileSmem<Fp16Parts> smem;
+  __shared__ RowStats scratch[kWarps][kTileRows];
+  sm90::griddepcontrol_launch_dependents();
+  const int which = blockIdx.x >= split.tile_blocks[0];
+  const SplitOperand& op = split.operand[which];
+  const int block = blockIdx.x - (which ? split.tile_blocks[0] : 0);
+  const TileBlock tile(op, block);
+  const int64_t rows = int64_t{op.batch} * op.rows, first = int64_t{tile.z} * op.rows + tile.row;
+  const bool wide = aligned4(op);
+  const int begin = tile.chunk * op.chunk_k, end = min(begin + op.chunk_k, op.ld);
+  float v[8], next[8];
+  load_tile(op, tile.z, tile.row, begin, wide, v);
+  sm90::griddepcontrol_wait();
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  RowStats stats;
+  if (tile.row + lane < op.rows) {
+#pragma unroll 4
+    for (int chunk = warp; chunk < op.chunks; chunk += kWarps) {
+      const uint32_t* in = op.stats + chunk * rows + first + lane;
+      stats.add({{in[0], in[op.chunks * rows]}, in[2 * op.chunks * rows]});
+    }
+  }
+  scratch[warp][lane] = stats;
+  __syncthreads();
+  const int row = tile_row(op);
+  stats = RowStats{};
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) stats.add(scratch[i][row]);
+  const RowScale scale(stats.extremes.largest);
+  const Pow2Pair factor = pow2_pair(Fp16Parts::kShift - scale.exponent);
+  const bool inside = tile.row + row < op.rows;
+  const uint32_t dense = dense_row(split.fp16_parts);
+  const bool count = inside && needs_count(stats.extremes, scale, op.k, dense);
+  if (inside && tile.chunk == 0 && tile_column(op) == 0) op.exponent[first + row] = scale.exponent;
+
+  Counts counts;
+  int buffer = 0;
+  for (int l0 = begin; l0 < end; l0 += kTileK, buffer ^= 1) {
+    if (l0 + kTileK < end) load_tile(op, tile.z, tile.row, l0 + kTileK, wide, next);
+    if (count) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) counts.add(v[i], scale);
+    }
+    store_tile<Fp16Parts>(op, smem, buffer, tile.z, tile.row, l0, v, factor, op.parts,
+                          split.fp16_parts);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = next[i];
+  }
+
+  SplitPath path = is_finite(stats.extremes.largest) ? SplitPath::kFp16 : SplitPath::kExact;
+  if (count && path == SplitPath::kFp16) {
+    // Whoever adds last to a row's counters sees them complete; the verdict only grows with them.
+    uint32_t* tiny = op.tiny + first + row;
+    if (counts.tiny_fp16 != 0) counts.tiny_fp16 += atomicAdd(tiny, counts.tiny_fp16);
+    if (counts.tiny_bf16 != 0) counts.tiny_bf16 += atomicAdd(tiny + rows, counts.tiny_bf16);
+    path = verdict(counts.tiny_fp16, counts.tiny_bf16, stats.nonzero, dense);
+  }
+  report(path, op.status + split.blocks[which] + block);
+#endif
+}
+
+// The full-range parts; the exponents are those of the fp16 split.
+__global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ TileSmem<Bf16Parts> smem;
+  sm90::griddepcontrol_launch_dependents();
+  sm90::griddepcontrol_wait();
+  const SplitOperand &a = split.operand[0], &b = split.operand[1];
+  const SplitPath path = split_path({a.status, a.status_count}, {b.status, b.status_count});
+  if (path != SplitPath::kBf16 && path != SplitPath::kWide) return;
+  int buffer = 0;
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    const SplitOperand& op = split.operand[which];
+    const bool wide = aligned4(op);
+    const int64_t row_tiles = (op.rows + kTileRows - 1) / kTileRows;
+    const int k_tiles = op.ld / kTileK;
+    for (int64_t t = blockIdx.x; t < op.batch * row_tiles * k_tiles; t += gridDim.x, buffer ^= 1) {
+      const int l0 = static_cast<int>(t % k_tiles) * kTileK;
+      const int row0 = static_cast<int>(t / k_tiles % row_tiles) * kTileRows;
+      const int z = static_cast<int>(t / k_tiles / row_tiles);
+      float v[8];
+      load_tile(op, z, row0, l0, wide, v);
+      const int row = min(row0 + tile_row(op), op.rows - 1);
+      const int exponent = op.exponent[int64_t{z} * op.rows + row];
+      store_tile<Bf16Parts>(op, smem, buffer, z, row0, l0, v,
+                            pow2_pair(Bf16Parts::kShift - exponent), op.wide, Bf16Parts::kCount);
+    }
+  }
+#endif
+}
+
+__global__ void __launch_bounds__(kThreads)
+    combine_status_kernel(SplitStatus status, uint8_t* combined) {
+  const SplitPath path = split_path(status, {});
+  if (threadIdx.x == 0) *combined = static_cast<uint8_t>(path);
+}
+
+using SplitKernel = void (*)(const Split);
+
+// Threads that share a row and 16-byte vectors held by each: as few threads as hold it, so that
+// each has several loads in flight.
+struct RowShape {
+  int group, vectors;
+  SplitKernel kernel;
+};
+
+RowShape row_shape(int k) {
+  if (k <= 512) return {32, 4, split_first_kernel<32, 4>};
+  if (k <= 1024) return {64, 4, split_first_kernel<64, 4>};
+  if (k <= 2048) return {128, 4, split_first_kernel<128, 4>};
+  if (k <= 4096) return {256, 4, split_first_kernel<256, 4>};
+  return {256, 8, split_first_kernel<256, 8>};
+}
+
+}  // namespace
+}  // namespace my_ops::cuda
+
+void my_ops::cuda::plan_split(Split* split, int sm_count) {
+  for (int i = 0; i < 2; ++i) {
+    SplitOperand& op = split->operand[i];
+    const RowShape shape = row_shape(op.k);
+    const int64_t rows = int64_t{op.batch} * op.rows;
+    // Few rows too long to hold would leave most of the device idle.
+    const bool holds = op.k <= shape.group * shape.vectors * 4 || rows >= 4 * sm_count;
+    op.ld = (op.k + kTileK - 1) / kTileK * kTileK;
+    op.by_rows = op.k_stride == 1 || op.row_stride != 1;
+    if (op.by_rows) {
+      op.mode = holds ? SplitMode::kRows : SplitMode::kChunks;
+    } else {
+      op.mode = op.ld <= kMaxColumnK ? SplitMode::kColumns : SplitMode::kChunks;
+    }
+    op.chunk_k = op.ld;
+    op.chunks = 1;
+    if (op.mode == SplitMode::kRows) {
+      const int rows_per_block = kThreads / shape.group;
+      const int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
+      split->blocks[i] = static_cast<int>(std::min<int64_t>(blocks, kRowBlocksPerSm * sm_count));
+      split->tile_blocks[i] = 0;
+    } else if (op.mode == SplitMode::kColumns) {
+      split->blocks[i] = (op.rows + kColumnRows - 1) / kColumnRows * op.batch;
+      split->tile_blocks[i] = 0;
+    } else {
+      const int row_blocks = (op.rows + kTileRows - 1) / kTileRows * op.batch;
+      const int k_tiles = op.ld / kTileK;
+      const int wanted = std::clamp(kTileBlocksPerSm * sm_count / row_blocks, 1, kMaxChunks);
+      op.chunk_k = (k_tiles + wanted - 1) / wanted * kTileK;
+      op.chunks = (op.ld + op.chunk_k - 1) / op.chunk_k;
+      split->blocks[i] = split->tile_blocks[i] = row_blocks * op.chunks;
+    }
+    op.status_count = split->blocks[i] + split->tile_blocks[i];
+  }
+}
+
+void my_ops::cuda::skip_operand(Split* split, int i) {
+  split->blocks[i] = split->tile_blocks[i] = 0;
+  split->operand[i].status_count = 1;
+}
+
+cudaError_t my_ops::cuda::combine_status(const Split& split, int i, uint8_t* status,
+                                         cudaStream_t stream) {
+  const SplitOperand& op = split.operand[i];
+  return launch(combine_status_kernel, 1, kThreads, 0, stream,
+                SplitStatus{op.status, op.status_count}, status);
+}
+
+cudaError_t my_ops::cuda::split_fp16(const Split& split, cudaStream_t stream) {
+  const SplitKernel first = row_shape(split.operand[0].k).kernel;
+  constexpr int kMaxSmem = column_index(0, kMaxColumnK) * sizeof(float), kMaxStatic = 8 * 1024;
+  static_assert(kMaxSmem + kMaxStatic <= fp32_sm90::kNeeds.shared_bytes);
+  int smem = 0;
+  for (const SplitOperand& op : split.operand) {
+    if (op.mode == SplitMode::kColumns) smem = column_index(0, op.ld) * sizeof(float);
+  }
+  if (smem != 0) {
+    if (auto err = allow_shared_bytes(first, kMaxSmem); err != cudaSuccess) return err;
+  }
+  if (auto err = launch(first, split.blocks[0] + split.blocks[1], kThreads, smem, stream, split);
+      err != cudaSuccess) {
+    return err;
+  }
+  const int tile_blocks = split.tile_blocks[0] + split.tile_blocks[1];
+  if (tile_blocks == 0) return cudaSuccess;
+  return sm90::launch_overlapped(split_second_kernel, tile_blocks, kThreads, 0, 1, stream, split);
+}
+
+cudaError_t my_ops::cuda::split_bf16(const Split& split, int sm_count, cudaStream_t stream) {
+  return sm90::launch_overlapped(split_bf16_kernel, 4 * sm_count, kThreads, 0, 1, stream, split);
+}

@@ -1,0 +1,256 @@
+// Shared by the forward and the backward cluster kernels, for small hidden sizes and few rows.
+//
+// A cluster holds W_h in registers as float and runs 1, 2 or 4 rows of the batch on its own; the
+// grid may have any number of clusters. There is no block-wide barrier in the loop: the exchanged
+// vector lives in shared memory, double-buffered; each warp pushes its new values into every block
+// of the cluster (st.async), and the bytes that land complete an mbarrier that all threads wait on.
+//
+// A buffer may be overwritten when its step has been read everywhere. That holds by itself: step
+// t + 1 is pushed after all of step t has arrived, and a warp pushes step t after it has read
+// step t - 1, the one in the buffer that t + 1 goes into.
+//
+// Lanes. Sixteen lanes share a unit (or a pair of units) and split K: lane k takes the float4s k,
+// k + 16, ... of the vector, so that shared memory is read without conflicts. Their sums meet by
+// shuffles that halve the number of (unit, row) items per lane until a lane owns one item.
+#pragma once
+
+#include "recurrent/lltm_persistent.cuh"
+
+namespace my_ops::cuda {
+
+constexpr int kPieceUnits = 64;  // 16 lanes of a float4 each
+
+// Vectors: how many hidden-sized vectors are exchanged (1 forward, 3 gates backward).
+template <int Vectors, int UnitsPerThread, int Rows, int Pieces>
+struct Exchange {
+  static constexpr int kBlockUnits = 16 * UnitsPerThread;
+  static constexpr int kWarpUnits = 2 * UnitsPerThread;
+  static constexpr int kItems = UnitsPerThread * Rows;  // of sixteen lanes
+  static constexpr int kShift = kItems == 1 ? 4 : kItems == 2 ? 3 : kItems == 4 ? 2 : 1;
+  static constexpr int kPadded = Pieces * kPieceUnits;
+  static_assert(kItems == 1 || kItems == 2 || kItems == 4 || kItems == 8);
+
+  using Buffer = float4[Rows][Vectors][kPadded / 4];
+  struct Shared {
+    Buffer vector[2];
+    uint64_t arrived[2];  // one arrival, which announces the bytes, and the bytes
+  };
+
+  // After sum_items a lane owns the item lane % 16 / 2^kShift: unit first, then row.
+  __device__ __forceinline__ static int item() { return threadIdx.x % 16 >> kShift; }
+  __device__ __forceinline__ static int item_unit() {
+    return threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / 16 * UnitsPerThread + item() / Rows;
+  }
+  __device__ __forceinline__ static int item_row() { return item() % Rows; }
+  // One lane of those that own the same item, to write it to memory.
+  __device__ __forceinline__ static bool writes() { return threadIdx.x % 16 == item() << kShift; }
+
+  // Sums over the sixteen lanes in a fixed tree; v[g][0] ends as the lane's own item.
+  template <int Values>
+  __device__ __forceinline__ static void sum_items(float (&v)[Values][kItems]) {
+    int mask = 8;
+#pragma unroll
+    for (int n = kItems / 2; n >= 1; n /= 2) {
+      const bool upper = threadIdx.x & mask;
+#pragma unroll
+      for (int g = 0; g < Values; ++g) {
+#pragma unroll
+        for (int m = 0; m < n; ++m) {
+          const float give = upper ? v[g][m] : v[g][m + n];
+          const float keep = upper ? v[g][m + n] : v[g][m];
+          v[g][m] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, mask);
+        }
+      }
+      mask /= 2;
+    }
+#pragma unroll
+    for (int bit = 1 << (kShift - 1); bit >= 1; bit /= 2) {
+#pragma unroll
+      for (int g = 0; g < Values; ++g) v[g][0] += __shfl_xor_sync(0xFFFFFFFFu, v[g][0], bit);
+    }
+  }
+
+#if __CUDA_ARCH__ >= 900
+  __device__ __forceinline__ static uint32_t bytes(uint32_t blocks) {
+    return blocks * kBlockUnits * Rows * Vectors * sizeof(float);
+  }
+
+  // Zeroes both buffers (units past the last block stay zero) and arms both barriers.
+  __device__ __forceinline__ static void init(Shared& shared, uint32_t blocks) {
+    float4* all = &shared.vector[0][0][0][0];
+    for (int i = threadIdx.x; i < 2 * Rows * Vectors * kPadded / 4; i += blockDim.x) all[i] = {};
+    if (threadIdx.x == 0) {
+      for (auto& barrier : shared.arrived) mbarrier_init(shared_address(&barrier), 1);
+    }
+    __syncthreads();  // the barriers are initialised
+    if (threadIdx.x == 0) {
+      for (auto& barrier : shared.arrived) {
+        mbarrier_arrive_expect(shared_address(&barrier), bytes(blocks));
+      }
+    }
+    cluster_arrive();  // nobody pushes into a block that has not come this far
+    cluster_wait();
+  }
+
+  // Waits for the exchange of `step` >= 1 into buffer step % 2, and arms its barrier for step + 2.
+  __device__ __forceinline__ static void wait(Shared& shared, uint32_t step, uint32_t blocks) {
+    const uint32_t barrier = shared_address(&shared.arrived[step & 1]);
+    while (!mbarrier_try_wait(barrier, (step - 1) >> 1 & 1)) {
+    }
+    // Bytes of step + 2 cannot have completed the phase before this: it still lacks its arrival.
+    if (threadIdx.x == 0) mbarrier_arrive_expect(barrier, bytes(blocks));
+  }
+
+  // The messages of a lane. A message is a warp's units of one row and vector for one block; they
+  // are dealt out to the lanes, target by target.
+  static constexpr int kPasses = (Rows + 1) / 2;  // up to 16 blocks times Rows, over 32 lanes
+  struct Targets {
+    uint32_t address[kPasses];  // in the target's first buffer and vector; 0 where there is none
+    uint32_t barrier[kPasses];
+
+    __device__ __forceinline__ Targets(Shared& shared, uint32_t rank, uint32_t blocks) {
+      const int unit = rank * kBlockUnits + threadIdx.x / 32 * kWarpUnits;
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const uint32_t target = message(pass) / Rows;
+        const auto* at = reinterpret_cast<const float*>(shared.vector[0][message(pass) % Rows][0]);
+        const bool used = target < blocks;
+        address[pass] = used ? map_to_rank(shared_address(at + unit), target) : 0;
+        barrier[pass] = used ? map_to_rank(shared_address(&shared.arrived[0]), target) : 0;
+      }
+    }
+  };
+  __device__ __forceinline__ static int message(int pass) { return threadIdx.x % 32 + pass * 32; }
+
+  // Pushes every lane's own value[Vectors] to all blocks, as the exchange of `step`.
+  __device__ __forceinline__ static void push(const Targets& targets, uint32_t step,
+                                              const float (&value)[Vectors]) {
+    const uint32_t buffer = step & 1;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = message(pass) % Rows;
+#pragma unroll
+      for (int g = 0; g < Vectors; ++g) {
+        float v[kWarpUnits];
+#pragma unroll
+        for (int u = 0; u < kWarpUnits; ++u) {
+          const int owner = u / UnitsPerThread * 16 + ((u % UnitsPerThread * Rows + row) << kShift);
+          v[u] = __shfl_sync(0xFFFFFFFFu, value[g], owner);
+        }
+        if (targets.address[pass] != 0) {
+          const uint32_t address = targets.address[pass] +
+                                   buffer * static_cast<uint32_t>(sizeof(Buffer)) +
+                                   g * static_cast<uint32_t>(sizeof(float4) * kPadded / 4);
+          const uint32_t barrier =
+              targets.barrier[pass] + buffer * static_cast<uint32_t>(sizeof(uint64_t));
+          if constexpr (kWarpUnits == 2) {
+            store_async(address, v[0], v[1], barrier);
+          } else {
+            store_async(address, v[0], v[1], v[2], v[3], barrier);
+          }
+        }
+      }
+    }
+  }
+#endif
+};
+
+// ---- host ----
+
+// A launch that may have clusters of more than the portable 8 blocks.
+struct ClusterLaunch {
+  cudaLaunchAttribute attribute{};
+  cudaLaunchConfig_t config{};
+  int64_t clusters;
+
+  ClusterLaunch(const ClusterPlan& plan, int64_t batch, cudaStream_t stream)
+      : clusters((batch + plan.rows - 1) / plan.rows) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(plan.blocks);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    config.gridDim = dim3(static_cast<unsigned>(clusters * plan.blocks));
+    config.blockDim = dim3(kRecurrentThreads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;
+
+  // How many clusters the device holds, each block with this much dynamic shared memory. The
+  // attributes are the kernel's, for all threads: each is only ever set to one value.
+  cudaError_t resident(const void* kernel, int shared_bytes, int& count) {
+    config.dynamicSmemBytes = shared_bytes;
+    if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        err != cudaSuccess) {
+      return err;
+    }
+    if (shared_bytes > 0) {
+      if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          kSpreadBytes);
+          err != cudaSuccess) {
+        return err;
+      }
+    }
+    return cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+  }
+};
+
+inline int resident_clusters(const void* kernel, const ClusterPlan& plan) {
+  if (kernel == nullptr) return 0;
+  ClusterLaunch launch(plan, plan.rows, nullptr);
+  int count = 0;
+  if (launch.resident(kernel, 0, count) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
+    return 0;
+  }
+  return count;
+}
+
+template <typename Params>
+cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, int64_t batch,
+                           Params& params, cudaStream_t stream) {
+  if (kernel == nullptr) return cudaErrorNotSupported;
+  ClusterLaunch launch(plan, batch, stream);
+  int count = 0;
+  if (auto err = launch.resident(kernel, plan.spread_bytes, count); err != cudaSuccess) return err;
+  // Left alone, the scheduler puts two blocks on one SM before it uses the next.
+  if (count < launch.clusters) launch.config.dynamicSmemBytes = 0;
+  void* arguments[] = {&params};
+  return cudaLaunchKernelExC(&launch.config, kernel, arguments);
+}
+
+// visit<units_per_thread, rows, pieces>() for the plan's instantiation; for a plan outside them, a
+// value-initialised result.
+template <typename Visit>
+auto visit_cluster_plan(const ClusterPlan& plan, Visit visit)
+    -> decltype(visit.template operator()<1, 1, 1>()) {
+  auto rows = [&]<int Units, int Pieces>() {
+    switch (plan.rows) {
+      case 1:
+        return visit.template operator()<Units, 1, Pieces>();
+      case 2:
+        return visit.template operator()<Units, 2, Pieces>();
+      case 4:
+        return visit.template operator()<Units, 4, Pieces>();
+      default:
+        return decltype(visit.template operator()<1, 1, 1>()) {};
+    }
+  };
+  auto pieces = [&]<int Units>() {
+    switch (plan.vectors) {
+      case 1:
+        return rows.template operator()<Units, 1>();
+      case 2:
+        return rows.template operator()<Units, 2>();
+      case 4:
+        return rows.template operator()<Units, 4>();
+      default:
+        return decltype(visit.template operator()<1, 1, 1>()) {};
+    }
+  };
+  return plan.units_per_thread == 1 ? pieces.template operator()<1>()
+                                    : pieces.template operator()<2>();
+}
+
+}  // namespace my_ops::cuda

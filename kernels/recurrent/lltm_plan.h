@@ -1,0 +1,160 @@
+// Which persistent LLTM kernel runs a layer, and how it shares the work out: pure host code, from
+// the problem and the device alone.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/ceil_div.h"
+#include "common/device.h"
+
+namespace my_ops::cuda {
+
+constexpr int kRecurrentThreads = 256;
+constexpr int kRecurrentWarps = kRecurrentThreads / 32;
+
+enum class Pass { kForward, kBackward };
+
+// Groups of blocks that exchange through L2 (lltm_grid*.cu). A group holds all of W_h, a block
+// 16 * unit_tiles units of it; the groups share out the rows of the batch and never meet.
+struct GridPlan {
+  int unit_tiles;  // 1 or 2
+  int members;     // blocks of a group
+  int groups;
+  int rows;       // of the batch, per group
+  int row_tiles;  // tiles of 8 rows that a block takes at a time: 1 or 2
+  int chunks;     // slots for 64-byte pieces of h that a warp has; the kernel's template argument
+  int shared_bytes;  // of a block
+};
+
+// Clusters that exchange through distributed shared memory (lltm_cluster*.cu).
+struct ClusterPlan {
+  int blocks;            // of a cluster, which holds all of W_h
+  int units_per_thread;  // 1 or 2; a block has 16 of these each
+  int rows;              // of the batch, per cluster: 1, 2 or 4
+  int vectors;           // 64-unit pieces of the padded hidden size: 1, 2 or 4
+  int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
+};
+
+struct LltmPlan {
+  enum class Kind { kNone, kCluster, kGrid };
+  Kind kind = Kind::kNone;
+  ClusterPlan cluster{};
+  GridPlan grid{};
+};
+
+// ---- clusters ----
+
+constexpr int kSpreadBytes = 120 * 1024;
+constexpr int kMaxClusterStatic = 48 * 1024;  // of the kernels' own shared memory
+
+// Hidden sizes up to 256 whose rows all run at once: the cheapest step by far.
+inline bool plan_cluster(int64_t batch, int64_t hidden, const DeviceFacts& facts,
+                         ClusterPlan& plan) {
+  if (hidden > 256) return false;
+  const int pieces = hidden <= 64 ? 1 : hidden <= 128 ? 2 : 4;
+  const Needs spread{.shared_bytes = kSpreadBytes + kMaxClusterStatic};
+  const int spread_bytes = facts.runs(spread) ? kSpreadBytes : 0;
+  int64_t best = 0;
+  for (int units : {1, 2}) {
+    // At least two: a block that writes to its own shared memory this way must have a peer.
+    const auto blocks = static_cast<int>(std::max<int64_t>(2, ceil_div(hidden, 16 * units)));
+    if (!facts.runs({.code = 90, .cluster = blocks})) continue;
+    // A cluster lives in one GPC, so some SMs are left over: 31 clusters of 4, 15 of 8 and 7 of 16
+    // fit on 132 SMs.
+    const int64_t usable = facts.sm_count - facts.sm_count / (blocks > 8 ? 8 : 16);
+    const int64_t resident = usable / blocks;
+    for (int rows : {1, 2, 4}) {
+      if (ceil_div(batch, rows) > resident) continue;
+      // Cycles beyond the latency that all plans share: two for each multiply-add of a thread, and
+      // some for each block that has to be written to.
+      const int64_t cost = int64_t{24} * units * pieces * rows + 20 * blocks;
+      if (best == 0 || cost < best) {
+        best = cost;
+        plan = {blocks, units, rows, pieces, spread_bytes};
+      }
+    }
+  }
+  return best != 0;
+}
+
+// ---- grids ----
+
+// Chunks of a warp's weights that live in registers, 8 for each of a slab's 16-row tiles; 96 to 144
+// of a thread's 255 registers.
+constexpr int resident_chunks(int width, int tiles, int row_tiles, int chunks) {
+  const int fit = (row_tiles == 1 && width == 2 ? 144 : 96) / (8 * tiles);
+  return std::min(chunks, fit);
+}
+
+// Weights that are not, at least one chunk of room, and two sets of partial sums.
+constexpr int slab_shared_bytes(int width, int tiles, int row_tiles, int chunks) {
+  const int spilled = std::max(chunks - resident_chunks(width, tiles, row_tiles, chunks), 1);
+  return spilled * tiles * 2 * kRecurrentThreads * 16 +
+         2 * kRecurrentWarps * tiles * row_tiles * 32 * 16;
+}
+
+// The units and rows of a tile that a thread works on.
+constexpr int items_per_thread(int unit_tiles, int row_tiles) {
+  return static_cast<int>(ceil_div(unit_tiles * row_tiles * 128, kRecurrentThreads));
+}
+
+// The slab, and c, or the gradient of it, for every tile of a group's rows.
+constexpr int grid_shared_bytes(Pass pass, int width, const GridPlan& plan) {
+  const bool forward = pass == Pass::kForward;
+  const int tiles = plan.unit_tiles * (forward ? 3 : 1), chunks = plan.chunks * (forward ? 1 : 3);
+  const auto row_tiles = static_cast<int>(ceil_div(plan.rows, plan.row_tiles * 8));
+  return slab_shared_bytes(width, tiles, plan.row_tiles, chunks) +
+         row_tiles * items_per_thread(plan.unit_tiles, plan.row_tiles) * kRecurrentThreads * 4;
+}
+
+// Blocks spin on one another: all of the grid runs at once.
+constexpr Needs needs(const GridPlan& plan) {
+  return {.code = 80, .shared_bytes = plan.shared_bytes, .resident = plan.members * plan.groups};
+}
+
+// Rows of a group up to which all steps in one launch beat a product and a cell for each, as timed
+// for hidden sizes from 128 to 2048.
+constexpr int64_t max_rows(Pass pass, int width, int64_t hidden) {
+  if (width == 4) return hidden <= 512 ? 112 : pass == Pass::kForward ? 88 : 52;
+  if (hidden > 512) return pass == Pass::kForward ? 40 : 28;
+  return pass == Pass::kForward ? 64 : 48;
+}
+
+inline bool plan_grid(Pass pass, int width, int64_t batch, int64_t hidden, const DeviceFacts& facts,
+                      GridPlan& plan) {
+  const int64_t chunk = 64 / width;
+  const int64_t slots = ceil_div(ceil_div(hidden, chunk), kRecurrentWarps);
+  if (slots > 8) return false;
+  plan.chunks = slots <= 2 ? 2 : slots <= 4 ? 4 : 8;
+  // Blocks of 32 units halve what a group reads per step; with few rows, latency counts more.
+  plan.unit_tiles = 1;
+  if (width == 2 && plan.chunks == 4 && batch > 8 * (facts.sm_count / ceil_div(hidden, 16))) {
+    plan.unit_tiles = 2;
+  }
+  // Units up to a whole number of chunks: the padding is published as zeros.
+  plan.members = static_cast<int>(ceil_div(ceil_div(hidden, chunk) * chunk, 16 * plan.unit_tiles));
+  const int64_t groups = facts.sm_count / plan.members;
+  if (groups == 0) return false;
+  const int64_t rows = ceil_div(batch, groups);
+  if (rows > max_rows(pass, width, hidden)) return false;
+  plan.rows = static_cast<int>(rows);
+  plan.groups = static_cast<int>(ceil_div(batch, rows));
+  plan.row_tiles = rows > 8 ? 2 : 1;
+  plan.shared_bytes = grid_shared_bytes(pass, width, plan);
+  return facts.runs(needs(plan));
+}
+
+// width: bytes of an activation, 4 or 2.
+inline LltmPlan make_lltm_plan(Pass pass, int width, int64_t batch, int64_t hidden,
+                               const DeviceFacts& facts) {
+  LltmPlan plan;
+  if (plan_cluster(batch, hidden, facts, plan.cluster)) {
+    plan.kind = LltmPlan::Kind::kCluster;
+  } else if (plan_grid(pass, width, batch, hidden, facts, plan.grid)) {
+    plan.kind = LltmPlan::Kind::kGrid;
+  }
+  return plan;
+}
+
+}  // namespace my_ops::cuda
