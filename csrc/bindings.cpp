@@ -43,7 +43,6 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
   m.def("fill_index.out(Tensor(a!) out) -> ()");
   m.def("gemm(Tensor a, Tensor b, str? precision=None) -> Tensor");
   m.def("gemm.out(Tensor a, Tensor b, Tensor(a!) out, str? precision=None) -> ()");
-  m.def("_gemm_fp32_sm80(Tensor a, Tensor b, int? shared_bytes=None) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, str activation='none',"
       " Tensor? residual=None, str? precision=None, Tensor? packed=None) -> Tensor");

@@ -3,8 +3,6 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
-#include "gemm/fp32_sm80.h"
-
 // Weak, as the stream in binding_cuda.h; a torch without it takes two kernels.
 #pragma weak aoti_torch_cuda__addmm_activation
 
@@ -21,7 +19,8 @@ Tensor float_product(const Tensor& a, const Tensor& b) {
 void launch(const Product& p, const std::optional<Name>& precision, const Device& device) {
   dispatch_floating<CudaTypes>(p.a.scalar_type(), [&]<typename T>() {
     const auto args = gemm_args<T, T>(p, precision);
-    if (!launch_gemm(args, p.a, device.stream(), "gemm")) aten_gemm(p);
+    const cuda::GemmPlan plan = launch_gemm(args, p.a, device.stream(), "gemm");
+    if (plan.kernel == cuda::GemmKernel::kLibrary) aten_gemm(p);
   });
 }
 
@@ -39,24 +38,6 @@ Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precisi
   const Device device(a);
   const Tensor out = empty(a, gemm_sizes(a, b));
   launch(product(a, b, out), precision, device);
-  return out;
-}
-
-// The kernel that the router takes on compute capability 8.0, on any device, and as on one with
-// that much shared memory a block: for the tests.
-Tensor gemm_fp32_sm80(const Tensor& a, const Tensor& b, std::optional<int64_t> shared_bytes) {
-  constexpr const char* op = "_gemm_fp32_sm80";
-  check_gemm(a, b, op);
-  check(a.scalar_type() == ScalarType::Float && a.dim() == 2 && b.dim() == 2, op,
-        ": a and b must be float32 matrices, got ", show(a), " and ", show(b));
-  const Device device(a);
-  const Tensor out = empty(a, gemm_sizes(a, b));
-  if (out.numel() == 0) return out;
-  cuda::DeviceFacts facts;
-  check_launch(cuda::current_device(&facts), op);
-  if (shared_bytes) facts.shared_bytes = static_cast<int>(*shared_bytes);
-  const auto args = gemm_args<float, float>(product(a, b, out), std::nullopt);
-  check_launch(cuda::gemm_fp32_sm80(args, facts, device.stream()), op);
   return out;
 }
 
@@ -115,40 +96,6 @@ Tensor transposed(const Tensor& weight) {
   return as_strided(weight, {weight.size(1), weight.size(0)}, {weight.stride(1), weight.stride(0)});
 }
 
-// Whether cuBLAS's own epilogue has the activation, as exact as ours. Its gelu is good to 2^-18,
-// bf16's last place but not fp16's; its relu makes 0 of NaN. ATen forgets the activation of an
-// empty sum.
-bool library_fuses(const Tensor& weight, Activation activation,
-                   const std::optional<Tensor>& residual) {
-  return activation == Activation::kGeluTanh && !residual && weight.size(1) > 0 &&
-         weight.scalar_type() == ScalarType::BFloat16 && aoti_torch_cuda__addmm_activation;
-}
-
-// By the router's kernels, or nothing where it names the vendor library.
-std::optional<Tensor> kernel_linear(const Tensor& x, const Tensor& weight,
-                                    const std::optional<Tensor>& bias, Activation activation,
-                                    const std::optional<Tensor>& residual,
-                                    const std::optional<Name>& precision, const void* packed,
-                                    cudaStream_t stream) {
-  const Tensor y = empty(x, linear_sizes(x, weight));
-  const Product p = product(rows_of(x), transposed(weight), rows_of(y));
-  bool launched = false;
-  dispatch_floating<CudaTypes>(x.scalar_type(), [&]<typename T>() {
-    auto args = gemm_args<T, T>(p, precision);
-    args.bias = in<T>(bias);
-    args.activation = activation;
-    args.library_fuses = library_fuses(weight, activation, residual);
-    if (residual) {
-      args.residual = in<T>(*residual);
-      args.residual_row = residual->stride(0);
-      args.residual_col = residual->stride(1);
-    }
-    args.packed_b = packed;
-    launched = launch_gemm(args, x, stream, "linear");
-  });
-  return launched ? std::optional(y) : std::nullopt;
-}
-
 // gelu_tanh(x @ weight.T + bias) by cuBLAS alone.
 Tensor library_gelu_linear(const Tensor& x, const Tensor& weight,
                            const std::optional<Tensor>& bias) {
@@ -166,29 +113,20 @@ Tensor library_gelu_linear(const Tensor& x, const Tensor& weight,
   });
 }
 
-// Of 16 bits by cuBLAS, and in one kernel what it leaves.
-Tensor half_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                   Activation activation, const std::optional<Tensor>& residual,
-                   cudaStream_t stream) {
-  // Else cuBLAS rounds 16-bit products before it adds the bias.
-  const bool whole_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
-  if (whole_vectors && library_fuses(weight, activation, residual)) {
-    return library_gelu_linear(x, weight, bias);
-  }
-  const Tensor sums = whole_vectors ? aten_linear(x, weight, bias, "none", std::nullopt)
-                                    : float_product(rows_of(x), transposed(weight));
-  if (whole_vectors && activation == Activation::kNone && !residual) return sums;
-  const Tensor y = whole_vectors ? sums : empty(x, linear_sizes(x, weight));
+// sums and all that follows them, in one kernel.
+Tensor finish_linear(const Tensor& sums, const Tensor& y, const std::optional<Tensor>& bias,
+                     Activation activation, const std::optional<Tensor>& residual,
+                     cudaStream_t stream) {
   const std::optional<Tensor> dense = as_contiguous(residual);
-  const auto finish = [&]<typename P, typename T>(const T* bias_left) {
-    check_launch(cuda::linear_epilogue(in<P>(sums), bias_left, in<T>(dense), out<T>(y), y.numel(),
-                                       weight.size(0), activation, stream),
+  const auto finish = [&]<typename P, typename T>() {
+    check_launch(cuda::linear_epilogue(in<P>(sums), in<T>(bias), in<T>(dense), out<T>(y), y.numel(),
+                                       y.size(y.dim() - 1), activation, stream),
                  "linear");
   };
-  dispatch_floating<CudaTypes>(x.scalar_type(), [&]<typename T>() {
+  dispatch_floating<CudaTypes>(y.scalar_type(), [&]<typename T>() {
     if constexpr (sizeof(T) == 2) {
-      whole_vectors ? finish.template operator()<T, T>(nullptr)
-                    : finish.template operator()<float, T>(in<T>(bias));
+      sums.scalar_type() == ScalarType::Float ? finish.template operator()<float, T>()
+                                              : finish.template operator()<T, T>();
     }
   });
   return y;
@@ -204,14 +142,39 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   const std::optional<Tensor> residual_ =
       residual ? std::optional(rows_of(*residual)) : std::nullopt;
   const Activation act = activation_of(activation);
-  if (auto y =
-          kernel_linear(x, weight, bias_, act, residual_, precision, packed_b, device.stream())) {
-    return *y;
+  const Tensor y = empty(x, linear_sizes(x, weight));
+  const Product p = product(rows_of(x), transposed(weight), rows_of(y));
+  cuda::GemmPlan plan;
+  dispatch_floating<CudaTypes>(x.scalar_type(), [&]<typename T>() {
+    auto args = gemm_args<T, T>(p, precision);
+    args.bias = in<T>(bias_);
+    args.activation = act;
+    args.linear = true;
+    // As exact as ours: good to 2^-18, bfloat16's last place but not float16's.
+    args.library_gelu = std::is_same_v<T, __nv_bfloat16> && aoti_torch_cuda__addmm_activation;
+    if (residual_) {
+      args.residual = in<T>(*residual_);
+      args.residual_row = residual_->stride(0);
+      args.residual_col = residual_->stride(1);
+    }
+    args.packed_b = packed_b;
+    plan = launch_gemm(args, x, device.stream(), "linear");
+  });
+  if (plan.kernel != cuda::GemmKernel::kLibrary) return y;
+  switch (plan.library) {
+    case cuda::LibraryCall::kProduct:
+      return aten_linear(x, weight, bias, activation, residual);
+    case cuda::LibraryCall::kGelu:
+      return library_gelu_linear(x, weight, bias_);
+    case cuda::LibraryCall::kProductAndBias: {
+      const Tensor sums = aten_linear(x, weight, bias_, "none", std::nullopt);
+      return finish_linear(sums, sums, std::nullopt, act, residual_, device.stream());
+    }
+    case cuda::LibraryCall::kSums:
+      return finish_linear(float_product(rows_of(x), transposed(weight)), y, bias_, act, residual_,
+                           device.stream());
   }
-  if (x.element_size() == 2) {
-    return half_linear(x, weight, bias_, act, residual_, device.stream());
-  }
-  return aten_linear(x, weight, bias, activation, residual);
+  return y;
 }
 
 }  // namespace
@@ -221,7 +184,6 @@ STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) {
   m.impl("gemm.out", TORCH_BOX(&gemm_out));
   m.impl("linear", TORCH_BOX(&linear));
   m.impl("prepack", TORCH_BOX(&prepack));
-  m.impl("_gemm_fp32_sm80", TORCH_BOX(&gemm_fp32_sm80));
 }
 
 }  // namespace my_ops

@@ -1,9 +1,14 @@
 // The launch of a matrix product, for gemm, linear and LLTM.
 #pragma once
 
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
 #include "../include/gemm.h"
 #include "binding_cuda.h"
 #include "gemm_checks.h"
+#include "gemm_explain.h"
 
 namespace my_ops {
 
@@ -34,24 +39,39 @@ cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& pr
           .activation = Activation::kNone,
           .precision =
               precision == "high" || precision == "tf32" ? Precision::kHigh : Precision::kHighest,
+          .linear = false,
           .library_tf32 = precision == "highest" || precision == "tf32",
-          .library_fuses = false};
+          .library_gelu = false};
 }
 
-// False where the router names the vendor library: nothing has been launched then. like: a tensor
-// of the problem's device.
+// MY_OPS_LOG=plan: every plan on stderr.
+inline bool logs_plans() {
+  static const bool logs = [] {
+    const char* wanted = std::getenv("MY_OPS_LOG");
+    return wanted != nullptr && std::string_view(wanted) == "plan";
+  }();
+  return logs;
+}
+
+// Plans a product and runs the plan, unless its kernel is kLibrary: that is the caller's to do.
+// like: a tensor of the problem's device.
 template <typename T, typename Out>
-bool launch_gemm(const cuda::GemmArgs<T, Out>& args, const Tensor& like, cudaStream_t stream,
-                 const char* op) {
-  std::optional<Tensor> workspace;  // freed into torch's allocator, which orders it by stream
-  if (const int64_t bytes = cuda::gemm_workspace(args)) {
-    workspace = empty(like, {bytes}, ScalarType::Byte);
+cuda::GemmPlan launch_gemm(const cuda::GemmArgs<T, Out>& args, const Tensor& like,
+                           cudaStream_t stream, const char* op) {
+  cuda::GemmPlan plan;
+  check_launch(cuda::plan_gemm(args, &plan), op);
+  if (logs_plans()) {
+    std::fprintf(stderr, "my_ops: %s of %s, m %lld n %lld k %lld batch %lld: %s\n", op,
+                 show(like.scalar_type()).c_str(), static_cast<long long>(args.m),
+                 static_cast<long long>(args.n), static_cast<long long>(args.k),
+                 static_cast<long long>(args.batch), show(plan).c_str());
   }
-  const cudaError_t status =
-      cuda::gemm(args, workspace ? workspace->mutable_data_ptr() : nullptr, stream);
-  if (status == cudaErrorNotSupported) return false;
-  check_launch(status, op);
-  return true;
+  if (plan.kernel == cuda::GemmKernel::kLibrary) return plan;
+  std::optional<Tensor> workspace;  // freed into torch's allocator, which orders it by stream
+  if (plan.workspace > 0) workspace = empty(like, {plan.workspace}, ScalarType::Byte);
+  check_launch(cuda::gemm(args, plan, workspace ? workspace->mutable_data_ptr() : nullptr, stream),
+               op);
+  return plan;
 }
 
 }  // namespace my_ops

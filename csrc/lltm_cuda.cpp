@@ -19,7 +19,8 @@ class Cuda {
     const Product p = product(a, b, out);
     dispatch_floating<CudaTypes>(a.scalar_type(), [&]<typename T>() {
       const auto args = gemm_args<T, acc_t<T>>(p, std::nullopt);
-      if (launch_gemm(args, a, device_.stream(), "lltm")) return;
+      const cuda::GemmPlan plan = launch_gemm(args, a, device_.stream(), "lltm");
+      if (plan.kernel != cuda::GemmKernel::kLibrary) return;
       if (a.scalar_type() == out.scalar_type()) {
         aten_gemm(p);
       } else {

@@ -4,9 +4,7 @@
 
 #include <cstdint>
 
-#ifdef MY_OPS_WITH_CUDA
-#include <cuda_runtime_api.h>
-#endif
+#include "device.h"
 
 namespace my_ops {
 
@@ -14,7 +12,7 @@ namespace my_ops {
 enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu, kSigmoid };
 
 // Of float products: kHighest is float's own accuracy, kHigh that of TF32, 11 bits of each factor.
-// A hint: what is no faster with less is as accurate as kHighest.
+// A hint: where lower precision is not faster, kHigh computes as kHighest.
 enum class Precision { kHighest, kHigh };
 
 namespace cuda {
@@ -37,15 +35,45 @@ struct GemmArgs {
   int64_t residual_batch, residual_row, residual_col;
   Activation activation;
   Precision precision;
-  bool library_tf32;               // the vendor library's float products have TF32's accuracy
-  bool library_fuses;              // its epilogue has what follows the product here
+  bool linear;        // bias and all are added before the one rounding, by a library too
+  bool library_tf32;  // the vendor library's float products have TF32's accuracy
+  bool library_gelu;  // it has kGeluTanh in the epilogue of a bfloat16 product
   const void* packed_b = nullptr;  // what gemm_pack made of b, or null; b is needed all the same
 
-  // More than a bias follows the sums.
-  bool followed() const { return activation != Activation::kNone || residual; }
-  // Less accurate than is asked for; or just as accurate, with a tensor core's speed.
-  bool library_falls_short() const { return library_tf32 && precision == Precision::kHighest; }
-  bool library_keeps_up() const { return library_tf32 && precision == Precision::kHigh; }
+  bool has_activation_or_residual() const { return activation != Activation::kNone || residual; }
+  // Less accurate than is asked for.
+  bool library_too_inaccurate() const { return library_tf32 && precision == Precision::kHighest; }
+  // As accurate as is asked for, with a tensor core's speed.
+  bool library_has_fast_tf32() const { return library_tf32 && precision == Precision::kHigh; }
+};
+
+enum class GemmKernel {
+  kNone,        // an empty output
+  kFp32Skinny,  // float on Hopper, few rows or a small output: six bf16 products in one pass
+  kFp32Sm90,    // float on Hopper: three fp16 products of operands that are split before
+  kFp32Sm80,    // float on compute capability 8.0, large: six bf16 products
+  kHalfSm90,    // 16 bits on Hopper: tensor cores, epilogue on the sums
+  kSmall,       // small problems of any type
+  kLibrary,     // the vendor's library, as LibraryCall says
+};
+
+// How the vendor's library forms a product, and what is left to do behind it.
+enum class LibraryCall {
+  kProduct,         // a @ b alone; of GemmArgs::linear: and bias, activation, residual, in its way
+  kGelu,            // bias and kGeluTanh in the product's epilogue
+  kProductAndBias,  // with the bias; then linear_epilogue
+  kSums,            // a @ b in float; then linear_epilogue
+};
+
+// How a product is formed, as plan_gemm decides. tile and splits are the kernel's own: which of its
+// tiles, and in how many pieces of k, which a second kernel adds.
+struct GemmPlan {
+  DeviceFacts device;
+  GemmKernel kernel = GemmKernel::kNone;
+  LibraryCall library = LibraryCall::kProduct;
+  int tile = 0;
+  int splits = 1;
+  int64_t workspace = 0;  // bytes
 };
 
 // A float b prepared once for many products, where that makes them faster: the parts its products
@@ -63,14 +91,16 @@ struct PackArgs {
 // ones, as accurate as float's own (kernels/gemm/fp32_sm90.h). Any size may be 0; k = 0 gives
 // activation(bias) + residual.
 //
-// workspace: gemm_workspace() bytes, null if that is 0, 256-byte aligned, contents irrelevant
-// before and after; not shared with work on other streams. Both functions speak of the current
-// device. cudaErrorNotSupported, before any launch, means that a vendor library is the faster
-// choice here, and accurate enough.
+// The plan for the current device.
 template <typename T, typename Out>
-int64_t gemm_workspace(const GemmArgs<T, Out>& args);
+cudaError_t plan_gemm(const GemmArgs<T, Out>& args, GemmPlan* plan);
+
+// Runs a plan for these arguments whose kernel is not kLibrary, on the device it was made for.
+// workspace: plan.workspace bytes, null if that is 0, 256-byte aligned, contents irrelevant before
+// and after; not shared with work on other streams.
 template <typename T, typename Out>
-cudaError_t gemm(const GemmArgs<T, Out>& args, void* workspace, cudaStream_t stream);
+cudaError_t gemm(const GemmArgs<T, Out>& args, const GemmPlan& plan, void* workspace,
+                 cudaStream_t stream);
 
 // Whether products gain by a packed b on the current device.
 bool gemm_packs(const PackArgs& args);

@@ -2,7 +2,6 @@
 //   gemm DEVICE WIDTH OUT_WIDTH BATCH M N K A_LAYOUT B_LAYOUT OUT_LAYOUT FOLLOWED HIGH TF32 PACKED
 //   lltm DEVICE BACKWARD WIDTH BATCH HIDDEN
 //   packs DEVICE N K            1 where products gain by a packed weight
-//   merges BATCH M PITCH        1 where a batch with a residual of that pitch is one tall matrix
 // DEVICE: major, minor, multiprocessors, shared memory of a block, code, Hopper code. Answers to
 // the first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH: bytes of a
 // type.
@@ -52,13 +51,16 @@ void gemm(std::istream& in, const DeviceFacts& device) {
   args.activation = followed ? Activation::kSilu : Activation::kNone;
   args.precision = high ? Precision::kHigh : Precision::kHighest;
   args.packed_b = packed ? args.b : nullptr;
-  switch (choose_gemm(args, device)) {
+  const GemmPlan plan = plan_gemm(args, device);
+  switch (plan.kernel) {
+    case GemmKernel::kNone:
+      return answer("none");
     case GemmKernel::kFp32Skinny:
       return answer("fp32_skinny", fp32_skinny::kNeeds);
     case GemmKernel::kFp32Sm90:
       return answer("fp32_sm90", fp32_sm90::kNeeds);
     case GemmKernel::kFp32Sm80:
-      return answer("fp32_sm80", fp32_sm80::needs(fp32_sm80::stages(device)));
+      return answer("fp32_sm80", fp32_sm80::needs(plan.tile));
     case GemmKernel::kHalfSm90:
       return answer("half_sm90", half_sm90::kNeeds);
     case GemmKernel::kSmall:
@@ -94,15 +96,6 @@ int main() {
     std::istringstream in(line);
     std::string question;
     in >> question;
-    if (question == "merges") {
-      fp32_sm90::Args args{};
-      in >> args.batch >> args.m >> args.residual_batch;
-      args.a_row = args.out_row = args.residual_row = args.n = args.k = 8;
-      args.a_batch = args.out_batch = args.m * 8;
-      args.residual = address<float>();
-      std::cout << (fp32_sm90::merge_batch(args).batch == 1) << '\n';
-      continue;
-    }
     const DeviceFacts device = device_of(in);
     if (question == "packs") {
       PackArgs args{.b = address<float>(), .batch = 1};

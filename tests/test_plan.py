@@ -203,11 +203,6 @@ def test_weights_worth_packing(name, n, k, want, plan):
     assert plan([("packs", *DEVICES[name], n, k)]) == [(str(want),)]
 
 
-def test_a_batch_is_merged_with_its_residual(plan):
-    batch, m = 3, 5
-    assert plan([("merges", batch, m, m * 8), ("merges", batch, m, 0)]) == [("1",), ("0",)]
-
-
 PLANNED = {  # kernels that ask for shared memory at a launch; without one: static, up to 48 KiB
     "gemm_small_kernel": "at most 32 KiB",
     "fp32_skinny_kernel": "fp32_skinny::kNeeds",

@@ -1,7 +1,9 @@
 // Asks a device for the facts that kernels are chosen by.
-#include "common/device.h"
+#include "device.h"
 
 #include <optional>
+
+#include "ptx/sm90.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -40,7 +42,9 @@ cudaError_t ask(int id, DeviceFacts* facts) {
     return cudaSuccess;
   }
   facts->code = attributes.ptxVersion;
-  facts->hopper_code = attributes.maxThreadsPerBlock == kHopperThreads;
+  sm90::TensorMapEncoder encoder;
+  facts->hopper_code = attributes.maxThreadsPerBlock == kHopperThreads &&
+                       sm90::tensor_map_encoder(&encoder) == cudaSuccess;
   return status;
 }
 

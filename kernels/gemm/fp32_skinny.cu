@@ -14,7 +14,7 @@
 #include "gemm/bf16_parts.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/fp32_exact.cuh"
-#include "gemm/plan.h"
+#include "gemm/fp32_skinny_plan.h"
 #include "ptx/copy_async.cuh"
 #include "ptx/sm90.cuh"
 
@@ -23,7 +23,7 @@ namespace {
 
 using namespace fp32_skinny;
 
-constexpr int kK = 32;            // of k, a stage
+constexpr int kK = kBlockK;
 constexpr int kChunks = kK / 16;  // of k, an mma
 constexpr int kPiece = 2;         // stages, after which their sum goes to that of all
 constexpr int kWarpColumns = 16;  // two mma tiles
@@ -358,30 +358,26 @@ __global__ void __launch_bounds__(kReduceThreads)
 
 using FewRows = Kernel<1, 8, true>;
 using SmallOutput = Kernel<2, 4, true>;
-static_assert(FewRows::kM == kFewRows && SmallOutput::kM == kSmallOutputRows);
+static_assert(FewRows::kM == kFewRows.m && FewRows::kN == kFewRows.n &&
+              FewRows::kBlocksPerSm == kFewRows.blocks_per_sm);
+static_assert(SmallOutput::kM == kSmallOutput.m && SmallOutput::kN == kSmallOutput.n &&
+              SmallOutput::kBlocksPerSm == kSmallOutput.blocks_per_sm);
 static_assert(FewRows::kSmemBytes == kNeeds.shared_bytes);
 static_assert(SmallOutput::kSmemBytes <= kNeeds.shared_bytes);
 
-Skinny make_skinny(const Args& args, const DeviceFacts& device, void* workspace) {
+Skinny prepare(const Args& args, const GemmPlan& plan, void* workspace) {
+  const fp32_skinny::Tile& tile = tile_of(args);
   Skinny p{};
-  const bool few = args.m <= kFewRows;
-  const int tile_m = few ? FewRows::kM : SmallOutput::kM;
-  const int tile_n = few ? FewRows::kN : SmallOutput::kN;
-  const int blocks_per_sm = few ? FewRows::kBlocksPerSm : SmallOutput::kBlocksPerSm;
   p.args = args;
-  p.tiles_m = static_cast<int>(ceil_div(args.m, tile_m));
-  p.tiles_n = static_cast<int>(ceil_div(args.n, tile_n));
+  p.tiles_m = static_cast<int>(ceil_div(args.m, tile.m));
+  p.tiles_n = static_cast<int>(ceil_div(args.n, tile.n));
+  p.splits = plan.splits;
   p.k_blocks = static_cast<int>(ceil_div(args.k, kK));
-  const int64_t tiles = p.tiles_m * p.tiles_n;
-  constexpr int kMinBlocks = 4;  // of k, per piece
-  const int64_t splits =
-      std::min<int64_t>(blocks_per_sm * device.sm_count / tiles, p.k_blocks / kMinBlocks);
-  p.k_blocks_per_split = static_cast<int>(ceil_div(p.k_blocks, std::max<int64_t>(splits, 1)));
-  p.splits = static_cast<int>(ceil_div(p.k_blocks, p.k_blocks_per_split));
+  p.k_blocks_per_split = static_cast<int>(ceil_div(p.k_blocks, p.splits));
   p.partial = static_cast<float*>(workspace);
   p.error = p.partial + p.splits * args.m * args.n;
   p.a_wide = whole_vectors(args.a, args.a_col, args.a_row);
-  p.b_wide = b_wide(args);
+  p.b_wide = whole_vectors_b(args);
   return p;
 }
 
@@ -413,15 +409,8 @@ cudaError_t run(const Skinny& p, cudaStream_t stream) {
 }  // namespace
 }  // namespace my_ops::cuda
 
-size_t my_ops::cuda::gemm_fp32_skinny_workspace(const GemmArgs<float, float>& args,
-                                                const DeviceFacts& device) {
-  const Skinny p = make_skinny(args, device, nullptr);
-  return static_cast<size_t>(p.splits * (args.m * args.n + p.tiles_m * p.tiles_n)) * sizeof(float);
-}
-
-cudaError_t my_ops::cuda::gemm_fp32_skinny(const GemmArgs<float, float>& args,
-                                           const DeviceFacts& device, void* workspace,
-                                           cudaStream_t stream) {
-  const Skinny p = make_skinny(args, device, workspace);
-  return args.m <= kFewRows ? run<1, 8>(p, stream) : run<2, 4>(p, stream);
+cudaError_t my_ops::cuda::gemm_fp32_skinny(const GemmArgs<float, float>& args, const GemmPlan& plan,
+                                           void* workspace, cudaStream_t stream) {
+  const Skinny p = prepare(args, plan, workspace);
+  return args.m <= kFewRows.m ? run<1, 8>(p, stream) : run<2, 4>(p, stream);
 }

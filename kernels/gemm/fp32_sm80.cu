@@ -11,7 +11,7 @@
 #include "common/launch.cuh"
 #include "gemm/bf16_parts.cuh"
 #include "gemm/epilogue.cuh"
-#include "gemm/plan.h"
+#include "gemm/fp32_sm80_plan.h"
 #include "ptx/copy_async.cuh"
 
 namespace my_ops::cuda {
@@ -296,14 +296,14 @@ cudaError_t run(const Launch& tiles, cudaStream_t stream) {
 }  // namespace
 }  // namespace my_ops::cuda
 
-cudaError_t my_ops::cuda::gemm_fp32_sm80(const GemmArgs<float, float>& args,
-                                         const DeviceFacts& device, cudaStream_t stream) {
+cudaError_t my_ops::cuda::gemm_fp32_sm80(const GemmArgs<float, float>& args, const GemmPlan& plan,
+                                         cudaStream_t stream) {
   const Launch tiles{args,
                      ceil_div(args.m, kTile),
                      ceil_div(args.n, kTile),
                      aligned(args.a, args.a_batch, args.a_row, args.a_col),
                      aligned(args.b, args.b_batch, args.b_col, args.b_row),
-                     stages(device)};
+                     plan.tile};
   if (args.a_col == 1) {
     return args.b_row == 1 ? run<true, true>(tiles, stream) : run<true, false>(tiles, stream);
   }

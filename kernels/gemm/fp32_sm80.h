@@ -3,17 +3,15 @@
 
 #include <cuda_runtime_api.h>
 
-#include "common/device.h"
 #include "gemm.h"
 
 namespace my_ops::cuda {
 
-// GEMM as gemm.h describes it, as accurate as a float GEMM from k = 96 on, for any strides and no
-// empty output, on a current device with fp32_sm80::stages().
+// Runs a plan of fp32_sm80::plan, for any strides: as accurate as a float GEMM.
 // Tiles of 128 x 128 whose operands hold Inf, NaN or nonzeros below 2^-102, and those with sums
 // that overflow or come near the denormals, are formed again in plain float arithmetic, at about a
 // tenth of the rate. Deterministic, stream-ordered, no workspace.
-cudaError_t gemm_fp32_sm80(const GemmArgs<float, float>& args, const DeviceFacts& device,
+cudaError_t gemm_fp32_sm80(const GemmArgs<float, float>& args, const GemmPlan& plan,
                            cudaStream_t stream);
 
 }  // namespace my_ops::cuda

@@ -3,19 +3,12 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-
-#include "common/device.h"
 #include "gemm.h"
 
 namespace my_ops::cuda {
 
-// Bytes of scratch for gemm_fp32_sm90, for these sizes and strides.
-size_t gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args, const DeviceFacts& device);
-
-// GEMM as gemm.h describes it, where fp32_sm90::supported holds for the current device. As accurate
-// as a float GEMM: the mean of |error| / (|a| @ |b|) is at or below that of float FMAs, and for k
-// above a few hundred several times below.
+// Runs a plan of fp32_sm90::plan. As accurate as a float GEMM: the mean of |error| / (|a| @ |b|) is
+// at or below that of float FMAs, and for k above a few hundred several times below.
 // The data decide, on the device, how each call multiplies:
 //   three fp16 products per element, if rows of a and columns of b span less than 2^27 in magnitude
 //     (a few strays per row are allowed, at an absolute error of 2^-50 of the row's maximum) and
@@ -25,10 +18,7 @@ size_t gemm_fp32_sm90_workspace(const GemmArgs<float, float>& args, const Device
 // Precision::kHigh takes one fp16 product in place of three where that is faster, without the rule
 // about nonzeros, and in pieces of k where a library's TF32 would have shorter sums.
 // Deterministic, stream-ordered, safe to capture in a graph.
-// workspace: gemm_fp32_sm90_workspace() bytes, 256-byte aligned, contents irrelevant before and
-// after; not shared with calls on other streams. cudaErrorNotSupported, before any launch, where
-// the driver has no tensor maps.
-cudaError_t gemm_fp32_sm90(const GemmArgs<float, float>& args, const DeviceFacts& device,
+cudaError_t gemm_fp32_sm90(const GemmArgs<float, float>& args, const GemmPlan& plan,
                            void* workspace, cudaStream_t stream);
 
 }  // namespace my_ops::cuda

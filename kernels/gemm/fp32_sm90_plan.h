@@ -1,11 +1,16 @@
-// Which float products gemm_fp32_sm90 takes: pure host code.
+// Which float products fp32_sm90.cu takes, in which tiles, and where their parts lie: pure host
+// code.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "common/ceil_div.h"
-#include "common/device.h"
+#include "device.h"
 #include "gemm.h"
+#include "gemm/costs.h"
+#include "gemm/split_plan.h"
 
 namespace my_ops::cuda::fp32_sm90 {
 
@@ -14,16 +19,49 @@ using Args = GemmArgs<float, float>;
 // Of ProductSmem, the largest block's; clusters are of up to two blocks.
 inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 211 * 1024, .cluster = 2};
 
-// A batch of rows that share b is one tall matrix.
-inline Args merge_batch(Args args) {
-  const bool mergeable = args.b_batch == 0 && args.a_batch == args.m * args.a_row &&
-                         args.out_batch == args.m * args.out_row &&
-                         (!args.residual || args.residual_batch == args.m * args.residual_row);
-  if (args.batch > 1 && mergeable) {
-    args.m *= args.batch;
-    args.batch = 1;
-  }
-  return args;
+// A cluster works on kClusterM x kClusterN tiles: blocks in a line along n share their rows of a,
+// blocks in a line along m their columns of b; each loads only a part and sends it to the others.
+template <int M, int N, int ClusterM, int ClusterN>
+struct Tile {
+  static constexpr int kM = M, kN = N, kK = kSplitBlockK;
+  static constexpr int kClusterM = ClusterM, kClusterN = ClusterN;
+  static constexpr int kCluster = ClusterM * ClusterN;
+  static constexpr int kUnitM = M * ClusterM, kUnitN = N * ClusterN;
+  static constexpr int kConsumers = M / 64;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
+  // Up to where registers allow: whether what the sums' additions lose is added later; and whether
+  // a single product is summed in pieces of k.
+  static constexpr bool kCompensated = N < 128, kInPieces = N < 256;
+  // Accumulators that need more than an even share of the registers.
+  static constexpr bool kMoveRegisters = kConsumers > 1;
+};
+
+using LargeTile = Tile<128, 128, 2, 1>;
+using WideTile = Tile<128, 96, 2, 1>;
+using MediumTile = Tile<128, 64, 1, 2>;
+using SmallTile = Tile<64, 64, 1, 1>;
+using SingleTile = Tile<128, 256, 2, 1>;        // of one fp16 product per element
+using SinglePiecesTile = Tile<128, 192, 2, 1>;  // of one, in pieces of k
+
+enum class TileChoice { kLarge, kWide, kMedium, kSmall, kSingle, kSinglePieces };
+inline constexpr const char* kTileNames[] = {"128 x 128",
+                                             "128 x 96",
+                                             "128 x 64",
+                                             "64 x 64",
+                                             "128 x 256, one product in place of three",
+                                             "128 x 192, one product in place of three"};
+
+// Clusters that run at once. Four blocks do not fit everywhere: they ran at half the rate.
+template <typename Tile>
+int cluster_slots(int sm_count) {
+  static_assert(Tile::kCluster <= 2);
+  return sm_count / Tile::kCluster;
+}
+
+template <typename Tile>
+int64_t units_of(const Args& args) {
+  return ceil_div(args.m, Tile::kUnitM) * ceil_div(args.n, Tile::kUnitN) * args.batch;
 }
 
 inline bool fits(const Args& args) {
@@ -51,31 +89,28 @@ inline Size size_of(const Args& args) {
           .b_strided = args.b_row != 1 && !args.packed_b};
 }
 
-inline constexpr int64_t kMinSide = 96, kMinK = 192;
+// ---- which products ----
 
 // Sizes at which the measured times beat a library's float GEMM: what the products save, in
 // multiply-adds of the library, has to pay for the launches and for the split of each element,
 // which is dearer where k is not contiguous, and takes two launches where it is long besides.
-inline bool pays(const Args& args) {
-  constexpr int64_t kMinRows = 9, kMinWeight = 2048;  // of a packed b: few rows, a large weight
-  if (args.packed_b && args.batch == 1 && args.m >= kMinRows && args.n >= kMinWeight &&
-      args.k >= kMinWeight) {
+inline bool pays(const Args& args, const GemmCosts::Fp32Sm90& costs) {
+  if (args.packed_b && args.batch == 1 && args.m >= costs.packed_min_rows &&
+      args.n >= costs.packed_min_weight && args.k >= costs.packed_min_weight) {
     return true;
   }
-  constexpr int64_t kLongK = 2048;
-  constexpr double kLaunches = 1.5e8, kSecondPass = 1.2e8, kContiguous = 100, kStrided = 150;
-  if (args.m < kMinSide || args.n < kMinSide || args.k < kMinK) return false;
+  if (std::min(args.m, args.n) < costs.min_side || args.k < costs.min_k) return false;
   const Size size = size_of(args);
-  const bool two_passes = (size.a_strided || size.b_strided) && args.k > kLongK;
-  return size.work >= kLaunches + (two_passes ? kSecondPass : 0) +
-                          size.a * (size.a_strided ? kStrided : kContiguous) +
-                          size.b * (size.b_strided ? kStrided : kContiguous);
+  const bool two_passes = (size.a_strided || size.b_strided) && args.k > costs.long_k;
+  const double a = size.a_strided ? costs.strided_element : costs.element;
+  const double b = size.b_strided ? costs.strided_element : costs.element;
+  return size.work >=
+         costs.launches + (two_passes ? costs.second_pass : 0) + size.a * a + size.b * b;
 }
 
 // Sizes at which one product per element beats three.
-inline bool use_single(const Args& args) {
-  constexpr double kMinWork = 4e9;
-  return args.precision == Precision::kHigh && size_of(args).work >= kMinWork;
+inline bool use_single(const Args& args, const GemmCosts::Fp32Sm90& costs) {
+  return args.precision == Precision::kHigh && size_of(args).work >= costs.single_min_work;
 }
 
 // Whether all rows, or columns where these are contiguous, are whole 16-byte vectors.
@@ -91,25 +126,28 @@ inline bool whole_vectors(const Args& args) {
 
 // Sizes at which one product beats a library's of TF32. That needs no split, but whole vectors, and
 // is half as fast where k is contiguous in neither operand.
-inline bool pays_beside_tf32(const Args& args) {
-  constexpr double kLaunches = 8e9, kElement = 1100, kStrided = 2.3;
-  if (args.m < kMinSide || args.n < kMinSide || args.k < kMinK || !use_single(args)) return false;
+inline bool pays_beside_tf32(const Args& args, const GemmCosts::Fp32Sm90& costs) {
+  if (std::min(args.m, args.n) < costs.min_side || args.k < costs.min_k) return false;
+  if (!use_single(args, costs)) return false;
   if (!whole_vectors(args)) return true;
   const Size size = size_of(args);
   const bool strided = args.a_col != 1 && args.b_row != 1;
-  return size.work * (strided ? kStrided : 1) >= kLaunches + kElement * (size.a + size.b);
+  return size.work * (strided ? costs.tf32_strided_gain : 1) >=
+         costs.tf32_launches + costs.tf32_element * (size.a + size.b);
 }
 
-inline bool takes(const Args& args) {
-  if (args.library_falls_short()) return true;
-  if (args.library_keeps_up()) return pays_beside_tf32(args);
-  return pays(args);
-}
-
-// Whether the kernel takes this product on the device, and has been measured to beat the vendor
-// library at such sizes, or has to serve because that falls short.
-inline bool supported(const Args& args, const DeviceFacts& device) {
-  return device.hopper_code && device.runs(kNeeds) && fits(args) && takes(merge_batch(args));
+// Why another kernel takes the product, or null where this one does: it can run, and has been
+// measured to beat the vendor's library at such sizes, or has to serve because that is too
+// inaccurate.
+inline const char* refusal(const Args& args, const DeviceFacts& device) {
+  const GemmCosts::Fp32Sm90& costs = costs_of(device).fp32_sm90;
+  if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
+  if (!fits(args)) return "sizes or the layout of the output are beyond what it can index";
+  if (args.library_too_inaccurate()) return nullptr;
+  if (args.library_has_fast_tf32()) {
+    return pays_beside_tf32(args, costs) ? nullptr : "the library's TF32 is as fast";
+  }
+  return pays(args, costs) ? nullptr : "too small to pay for splitting the operands";
 }
 
 // Whether products gain by a packed b: one of many rows, the case that gains most. Small ones leave
@@ -121,7 +159,195 @@ inline bool packs(const PackArgs& args, const DeviceFacts& device) {
   product.a_row = args.k, product.a_col = 1;
   product.out_row = args.n, product.out_col = 1;
   product.packed_b = args.b;
-  return supported(product, device);
+  return refusal(product, device) == nullptr;
+}
+
+// ---- in which tiles ----
+
+// Where a library's tiles leave processors idle, or k is long, it may cut k, as its errors show:
+// its sums are then shorter, and the largest tiles', neither compensated nor in pieces, not always
+// as accurate.
+inline bool library_may_cut_k(const Args& args, int sm_count) {
+  constexpr int64_t kTile = 128, kMaxWaves = 6, kLongK = 2048;
+  constexpr double kIdle = 0.05;
+  const int64_t tiles = args.batch * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
+  const int64_t waves = ceil_div(tiles, int64_t{sm_count}), slots = waves * sm_count;
+  const bool idle = static_cast<double>(slots - tiles) > kIdle * static_cast<double>(slots);
+  return waves <= kMaxWaves && (idle || args.k > waves * kLongK);
+}
+
+// How a tile would cover the product: in how many pieces of k, where the output alone leaves most
+// of the device idle, and in what time, by whole waves.
+struct Cover {
+  int splits;
+  double cost;  // in elements of the output of a large tile times blocks of k; 15,000 take 1 us
+};
+
+// slowdown: of the tile against the large one, per unit of area.
+template <typename Tile>
+Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp32Sm90& costs) {
+  constexpr int64_t kMinBlocks = 8, kMaxSplits = 64;  // of k, per piece
+  const int64_t k_blocks = ceil_div(args.k, kSplitBlockK);
+  const int64_t slots = cluster_slots<Tile>(sm_count), units = units_of<Tile>(args);
+  const int64_t most = std::min({slots / units, k_blocks / kMinBlocks, kMaxSplits});
+  const int64_t blocks = ceil_div(k_blocks, std::max<int64_t>(most, 1));
+  const int64_t splits = ceil_div(k_blocks, blocks);
+  double cost = slowdown * Tile::kM * Tile::kN *
+                static_cast<double>(ceil_div(units * splits, slots) * blocks);
+  if (splits > 1) {
+    cost += costs.reduce +
+            costs.reduce_element * static_cast<double>(args.batch * args.m * args.n * splits);
+  }
+  return {static_cast<int>(splits), cost};
+}
+
+// The area that a tile's whole waves cover.
+template <typename Tile>
+double wave_area(const Args& args, int sm_count) {
+  return Tile::kM * Tile::kN *
+         static_cast<double>(ceil_div(units_of<Tile>(args), cluster_slots<Tile>(sm_count)));
+}
+
+// Whether one product per element is summed in pieces of k: for accuracy, or where tiles of that
+// size leave fewer processors idle.
+inline bool in_pieces(const Args& args, int sm_count, double slowdown) {
+  return library_may_cut_k(args, sm_count) || !whole_vectors(args) ||
+         slowdown * wave_area<SinglePiecesTile>(args, sm_count) <
+             wave_area<SingleTile>(args, sm_count);
+}
+
+struct Choice {
+  TileChoice tile;
+  int splits;
+};
+
+inline Choice choose_tile(const Args& args, int sm_count, const GemmCosts::Fp32Sm90& costs) {
+  if (use_single(args, costs)) {
+    const bool pieces = in_pieces(args, sm_count, costs.pieces_slowdown);
+    return {pieces ? TileChoice::kSinglePieces : TileChoice::kSingle, 1};
+  }
+  const Cover large = cover<LargeTile>(args, sm_count, 1.0, costs);
+  const Cover wide = cover<WideTile>(args, sm_count, costs.wide_slowdown, costs);
+  const Cover medium = cover<MediumTile>(args, sm_count, costs.medium_slowdown, costs);
+  const Cover small = cover<SmallTile>(args, sm_count, costs.small_slowdown, costs);
+  const double compensated = std::min({wide.cost, medium.cost, small.cost});
+  const bool compensate =
+      args.precision == Precision::kHighest && library_may_cut_k(args, sm_count);
+  if (large.cost <= compensated && !compensate) return {TileChoice::kLarge, large.splits};
+  if (wide.cost == compensated) return {TileChoice::kWide, wide.splits};
+  if (medium.cost == compensated) return {TileChoice::kMedium, medium.splits};
+  return {TileChoice::kSmall, small.splits};
+}
+
+// Whether the bf16 split is launched, for data that need it: else plain arithmetic is the fallback.
+inline bool splits_bf16(const Args& args, int splits, const GemmCosts::Fp32Sm90& costs) {
+  return size_of(args).work >= costs.bf16_min_work || splits > 1;
+}
+
+// ---- where the parts lie ----
+
+// Hands out pieces of the workspace; with no base it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+
+  template <typename T>
+  T* take(int64_t count) {
+    constexpr size_t kAlign = 256;
+    T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    return piece;
+  }
+  int64_t used() const { return static_cast<int64_t>(used_); }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+// A packed operand: what its fp16 split gives.
+struct Packed {
+  uint8_t* status;
+  uint16_t* parts;
+  int32_t* exponent;
+
+  Packed(Arena* arena, int64_t rows, int64_t ld)
+      : status(arena->take<uint8_t>(1)),
+        parts(arena->take<uint16_t>(2 * rows * ld)),
+        exponent(arena->take<int32_t>(rows)) {}
+};
+
+// What the fp16 split of an operand needs besides its parts.
+inline void place_scratch(Arena* arena, SplitOperand* op) {
+  const int64_t rows = int64_t{op->batch} * op->rows;
+  op->status = arena->take<uint8_t>(op->status_count);
+  if (op->mode == SplitMode::kChunks) {
+    op->stats = arena->take<uint32_t>(3 * op->chunks * rows);
+    op->tiny = arena->take<uint32_t>(2 * rows);
+  }
+}
+
+// The split of a product's operands, and the rest of its workspace.
+struct Layout {
+  Split split;
+  bool has_bf16;
+  float* partial;  // [splits][batch][m][n] sums over a piece of k, if splits > 1
+  int64_t bytes;
+};
+
+// Pointers are null without a workspace.
+inline Layout lay_out(const Args& args, int splits, const DeviceFacts& device, void* workspace) {
+  const GemmCosts::Fp32Sm90& costs = costs_of(device).fp32_sm90;
+  const auto operand = [&](const float* x, int64_t batch_stride, int64_t row_stride,
+                           int64_t k_stride, int64_t rows) {
+    SplitOperand op{};
+    op.x = x;
+    op.batch_stride = batch_stride, op.row_stride = row_stride, op.k_stride = k_stride;
+    op.batch = batch_stride == 0 ? 1 : static_cast<int>(args.batch);
+    op.rows = static_cast<int>(rows), op.k = static_cast<int>(args.k);
+    return op;
+  };
+  Layout layout{};
+  Split& split = layout.split;
+  split.operand[0] = operand(args.a, args.a_batch, args.a_row, args.a_col, args.m);
+  split.operand[1] = operand(args.b, args.b_batch, args.b_col, args.b_row, args.n);
+  split.fp16_parts = use_single(args, costs) ? 1 : 2;
+  plan_split(&split, device.sm_count);
+  if (args.packed_b) skip_operand(&split, 1);
+  layout.has_bf16 = splits_bf16(args, splits, costs);
+
+  Arena arena(workspace);
+  for (SplitOperand& op : split.operand) {
+    const int64_t rows = int64_t{op.batch} * op.rows;
+    if (&op == &split.operand[1] && args.packed_b) {
+      Arena given(const_cast<void*>(args.packed_b));
+      const Packed packed(&given, rows, op.ld);
+      op.parts = packed.parts;
+      op.exponent = packed.exponent;
+      op.status = packed.status;
+      op.wide = layout.has_bf16 ? arena.take<uint16_t>(3 * rows * op.ld) : nullptr;
+    } else {
+      op.parts = op.wide = arena.take<uint16_t>((layout.has_bf16 ? 3 : 2) * rows * op.ld);
+      op.exponent = arena.take<int32_t>(rows);
+      place_scratch(&arena, &op);
+    }
+  }
+  const int64_t outputs = args.batch * args.m * args.n;
+  layout.partial = splits > 1 ? arena.take<float>(splits * outputs) : nullptr;
+  layout.bytes = arena.used();
+  return layout;
+}
+
+// Plans the product, if this kernel takes it; else says why another one does.
+inline const char* plan(const Args& args, GemmPlan* plan) {
+  if (const char* why = refusal(args, plan->device)) return why;
+  const auto [tile, splits] =
+      choose_tile(args, plan->device.sm_count, costs_of(plan->device).fp32_sm90);
+  plan->kernel = GemmKernel::kFp32Sm90;
+  plan->tile = static_cast<int>(tile);
+  plan->splits = splits;
+  plan->workspace = lay_out(args, splits, plan->device, nullptr).bytes;
+  return nullptr;
 }
 
 }  // namespace my_ops::cuda::fp32_sm90

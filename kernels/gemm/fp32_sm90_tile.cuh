@@ -10,12 +10,15 @@
 #include <climits>
 
 #include "gemm/fp32_exact.cuh"
+#include "gemm/fp32_sm90_plan.h"
 #include "gemm/split.cuh"
 #include "ptx/copy_async.cuh"
 #include "ptx/sm90.cuh"
 
 namespace my_ops::cuda {
 namespace {
+
+using namespace fp32_sm90;
 
 // Tiles of the output, walked by clusters.
 struct ProductGrid {
@@ -68,24 +71,6 @@ struct SingleScheme {
 struct Bf16Scheme {
   using Type = __nv_bfloat16;
   static constexpr int kParts = 3, kShift = kBf16Shift, kLowBits = 0;
-};
-
-// A cluster works on kClusterM x kClusterN tiles: blocks in a line along n share their rows of a,
-// blocks in a line along m their columns of b; each loads only a part and sends it to the others.
-template <int M, int N, int ClusterM, int ClusterN>
-struct Tile {
-  static constexpr int kM = M, kN = N, kK = kSplitBlockK;
-  static constexpr int kClusterM = ClusterM, kClusterN = ClusterN;
-  static constexpr int kCluster = ClusterM * ClusterN;
-  static constexpr int kUnitM = M * ClusterM, kUnitN = N * ClusterN;
-  static constexpr int kConsumers = M / 64;
-  static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
-  // Up to where registers allow: whether what the sums' additions lose is added later; and whether
-  // a single product is summed in pieces of k.
-  static constexpr bool kCompensated = N < 128, kInPieces = N < 256;
-  // Accumulators that need more than an even share of the registers.
-  static constexpr bool kMoveRegisters = kConsumers > 1;
 };
 
 struct TileOrigin {

@@ -1,4 +1,4 @@
-// gemm(): runs the kernel that plan.h chooses.
+// plan_gemm() for the current device, and gemm(), which runs a plan.
 #include "gemm.h"
 
 #include "common/launch.cuh"
@@ -50,36 +50,34 @@ __global__ void __launch_bounds__(kEpilogueThreads)
 }  // namespace my_ops::cuda
 
 template <typename T, typename Out>
-int64_t my_ops::cuda::gemm_workspace(const GemmArgs<T, Out>& args) {
+cudaError_t my_ops::cuda::plan_gemm(const GemmArgs<T, Out>& args, GemmPlan* plan) {
   DeviceFacts device;
-  if (current_device(&device) != cudaSuccess) return 0;
-  const GemmKernel kernel = choose_gemm(args, device);
-  size_t bytes = 0;
-  if constexpr (kIsFp32<T, Out>) {
-    if (kernel == GemmKernel::kFp32Skinny) bytes = gemm_fp32_skinny_workspace(args, device);
-    if (kernel == GemmKernel::kFp32Sm90) bytes = gemm_fp32_sm90_workspace(args, device);
-  }
-  if constexpr (kIsHalf<T, Out>) {
-    if (kernel == GemmKernel::kHalfSm90) bytes = half_sm90::workspace(args);
-  }
-  return static_cast<int64_t>(bytes);
+  if (auto err = current_device(&device); err != cudaSuccess) return err;
+  *plan = plan_gemm(args, device);
+  return cudaSuccess;
 }
 
 template <typename T, typename Out>
-cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, void* workspace, cudaStream_t stream) {
-  if (args.batch == 0 || args.m == 0 || args.n == 0) return cudaSuccess;
-  DeviceFacts device;
-  if (auto err = current_device(&device); err != cudaSuccess) return err;
-  const GemmKernel kernel = choose_gemm(args, device);
+cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, const GemmPlan& plan, void* workspace,
+                               cudaStream_t stream) {
+  if (plan.kernel == GemmKernel::kNone) return cudaSuccess;
+  if (plan.kernel == GemmKernel::kSmall) return gemm_small(args, stream);
   if constexpr (kIsFp32<T, Out>) {
-    if (kernel == GemmKernel::kFp32Skinny) return gemm_fp32_skinny(args, device, workspace, stream);
-    if (kernel == GemmKernel::kFp32Sm90) return gemm_fp32_sm90(args, device, workspace, stream);
-    if (kernel == GemmKernel::kFp32Sm80) return gemm_fp32_sm80(args, device, stream);
+    switch (plan.kernel) {
+      case GemmKernel::kFp32Skinny:
+        return gemm_fp32_skinny(args, plan, workspace, stream);
+      case GemmKernel::kFp32Sm90:
+        return gemm_fp32_sm90(args, plan, workspace, stream);
+      case GemmKernel::kFp32Sm80:
+        return gemm_fp32_sm80(args, plan, stream);
+      default:
+        break;
+    }
   }
   if constexpr (kIsHalf<T, Out>) {
-    if (kernel == GemmKernel::kHalfSm90) return gemm_half_sm90(args, device, workspace, stream);
+    if (plan.kernel == GemmKernel::kHalfSm90) return gemm_half_sm90(args, plan, workspace, stream);
   }
-  return kernel == GemmKernel::kSmall ? gemm_small(args, stream) : cudaErrorNotSupported;
+  return cudaErrorInvalidValue;  // a plan for other types, or for a library
 }
 
 template <typename P, typename T>
@@ -112,9 +110,10 @@ MY_OPS_LINEAR_EPILOGUE(float, __nv_bfloat16)
 MY_OPS_LINEAR_EPILOGUE(__half, __half)
 MY_OPS_LINEAR_EPILOGUE(__nv_bfloat16, __nv_bfloat16)
 
-#define MY_OPS_GEMM(T, Out)                                               \
-  template int64_t my_ops::cuda::gemm_workspace(const GemmArgs<T, Out>&); \
-  template cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>&, void*, cudaStream_t);
+#define MY_OPS_GEMM(T, Out)                                                                \
+  template cudaError_t my_ops::cuda::plan_gemm(const GemmArgs<T, Out>&, GemmPlan*);        \
+  template cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>&, const GemmPlan&, void*, \
+                                          cudaStream_t);
 
 MY_OPS_GEMM(double, double)
 MY_OPS_GEMM(float, float)

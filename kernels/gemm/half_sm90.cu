@@ -105,11 +105,11 @@ cudaError_t run_tile(HalfProduct<T>* p, const Operand (&operands)[2],
 
 template <typename T, bool kAlongM, bool kAlongN>
 cudaError_t run(HalfProduct<T>* p, const Operand (&operands)[2],
-                const sm90::TensorMapEncoder& encoder, int sm_count, cudaStream_t stream) {
+                const sm90::TensorMapEncoder& encoder, const GemmPlan& plan, cudaStream_t stream) {
   const auto with = [&]<typename Tile>() {
-    return run_tile<T, kAlongM, kAlongN, Tile>(p, operands, encoder, sm_count, stream);
+    return run_tile<T, kAlongM, kAlongN, Tile>(p, operands, encoder, plan.device.sm_count, stream);
   };
-  switch (choose_tile(p->args, sm_count)) {
+  switch (static_cast<TileChoice>(plan.tile)) {
     case TileChoice::kLarge:
       return with.template operator()<LargeTile>();
     case TileChoice::kDeferred:
@@ -128,7 +128,7 @@ cudaError_t run(HalfProduct<T>* p, const Operand (&operands)[2],
 }  // namespace my_ops::cuda
 
 template <typename T>
-cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, const DeviceFacts& device,
+cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, const GemmPlan& plan,
                                          void* workspace, cudaStream_t stream) {
   sm90::TensorMapEncoder encoder;  // refused, if at all, before any launch
   if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
@@ -137,8 +137,8 @@ cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, const Devic
   make_operands(args, operands);
   if (place(operands, workspace)) {
     constexpr int kBlocksPerSm = 16;
-    if (auto err = sm90::launch_overlapped(pad_kernel, kBlocksPerSm * device.sm_count, kPadThreads,
-                                           0, 1, stream, pad);
+    if (auto err = sm90::launch_overlapped(pad_kernel, kBlocksPerSm * plan.device.sm_count,
+                                           kPadThreads, 0, 1, stream, pad);
         err != cudaSuccess) {
       return err;
     }
@@ -153,7 +153,7 @@ cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, const Devic
   p.vector_out = whole_vectors(args);
   p.vector_residual = vector_residual(args);
   const auto with = [&]<bool kAlongM, bool kAlongN>() {
-    return run<T, kAlongM, kAlongN>(&p, operands, encoder, device.sm_count, stream);
+    return run<T, kAlongM, kAlongN>(&p, operands, encoder, plan, stream);
   };
   if (operands[0].swapped) {
     return operands[1].swapped ? with.template operator()<true, true>()
@@ -163,9 +163,9 @@ cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, const Devic
                              : with.template operator()<false, false>();
 }
 
-#define MY_OPS_GEMM_HALF_SM90(T)                                                               \
-  template cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>&, const DeviceFacts&, \
-                                                    void*, cudaStream_t);
+#define MY_OPS_GEMM_HALF_SM90(T)                                                                   \
+  template cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>&, const GemmPlan&, void*, \
+                                                    cudaStream_t);
 
 MY_OPS_GEMM_HALF_SM90(__half)
 MY_OPS_GEMM_HALF_SM90(__nv_bfloat16)

@@ -1,13 +1,13 @@
-// Which 16-bit products gemm_half_sm90 takes, and in which tiles: pure host code.
+// Which 16-bit products half_sm90.cu takes, and in which tiles: pure host code.
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 #include "common/ceil_div.h"
-#include "common/device.h"
+#include "device.h"
 #include "gemm.h"
+#include "gemm/costs.h"
 
 namespace my_ops::cuda::half_sm90 {
 
@@ -116,12 +116,12 @@ inline Operand make_operand(const void* x, int64_t batch, int64_t outer, int64_t
 }
 
 // Bytes of the padded copies; places them if there is a workspace.
-inline size_t place(Operand (&operands)[2], void* workspace) {
-  size_t used = 0;
+inline int64_t place(Operand (&operands)[2], void* workspace) {
+  int64_t used = 0;
   for (Operand& op : operands) {
     if (in_place(op)) continue;
     if (workspace) op.copy = reinterpret_cast<uint16_t*>(static_cast<char*>(workspace) + used);
-    used += static_cast<size_t>(ceil_div(op.batch * op.rows * op.ld * 2, 256)) * 256;
+    used += ceil_div(op.batch * op.rows * op.ld * 2, 256) * 256;
   }
   return used;
 }
@@ -134,41 +134,42 @@ void make_operands(const GemmArgs<T, T>& args, Operand (&operands)[2]) {
       make_operand(args.b, args.batch, args.n, args.k, args.b_batch, args.b_col, args.b_row);
 }
 
-// Bytes of scratch: of the padded copies.
+// Bytes of the padded copies.
 template <typename T>
-size_t workspace(const GemmArgs<T, T>& args) {
+int64_t workspace(const GemmArgs<T, T>& args) {
   Operand operands[2];
   make_operands(args, operands);
   return place(operands, nullptr);
 }
 
-// Time by whole waves of tiles, in us: block_us is that of a tile's 64 of k, as measured on an H200
-// from 640 to 4096.
+// Time by whole waves of tiles, in us; block_us: of 64 of k in a tile.
 template <typename Tile, typename T>
-double tile_cost(const GemmArgs<T, T>& args, int sm_count, double block_us) {
-  constexpr double kTileUs = 1.5;
+double tile_cost(const GemmArgs<T, T>& args, int sm_count, double block_us, double end_us) {
   const int64_t units =
       ceil_div(args.m, Tile::kUnitM) * ceil_div(args.n, Tile::kUnitN) * args.batch;
   const double waves = static_cast<double>(ceil_div(units, sm_count / Tile::kCluster));
-  return waves * (static_cast<double>(ceil_div(args.k, 64)) * block_us + kTileUs);
+  return waves * (static_cast<double>(ceil_div(args.k, 64)) * block_us + end_us);
 }
 
 enum class TileChoice { kLarge, kDeferred, kWide, kMedium, kSmall };
+inline constexpr const char* kTileNames[] = {"128 x 256", "128 x 256, finished by warps of its own",
+                                             "128 x 192", "128 x 128", "128 x 64"};
 
 // The tile that finishes first.
 template <typename T>
-TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count) {
-  const double large = tile_cost<LargeTile>(args, sm_count, 0.70);
-  const double wide = tile_cost<WideTile>(args, sm_count, 0.53);
-  const double medium = tile_cost<MediumTile>(args, sm_count, 0.37);
-  const double small = tile_cost<SmallTile>(args, sm_count, 0.26);
+TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count, const GemmCosts::HalfSm90& costs) {
+  const double large = tile_cost<LargeTile>(args, sm_count, costs.large_us, costs.end_us);
+  const double wide = tile_cost<WideTile>(args, sm_count, costs.wide_us, costs.end_us);
+  const double medium = tile_cost<MediumTile>(args, sm_count, costs.medium_us, costs.end_us);
+  const double small = tile_cost<SmallTile>(args, sm_count, costs.small_us, costs.end_us);
   const double best = std::min({large, wide, medium, small});
   if (best == large) {
     // A block with a single tile has no products to finish it beside.
     const bool single =
         ceil_div(args.m, LargeTile::kM) * ceil_div(args.n, LargeTile::kN) * args.batch <= sm_count;
     const bool vectors = whole_vectors(args) && vector_residual(args);
-    return args.followed() && vectors && !single ? TileChoice::kDeferred : TileChoice::kLarge;
+    const bool defers = args.has_activation_or_residual() && vectors && !single;
+    return defers ? TileChoice::kDeferred : TileChoice::kLarge;
   }
   if (best == wide) return TileChoice::kWide;
   return best == medium ? TileChoice::kMedium : TileChoice::kSmall;
@@ -176,55 +177,72 @@ TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count) {
 
 // Where the finishers keep up with the products, and few multiprocessors are idle at the end.
 template <typename T>
-bool defers_well(const GemmArgs<T, T>& args, int sm_count) {
-  constexpr double kMinShare = 0.92;
+bool defers_well(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
+                 const GemmCosts::HalfSm90& costs) {
   const bool slow = args.activation == Activation::kGelu ||
                     (args.activation != Activation::kNone && args.residual);
-  if (args.k < (slow ? 2048 : 1024)) return false;
-  if (choose_tile(args, sm_count) != TileChoice::kDeferred) return false;
+  if (args.k < (slow ? costs.finishers_min_k_slow : costs.finishers_min_k)) return false;
+  if (tile != TileChoice::kDeferred) return false;
   const int64_t clusters = sm_count / DeferredTile::kCluster;
   const int64_t units =
       ceil_div(args.m, DeferredTile::kUnitM) * ceil_div(args.n, DeferredTile::kUnitN);
   const int64_t room =
       ceil_div(units, clusters) * clusters * DeferredTile::kUnitM * DeferredTile::kUnitN;
-  return static_cast<double>(args.m * args.n) >= kMinShare * static_cast<double>(room);
+  return static_cast<double>(args.m * args.n) >=
+         costs.finishers_min_share * static_cast<double>(room);
 }
 
-// Sizes at which a product whose rows are not whole 16-byte vectors was timed to beat a library's,
-// which leaves the Hopper instructions for it, but cuts a long k into pieces. Copies of operands
-// cost a launch and their bytes.
-struct OddSizes {
-  int64_t least;  // m, n and k
-  int64_t min_tiles, max_k_per_tile;
-};
+// Whether a library has all that follows the product in the product's own epilogue. ATen forgets
+// the activation of an empty sum.
+template <typename T, typename Out>
+bool library_fuses(const GemmArgs<T, Out>& args) {
+  return args.linear && args.library_gelu && args.activation == Activation::kGeluTanh &&
+         !args.residual && args.k > 0;
+}
 
-inline constexpr OddSizes kCopied{128, 32, 64};
-inline constexpr OddSizes kInPlace{64, 16, 128};
-
-// Where the measured times are below a library's: rows that are not whole vectors; and products
-// with an epilogue for which a library needs a second launch, if so small that the launch costs
-// more than their better tiles gain, or so large that the epilogue is hidden.
+// Why the measured times are not below a library's, or null where they are. Taken are rows that are
+// not whole vectors, for which a library leaves the Hopper instructions, but cuts a long k into
+// pieces, and copies of operands cost a launch and their bytes; and products with an epilogue for
+// which a library needs a second launch, if so small that the launch costs more than its better
+// tiles gain, or so large that the epilogue is hidden.
 template <typename T>
-bool pays(const GemmArgs<T, T>& args, int sm_count) {
+const char* loses(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
+                  const GemmCosts::HalfSm90& costs) {
   const bool copied = workspace(args) > 0;
   if (copied || !whole_vectors(args)) {
-    const OddSizes sizes = copied ? kCopied : kInPlace;
+    const GemmCosts::HalfSm90::Odd& sizes = copied ? costs.copied : costs.in_place;
     const int64_t tiles =
         ceil_div(args.m, SmallTile::kM) * ceil_div(args.n, SmallTile::kN) * args.batch;
-    return std::min({args.m, args.n, args.k}) >= sizes.least && tiles >= sizes.min_tiles &&
-           args.k <= sizes.max_k_per_tile * tiles;
+    const bool gains = std::min({args.m, args.n, args.k}) >= sizes.min_size &&
+                       tiles >= sizes.min_tiles && args.k <= sizes.max_k_per_tile * tiles;
+    return gains ? nullptr : "rows are no whole vectors, but too few tiles for so long a k";
   }
-  if (args.batch != 1 || !args.followed() || args.library_fuses) return false;
-  constexpr int64_t kMinSide = 16, kMaxK = 1024, kMaxOutputs = int64_t{1} << 20;
-  if (args.m * args.n >= kMaxOutputs) return defers_well(args, sm_count);
-  return args.m >= kMinSide && args.n >= kMinSide && args.k <= kMaxK;
+  if (args.batch != 1 || !args.has_activation_or_residual()) {
+    return "of a plain product of whole vectors the library is as fast";
+  }
+  if (library_fuses(args)) return "the library has the activation in its own epilogue";
+  if (args.m * args.n >= costs.epilogue_max_outputs) {
+    return defers_well(args, sm_count, tile, costs) ? nullptr
+                                                    : "its finishers would hold up the products";
+  }
+  const bool small =
+      std::min(args.m, args.n) >= costs.epilogue_min_side && args.k <= costs.epilogue_max_k;
+  return small ? nullptr : "the library's tiles gain more than a second launch costs";
 }
 
-// Whether the kernel takes this product on the device, and has been measured to be at least as fast
-// as a library call at such sizes.
+// Plans the product, if this kernel takes it; else says why another one does.
 template <typename T>
-bool supported(const GemmArgs<T, T>& args, const DeviceFacts& device) {
-  return device.hopper_code && device.runs(kNeeds) && fits(args) && pays(args, device.sm_count);
+const char* plan(const GemmArgs<T, T>& args, GemmPlan* plan) {
+  const DeviceFacts& device = plan->device;
+  const GemmCosts::HalfSm90& costs = costs_of(device).half_sm90;
+  if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
+  if (!fits(args)) return "sizes or the layout of the output are beyond what it can index";
+  const TileChoice tile = choose_tile(args, device.sm_count, costs);
+  if (const char* why = loses(args, device.sm_count, tile, costs)) return why;
+  plan->kernel = GemmKernel::kHalfSm90;
+  plan->tile = static_cast<int>(tile);
+  plan->workspace = workspace(args);
+  return nullptr;
 }
 
 }  // namespace my_ops::cuda::half_sm90

@@ -12,7 +12,7 @@
 
 #include "common/launch.cuh"
 #include "gemm/epilogue.cuh"
-#include "gemm/plan.h"
+#include "gemm/small_plan.h"
 
 namespace my_ops::cuda {
 namespace {

@@ -14,12 +14,6 @@
 namespace my_ops::cuda {
 namespace {
 
-constexpr int kTileRows = 32, kTileK = kSplitBlockK;
-constexpr int kRowBlocksPerSm = 3;   // of each operand; each loads a row ahead
-constexpr int kTileBlocksPerSm = 4;  // longer chunks: 16 cost 15 us more at 2048
-constexpr int kMaxChunks = 256;
-constexpr int kMaxColumnK = 2048;  // of longer columns too few blocks fit on a multiprocessor
-
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // ---- two passes: 32 rows x chunk_k per block, lanes along the rows ----
@@ -271,64 +265,23 @@ __global__ void __launch_bounds__(kThreads)
 
 using SplitKernel = void (*)(const Split);
 
-// Threads that share a row and 16-byte vectors held by each: as few threads as hold it, so that
-// each has several loads in flight.
-struct RowShape {
-  int group, vectors;
-  SplitKernel kernel;
-};
-
-RowShape row_shape(int k) {
-  if (k <= 512) return {32, 4, split_first_kernel<32, 4>};
-  if (k <= 1024) return {64, 4, split_first_kernel<64, 4>};
-  if (k <= 2048) return {128, 4, split_first_kernel<128, 4>};
-  if (k <= 4096) return {256, 4, split_first_kernel<256, 4>};
-  return {256, 8, split_first_kernel<256, 8>};
+// The first pass of an operand whose k is this long.
+SplitKernel first_pass(int k) {
+  const auto [group, vectors] = row_shape(k);
+  switch (group) {
+    case 32:
+      return split_first_kernel<32, 4>;
+    case 64:
+      return split_first_kernel<64, 4>;
+    case 128:
+      return split_first_kernel<128, 4>;
+    default:
+      return vectors == 4 ? split_first_kernel<256, 4> : split_first_kernel<256, 8>;
+  }
 }
 
 }  // namespace
 }  // namespace my_ops::cuda
-
-void my_ops::cuda::plan_split(Split* split, int sm_count) {
-  for (int i = 0; i < 2; ++i) {
-    SplitOperand& op = split->operand[i];
-    const RowShape shape = row_shape(op.k);
-    const int64_t rows = int64_t{op.batch} * op.rows;
-    // Few rows too long to hold would leave most of the device idle.
-    const bool holds = op.k <= shape.group * shape.vectors * 4 || rows >= 4 * sm_count;
-    op.ld = (op.k + kTileK - 1) / kTileK * kTileK;
-    op.by_rows = op.k_stride == 1 || op.row_stride != 1;
-    if (op.by_rows) {
-      op.mode = holds ? SplitMode::kRows : SplitMode::kChunks;
-    } else {
-      op.mode = op.ld <= kMaxColumnK ? SplitMode::kColumns : SplitMode::kChunks;
-    }
-    op.chunk_k = op.ld;
-    op.chunks = 1;
-    if (op.mode == SplitMode::kRows) {
-      const int rows_per_block = kThreads / shape.group;
-      const int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
-      split->blocks[i] = static_cast<int>(std::min<int64_t>(blocks, kRowBlocksPerSm * sm_count));
-      split->tile_blocks[i] = 0;
-    } else if (op.mode == SplitMode::kColumns) {
-      split->blocks[i] = (op.rows + kColumnRows - 1) / kColumnRows * op.batch;
-      split->tile_blocks[i] = 0;
-    } else {
-      const int row_blocks = (op.rows + kTileRows - 1) / kTileRows * op.batch;
-      const int k_tiles = op.ld / kTileK;
-      const int wanted = std::clamp(kTileBlocksPerSm * sm_count / row_blocks, 1, kMaxChunks);
-      op.chunk_k = (k_tiles + wanted - 1) / wanted * kTileK;
-      op.chunks = (op.ld + op.chunk_k - 1) / op.chunk_k;
-      split->blocks[i] = split->tile_blocks[i] = row_blocks * op.chunks;
-    }
-    op.status_count = split->blocks[i] + split->tile_blocks[i];
-  }
-}
-
-void my_ops::cuda::skip_operand(Split* split, int i) {
-  split->blocks[i] = split->tile_blocks[i] = 0;
-  split->operand[i].status_count = 1;
-}
 
 cudaError_t my_ops::cuda::combine_status(const Split& split, int i, uint8_t* status,
                                          cudaStream_t stream) {
@@ -338,7 +291,7 @@ cudaError_t my_ops::cuda::combine_status(const Split& split, int i, uint8_t* sta
 }
 
 cudaError_t my_ops::cuda::split_fp16(const Split& split, cudaStream_t stream) {
-  const SplitKernel first = row_shape(split.operand[0].k).kernel;
+  const SplitKernel first = first_pass(split.operand[0].k);
   constexpr int kMaxSmem = column_index(0, kMaxColumnK) * sizeof(float), kMaxStatic = 8 * 1024;
   static_assert(kMaxSmem + kMaxStatic <= fp32_sm90::kNeeds.shared_bytes);
   int smem = 0;

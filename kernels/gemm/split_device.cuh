@@ -12,8 +12,9 @@
 namespace my_ops::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kColumnRows = 8;  // of a block of split_columns: one 32-byte sector for each k
+using namespace fp32_split;
+
+constexpr int kWarps = kThreads / 32;
 
 // Place of element (row, l) in the shared memory of split_columns: threads that read eight
 // neighbours of k start in different banks.

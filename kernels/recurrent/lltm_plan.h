@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "common/ceil_div.h"
-#include "common/device.h"
+#include "device.h"
 
 namespace my_ops::cuda {
 

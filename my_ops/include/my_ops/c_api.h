@@ -33,6 +33,31 @@ int my_ops_cuda_d_sigmoid(const float* z, float* out, int64_t n, void* stream);
 int my_ops_cuda_round_ste(const float* x, float* out, int64_t n, void* stream);
 int my_ops_cuda_fill_index(float* out, int64_t height, int64_t width, void* stream);
 
+/* A matrix product on a GPU, for my_ops_explain_gemm(): dense operands, no data. */
+typedef struct {
+  struct {
+    int major, minor; /* compute capability */
+    int sm_count;     /* multiprocessors */
+    int shared_bytes; /* of shared memory, which a block may have at most */
+    int code;         /* compute capability of the code that it runs, 90 for 9.0 */
+    int hopper_code;  /* not 0: code for 9.0a */
+  } device;
+  const char* dtype; /* float64, float32, float16 or bfloat16 */
+  int64_t batch, m, n, k;
+  int a_transposed, b_transposed; /* not 0: the other index is the contiguous one */
+  int linear;                     /* not 0: of my_ops.linear, b_transposed */
+  int activation;                 /* 0 none, then relu, gelu, gelu_tanh, silu, sigmoid */
+  int bias, residual, packed;     /* not 0: there is one */
+  int high;                       /* not 0: precision "high" */
+  int library_tf32;               /* not 0: torch allows TF32 in float32 products */
+} my_ops_gemm_problem;
+
+/* Writes into text, of size bytes, which kernels were asked and which one forms the product, in
+ * lines of English that end with the plan; works without a GPU, and in builds without CUDA. Returns
+ * the length of the whole, without the byte that ends it, or MY_OPS_INVALID_ARGUMENT: a size below
+ * 0 or beyond 2^20, or what dtype or activation does not know. */
+int64_t my_ops_explain_gemm(const my_ops_gemm_problem* problem, char* text, int64_t size);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,5 +1,5 @@
-// What the choice of a kernel asks of a device: plain numbers, so that the choice can be made for
-// any device on any machine.
+// What a plan asks of a device: plain numbers, so that it can be made for any device on any
+// machine.
 #pragma once
 
 #ifdef MY_OPS_WITH_CUDA
@@ -18,11 +18,13 @@ struct Needs {
 };
 
 struct DeviceFacts {
-  int major = 0, minor = 0;  // compute capability
+  int major = 0;  // compute capability
+  int minor = 0;
   int sm_count = 0;
   int shared_bytes = 0;      // of a block, at most
   int code = 0;              // compute capability of this build's code for it, 90 for 9.0; 0: none
-  bool hopper_code = false;  // that code is of 9.0a, which has Hopper's own instructions
+  bool hopper_code = false;  // that code is of 9.0a, with Hopper's own instructions, which the
+                             // driver supports with tensor maps
 
   bool is(int wanted_major, int wanted_minor) const {
     return major == wanted_major && minor == wanted_minor;

@@ -1,0 +1,75 @@
+// The plan of a matrix product in words, for `python -m my_ops explain` and MY_OPS_LOG=plan.
+#pragma once
+
+#include <sstream>
+#include <string>
+
+#include "gemm/plan.h"
+
+namespace my_ops {
+
+inline const char* show(cuda::GemmKernel kernel) {
+  switch (kernel) {
+    case cuda::GemmKernel::kNone:
+      return "none, the output is empty";
+    case cuda::GemmKernel::kFp32Skinny:
+      return "fp32_skinny";
+    case cuda::GemmKernel::kFp32Sm90:
+      return "fp32_sm90";
+    case cuda::GemmKernel::kFp32Sm80:
+      return "fp32_sm80";
+    case cuda::GemmKernel::kHalfSm90:
+      return "half_sm90";
+    case cuda::GemmKernel::kSmall:
+      return "small";
+    case cuda::GemmKernel::kLibrary:
+      return "library";
+  }
+  return "";
+}
+
+inline const char* show(cuda::LibraryCall call) {
+  switch (call) {
+    case cuda::LibraryCall::kProduct:
+      return "its product";
+    case cuda::LibraryCall::kGelu:
+      return "its product with bias and gelu_tanh in the epilogue";
+    case cuda::LibraryCall::kProductAndBias:
+      return "its product with the bias, then one kernel for the rest";
+    case cuda::LibraryCall::kSums:
+      return "its product in float32, then one kernel for the rest";
+  }
+  return "";
+}
+
+// "fp32_sm90, tile 128 x 128, k in 3 pieces, 12.0 MiB of workspace"
+inline std::string show(const cuda::GemmPlan& plan) {
+  std::ostringstream text;
+  text.precision(1);
+  text << std::fixed << show(plan.kernel);
+  if (plan.kernel == cuda::GemmKernel::kFp32Sm90) {
+    text << ", tile " << cuda::fp32_sm90::kTileNames[plan.tile];
+  }
+  if (plan.kernel == cuda::GemmKernel::kHalfSm90) {
+    text << ", tile " << cuda::half_sm90::kTileNames[plan.tile];
+  }
+  if (plan.kernel == cuda::GemmKernel::kLibrary) text << ": " << show(plan.library);
+  if (plan.splits > 1) text << ", k in " << plan.splits << " pieces";
+  if (plan.workspace) text << ", " << plan.workspace / 1048576.0 << " MiB of workspace";
+  return text.str();
+}
+
+// "  fp32_skinny: no, takes 2 to 64 rows and no batch", a line for each kernel that is asked, and
+// the plan.
+template <typename T, typename Out>
+std::string explain(const cuda::GemmArgs<T, Out>& args, const cuda::DeviceFacts& device) {
+  std::ostringstream text;
+  const cuda::GemmPlan plan =
+      cuda::plan_gemm(args, device, [&](cuda::GemmKernel kernel, const char* why) {
+        if (why) text << "  " << show(kernel) << ": no, " << why << '\n';
+      });
+  text << "  " << show(plan) << '\n';
+  return text.str();
+}
+
+}  // namespace my_ops

@@ -1,0 +1,50 @@
+// Which float products fp32_sm80.cu takes: pure host code.
+#pragma once
+
+#include <climits>
+#include <cstdint>
+
+#include "common/ceil_div.h"
+#include "device.h"
+#include "gemm.h"
+
+namespace my_ops::cuda::fp32_sm80 {
+
+using Args = GemmArgs<float, float>;
+
+inline constexpr int kTile = 128, kK = 16;
+inline constexpr int64_t kMinK = 96;  // from here on as accurate as a chain of float FMAs
+
+// A ring of stages, and the tile's sums.
+constexpr Needs needs(int stages) {
+  return {.code = 80, .shared_bytes = (stages * 2 * kTile * kK + kTile * kTile) * 4};
+}
+
+// As many stages, a power of two, as the device has room for; 0 where it cannot run the kernel.
+inline int stages(const DeviceFacts& device) {
+  return device.runs(needs(4)) ? 4 : device.runs(needs(2)) ? 2 : 0;
+}
+
+// Plans the product, if this kernel takes it; else says why another one does. Six bf16 products
+// must cost less than one of floats, which holds for 8.0 (16 times the rate) and not for 8.6 and
+// 8.9 (two to four times). Or, from 8.0 on, the kernel has to serve because the vendor's library is
+// too inaccurate.
+inline const char* plan(const Args& args, GemmPlan* plan) {
+  const DeviceFacts& device = plan->device;
+  if (stages(device) == 0) return "needs compute capability 8.0 or later, and code for it";
+  if (args.k < kMinK) return "k is too short for its accuracy";
+  const double blocks =
+      static_cast<double>(args.batch) * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
+  if (blocks >= INT_MAX) return "more tiles than a launch takes";
+  if (!args.library_too_inaccurate()) {
+    if (!device.is(8, 0)) return "six bf16 products cost more than the library's one of float";
+    if (args.library_has_fast_tf32()) return "the library's TF32 is as fast";
+    // k is not split.
+    if (blocks < device.sm_count) return "fewer tiles than multiprocessors";
+  }
+  plan->kernel = GemmKernel::kFp32Sm80;
+  plan->tile = stages(device);
+  return nullptr;
+}
+
+}  // namespace my_ops::cuda::fp32_sm80

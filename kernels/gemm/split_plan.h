@@ -1,0 +1,127 @@
+// How float operands are split into 16-bit parts, and by how many blocks: pure host code. Row r of
+// an operand (a row of a, a column of b) with 2^e <= max|x| < 2^(e+1) becomes
+//   fp16: x * 2^(14-e) = p0 + p1 * 2^-11          23 bits, for |x| >= 2^(e-27)
+//   bf16: x * 2^(30-e) = p0 + p1 + p2             24 bits, for |x| >= 2^(e-90); of smaller ones
+//                                                 products with others as small may be lost
+// Parts are always stored k-major, whatever the strides of x, and padded with zeros to whole blocks
+// of k, so the product that follows has one layout and no edge in k.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/ceil_div.h"
+
+namespace my_ops::cuda {
+
+inline constexpr int kSplitBlockK = 64;
+inline constexpr int kZeroExponent = -150;  // below that of every float
+
+// How the data may be multiplied. The largest of all blocks' findings holds.
+enum class SplitPath : uint8_t {
+  kFp16 = 0,
+  kBf16 = 1,
+  kWide = 2,   // bf16; outputs that smaller elements may have spoilt are formed again
+  kExact = 4,  // plain arithmetic: Inf or NaN
+};
+
+enum class SplitMode : uint8_t {
+  kRows,     // one pass, k is the fast index: a group of threads takes a whole row
+  kColumns,  // one pass, rows are the fast index: a block takes eight rows
+  kChunks,   // two passes: blocks take 32 rows x chunk_k
+};
+
+struct SplitOperand {
+  const float* x;  // element (z, r, l) at z * batch_stride + r * row_stride + l * k_stride
+  int64_t batch_stride, row_stride, k_stride;
+  int batch, rows, k;
+  bool by_rows;  // l is the fast index
+  SplitMode mode;
+  int ld;             // k rounded up to kSplitBlockK
+  int chunk_k;        // a multiple of kSplitBlockK
+  int chunks;         // ceil(k / chunk_k)
+  uint16_t* parts;    // [fp16_parts][batch * rows][ld]
+  uint16_t* wide;     // [3][batch * rows][ld] bf16 parts; may be the same memory
+  int32_t* exponent;  // [batch * rows]  e, kZeroExponent for a row of zeros
+  uint8_t* status;    // [status_count] SplitPath found by each block of both passes
+  int status_count;
+  uint32_t* stats;  // [3][chunks][batch * rows], kChunks only; else null
+  uint32_t* tiny;   // [2][batch * rows], kChunks only; else null
+};
+
+struct Split {
+  SplitOperand operand[2];
+  int blocks[2];       // of the first pass, per operand
+  int tile_blocks[2];  // of the second pass; 0 unless kChunks
+  int fp16_parts;      // 1: the leading part alone, for TF32's accuracy; else 2
+};
+
+// Threads that share a row of kRows, and the 16-byte vectors each holds: as few threads as hold the
+// row, so that each has several loads in flight.
+struct RowShape {
+  int group, vectors;
+};
+
+constexpr RowShape row_shape(int k) {
+  if (k <= 512) return {32, 4};
+  if (k <= 1024) return {64, 4};
+  if (k <= 2048) return {128, 4};
+  return {256, k <= 4096 ? 4 : 8};
+}
+
+namespace fp32_split {
+
+inline constexpr int kThreads = 256;
+inline constexpr int kColumnRows = 8;  // of a block of kColumns: one 32-byte sector for each k
+inline constexpr int kMaxColumnK =
+    2048;  // of longer columns too few blocks fit on a multiprocessor
+inline constexpr int kTileRows = 32, kTileK = kSplitBlockK;
+inline constexpr int kRowBlocksPerSm = 3;   // of each operand; each loads a row ahead
+inline constexpr int kTileBlocksPerSm = 4;  // longer chunks: 16 cost 15 us more at 2048
+inline constexpr int kMaxChunks = 256;
+
+}  // namespace fp32_split
+
+// Fills in everything that follows from x, strides, sizes and fp16_parts; pointers stay null.
+inline void plan_split(Split* plan, int sm_count) {
+  using namespace fp32_split;
+  for (int i = 0; i < 2; ++i) {
+    SplitOperand& op = plan->operand[i];
+    const RowShape shape = row_shape(op.k);
+    const int64_t rows = int64_t{op.batch} * op.rows;
+    // Few rows too long to hold would leave most of the device idle.
+    const bool holds = op.k <= shape.group * shape.vectors * 4 || rows >= 4 * sm_count;
+    op.ld = (op.k + kTileK - 1) / kTileK * kTileK;
+    op.by_rows = op.k_stride == 1 || op.row_stride != 1;
+    if (op.by_rows) {
+      op.mode = holds ? SplitMode::kRows : SplitMode::kChunks;
+    } else {
+      op.mode = op.ld <= kMaxColumnK ? SplitMode::kColumns : SplitMode::kChunks;
+    }
+    op.chunk_k = op.ld;
+    op.chunks = 1;
+    plan->tile_blocks[i] = 0;
+    if (op.mode == SplitMode::kRows) {
+      const int64_t blocks = ceil_div(rows, kThreads / shape.group);
+      plan->blocks[i] = static_cast<int>(std::min<int64_t>(blocks, kRowBlocksPerSm * sm_count));
+    } else if (op.mode == SplitMode::kColumns) {
+      plan->blocks[i] = (op.rows + kColumnRows - 1) / kColumnRows * op.batch;
+    } else {
+      const int row_blocks = (op.rows + kTileRows - 1) / kTileRows * op.batch;
+      const int k_tiles = op.ld / kTileK;
+      const int wanted = std::clamp(kTileBlocksPerSm * sm_count / row_blocks, 1, kMaxChunks);
+      op.chunk_k = (k_tiles + wanted - 1) / wanted * kTileK;
+      op.chunks = (op.ld + op.chunk_k - 1) / op.chunk_k;
+      plan->blocks[i] = plan->tile_blocks[i] = row_blocks * op.chunks;
+    }
+    op.status_count = plan->blocks[i] + plan->tile_blocks[i];
+  }
+}
+
+// Takes operand i out of the fp16 split: its parts, exponents and a status of one byte exist.
+inline void skip_operand(Split* plan, int i) {
+  plan->blocks[i] = plan->tile_blocks[i] = 0;
+  plan->operand[i].status_count = 1;
+}
+
+}  // namespace my_ops::cuda
