@@ -2,7 +2,8 @@
 
 ``--json`` prints the same for programs and bug reports; ``install-hint`` prints the one
 ``pip install`` line for this machine, or fails and says why none would help. Works where torch is
-missing or the module does not load.
+missing or the module does not load. ``explain gemm M N K`` says which kernel forms a product on a
+GPU, and why.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from my_ops import _install_hint
+from my_ops import _explain, _install_hint
 
 PACKAGE = Path(__file__).resolve().parent
 COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
@@ -205,9 +206,15 @@ def show(report: dict[str, Any]) -> None:
 def main() -> int:
     """Returns 1 when something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m my_ops", description=__doc__)
-    parser.add_argument("command", nargs="?", choices=["install-hint"])
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("install-hint", help="the pip install line for this machine")
+    text = "Which kernel forms a product on a GPU, and why."
+    _explain.add_arguments(commands.add_parser("explain", help=text, description=text))
     arguments = parser.parse_args()
+    if arguments.command == "explain":
+        print(_explain.explain(arguments), end="")
+        return 0
     report = environment()
     if arguments.command == "install-hint":
         if report["install_hint"] is None:

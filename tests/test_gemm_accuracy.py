@@ -9,6 +9,7 @@ import random
 
 import pytest
 import torch
+from fp32_sm80 import gemm_fp32_sm80
 from test_cuda_kernels import FEW_ROWS, SMALL_OUTPUTS
 
 import my_ops
@@ -386,14 +387,14 @@ SM80_INVERSE_KS = [257, 1024, 2048]  # products of a single tile are never its o
 def test_gemm_fp32_sm80(family, k, strict_cublas):
     size = 1000, k, 1024
     a, b = operands(family, size, "cuda")
-    got = torch.ops.my_ops._gemm_fp32_sm80(a, b)
+    got = gemm_fp32_sm80(a, b)
     check(got, a, b, f"sm80, {label(family, size)}", MEAN_SHARE, WORST_SHARE)
 
 
 @pytest.mark.parametrize("k", SM80_INVERSE_KS)
 def test_gemm_fp32_sm80_cancelling(k, strict_cublas):
     a, b = inverse_operands(k, "cuda")
-    got = torch.ops.my_ops._gemm_fp32_sm80(a, b)
+    got = gemm_fp32_sm80(a, b)
     check(got, a, b, f"sm80, {label('inverse', (k, k, k))}", MEAN_SHARE, WORST_SHARE)
 
 
@@ -402,7 +403,7 @@ def test_gemm_fp32_sm80_of_extreme_magnitudes(extreme, strict_cublas):
     size = 700, 800, 1024
     a, b = operands("normal", size, "cuda")
     a, b = (t * 2.0**power for t, power in zip((a, b), EXTREMES[extreme], strict=True))
-    got = torch.ops.my_ops._gemm_fp32_sm80(a, b)
+    got = gemm_fp32_sm80(a, b)
     check(got, a, b, f"sm80, {label(extreme, size)}", WORST_SHARE, WORST_SHARE)
 
 

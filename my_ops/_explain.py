@@ -1,0 +1,107 @@
+"""``python -m my_ops explain gemm M N K``: which kernel forms a product on a GPU, and why.
+
+The answer is the module's own: the host code that plans a product asks nothing but sizes and the
+numbers of a device, so it answers for any GPU on any machine, in builds without CUDA too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+from pathlib import Path
+from typing import NamedTuple
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid")  # in the order of c_api.h
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+KIB = 1024
+
+
+class Gpu(NamedTuple):
+    """Its numbers, from the table of compute capabilities in the CUDA programming guide."""
+
+    major: int
+    minor: int
+    sm_count: int
+    shared_bytes: int
+    code: int  # of a wheel with code for all GPUs
+    hopper_code: int = 0
+
+
+GPUS = {
+    "t4": Gpu(7, 5, 40, 64 * KIB, 75),
+    "a100": Gpu(8, 0, 108, 163 * KIB, 80),
+    "a10": Gpu(8, 6, 72, 99 * KIB, 86),
+    "l4": Gpu(8, 9, 58, 99 * KIB, 86),
+    "h100": Gpu(9, 0, 132, 227 * KIB, 90, 1),
+    "h200": Gpu(9, 0, 132, 227 * KIB, 90, 1),
+    "b200": Gpu(10, 0, 148, 227 * KIB, 100),
+    "rtx5090": Gpu(12, 0, 170, 99 * KIB, 120),
+}
+
+
+class _Problem(ctypes.Structure):
+    """my_ops_gemm_problem of my_ops/c_api.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int) for name in Gpu._fields),
+        ("dtype", ctypes.c_char_p),
+        *((name, ctypes.c_int64) for name in ("batch", "m", "n", "k")),
+        *((name, ctypes.c_int) for name in ("a_transposed", "b_transposed", "linear")),
+        *((name, ctypes.c_int) for name in ("activation", "bias", "residual", "packed")),
+        *((name, ctypes.c_int) for name in ("high", "library_tf32")),
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("op", choices=("gemm", "linear"))
+    for name in ("m", "n", "k"):
+        add(name, type=int, metavar=name.upper())
+    add("--gpu", choices=sorted(GPUS), default="h200", help="default: %(default)s")
+    add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
+    add("--batch", type=int, default=1)
+    add("--a-transposed", action="store_true", help="of gemm: M is a's contiguous index")
+    add("--b-transposed", action="store_true", help="of gemm: K is b's contiguous index")
+    add("--bias", action="store_true", help="of linear")
+    add("--activation", choices=ACTIVATIONS, default="none", help="of linear")
+    add("--residual", action="store_true", help="of linear")
+    add("--packed", action="store_true", help="of linear: with what prepack made of the weight")
+    add("--precision", choices=("highest", "high"), default="highest")
+    add("--tf32", action="store_true", help="as if torch allowed TF32 in float32 products")
+
+
+def explain(options: argparse.Namespace) -> str:
+    """The lines that ``python -m my_ops explain`` prints; SystemExit where sizes are no sizes."""
+    sizes = (options.batch, options.m, options.n, options.k)
+    if min(sizes) < 0 or max(sizes) > 2**20:
+        raise SystemExit(f"explain: sizes must be from 0 to 2^20, got {sizes}")
+    linear, gpu = options.op == "linear", GPUS[options.gpu]
+    problem = _Problem(
+        *gpu,
+        options.dtype.encode(),
+        *sizes,
+        options.a_transposed and not linear,
+        options.b_transposed or linear,
+        linear,
+        ACTIVATIONS.index(options.activation),
+        options.bias,
+        options.residual,
+        options.packed,
+        options.precision == "high",
+        options.tf32,
+    )
+    try:
+        import torch  # noqa: F401  whose libraries the module needs
+
+        module = ctypes.CDLL(str(Path(__file__).with_name("_C.so")))
+    except (ImportError, OSError) as error:
+        raise SystemExit(f"explain: {error}; `python -m my_ops` says what to do") from None
+    function = module.my_ops_explain_gemm
+    function.restype = ctypes.c_int64
+    text = ctypes.create_string_buffer(4096)
+    length = function(ctypes.byref(problem), text, ctypes.c_int64(len(text)))
+    assert 0 <= length < len(text), length
+    shape = " x ".join(str(size) for size in sizes[1:])
+    batch = f", batch {options.batch}" if options.batch != 1 else ""
+    what = f"{options.op} of {options.dtype}, m x n x k = {shape}{batch}, on {options.gpu}"
+    return f"{what}\n{text.value.decode()}"

@@ -1,0 +1,93 @@
+"""``python -m my_ops explain`` and the C function below it: which kernel forms which product on which
+GPU. The answers are the plan of the CUDA build, asked of the installed module on any machine."""
+
+import argparse
+import ctypes
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from my_ops import _explain
+
+GOLDEN = [  # what is asked, and the last line of the answer, which is the plan
+    ("gemm 4096 4096 4096", "fp32_sm90, tile 128 x 128, 192.3 MiB of workspace"),
+    ("gemm 4096 4096 4096 --gpu h100", "fp32_sm90, tile 128 x 128, 192.3 MiB of workspace"),
+    ("gemm 4096 4096 4096 --gpu a100", "fp32_sm80"),
+    ("gemm 4096 4096 4096 --gpu a100 --tf32 --precision high", "library: its product"),
+    ("gemm 4096 4096 4096 --gpu l4", "library: its product"),
+    ("gemm 4096 4096 4096 --gpu l4 --tf32", "fp32_sm80"),
+    ("gemm 4096 4096 4096 --gpu t4 --tf32", "library: its product"),
+    ("gemm 4096 4096 4096 --gpu b200", "library: its product"),
+    ("gemm 4096 4096 4096 --dtype float64", "library: its product"),
+    ("gemm 4096 4096 4096 --dtype bfloat16", "library: its product"),
+    ("gemm 4097 4097 4097 --dtype bfloat16", "half_sm90, tile 128 x 192, 64.1 MiB of workspace"),
+    ("gemm 16 4096 4096", "fp32_skinny, k in 8 pieces, 2.0 MiB of workspace"),
+    ("gemm 13 17 19", "small"),
+    ("gemm 0 17 19", "none, the output is empty"),
+    ("linear 8192 4096 4096 --dtype float16 --activation silu --bias", "half_sm90, tile 128 x 256, "
+     "finished by warps of its own"),
+    ("linear 8192 4096 4096 --dtype bfloat16 --activation gelu_tanh --bias",
+     "library: its product with bias and gelu_tanh in the epilogue"),
+    ("linear 8192 4096 512 --dtype float16 --activation gelu --bias",
+     "library: its product with the bias, then one kernel for the rest"),
+    ("linear 20 4095 4096 --dtype float16", "library: its product in float32, then one kernel for "
+     "the rest"),
+]  # fmt: skip
+
+
+def answer(line):
+    parser = argparse.ArgumentParser()
+    _explain.add_arguments(parser)
+    return _explain.explain(parser.parse_args(line.split())).splitlines()
+
+
+@pytest.mark.parametrize("asked, plan", GOLDEN)
+def test_plan(asked, plan):
+    assert answer(asked)[-1] == f"  {plan}"
+
+
+def test_every_kernel_asked_says_why_not():
+    head, *refusals, plan = answer("gemm 200 8192 64 --gpu h200")
+    assert head == "gemm of float32, m x n x k = 200 x 8192 x 64, on h200"
+    assert [line.split(":")[0].strip() for line in refusals] == [
+        "fp32_skinny", "fp32_sm90", "fp32_sm80", "small",
+    ]  # fmt: skip
+    assert all(": no, " in line for line in refusals)
+    assert plan == "  library: its product"
+
+
+def test_from_the_command_line(tmp_path):
+    command = [sys.executable, "-m", "my_ops", "explain"]
+    done = subprocess.run(
+        [*command, "gemm", "4096", "4096", "4096"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == answer("gemm 4096 4096 4096")
+    for wrong in (["gemm", "-1", "2", "3"], ["gemm", "1", "2", str(2**20 + 1)]):
+        done = subprocess.run(
+            [*command, *wrong], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode != 0
+        assert re.search("sizes must be from 0 to 2\\^20", done.stderr)
+
+
+def test_the_c_function_refuses():
+    module = ctypes.CDLL(str(Path(_explain.__file__).with_name("_C.so")))
+    function, text = module.my_ops_explain_gemm, ctypes.create_string_buffer(8)
+    function.restype = ctypes.c_int64
+
+    def call(dtype=b"float32", m=64, activation=0, size=8, buffer=text):
+        gpu = _explain.GPUS["h200"]
+        problem = _explain._Problem(*gpu, dtype, 1, m, 64, 64, 0, 0, 0, activation)
+        return function(ctypes.byref(problem), buffer, ctypes.c_int64(size))
+
+    whole = call(size=0, buffer=None)
+    assert whole > 8
+    assert call() == whole
+    assert len(text.value) == 7
+    for wrong in ({"dtype": b"int8"}, {"m": -1}, {"m": 2**20 + 1}, {"activation": 6}):
+        assert call(**wrong) == -1
+    assert call(activation=-1) == call(size=-1) == call(buffer=None) == -1
