@@ -1,5 +1,5 @@
-"""The float product of compute capability 8.0 on any later GPU, where no plan takes it: its sources,
-compiled here."""
+"""The float product of compute capability 8.0 on any later GPU, where few plans take it: its
+sources, compiled here."""
 
 import ctypes
 import functools
@@ -21,7 +21,8 @@ extern "C" int multiply(const float* a, const float* b, float* out, const int64_
   cuda::GemmArgs<float, float> args{};
   args.a = a, args.b = b, args.out = out;
   args.batch = 1, args.m = sizes[0], args.k = sizes[1], args.n = sizes[2];
-  args.a_row = strides[0], args.a_col = strides[1], args.b_row = strides[2], args.b_col = strides[3];
+  args.a_row = strides[0], args.a_col = strides[1];
+  args.b_row = strides[2], args.b_col = strides[3];
   args.out_row = args.n, args.out_col = 1;
   cuda::GemmPlan plan{.kernel = cuda::GemmKernel::kFp32Sm80};
   plan.tile = cuda::fp32_sm80::stages({.major = 8, .shared_bytes = shared_bytes, .code = 80});

@@ -1,5 +1,5 @@
-"""``python -m my_ops explain`` and the C function below it: which kernel forms which product on which
-GPU. The answers are the plan of the CUDA build, asked of the installed module on any machine."""
+"""``python -m my_ops explain`` and the C function below it: which kernel forms which product on
+which GPU. The answers are the plan of the CUDA build, asked of the installed module anywhere."""
 
 import argparse
 import ctypes
