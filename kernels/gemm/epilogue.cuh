@@ -3,6 +3,7 @@
 
 #include "common/numeric.cuh"
 #include "gemm.h"
+#include "ptx/math.cuh"
 
 namespace my_ops::cuda {
 
@@ -26,19 +27,6 @@ struct Activate {
   }
 };
 
-// 2^x and 1 / x by the special function unit, to 2 ulp; subnormal numbers count as 0.
-__device__ __forceinline__ float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float fast_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Activations for results of 16 bits: good to 2^-17, relative, and few instructions. Activate is
 // good to float's last bits.
 template <Activation kActivation>
@@ -50,23 +38,24 @@ struct FastActivate {
     } else if constexpr (kActivation == Activation::kGelu) {
       // Phi(-a) = exp(-a^2 / 2) t P(t), t = 1 / (1 + 0.31 a); P: a minimax fit for 0 <= a <= 15.
       const float a = fminf(fabsf(x), 100.0f);
-      const float t = fast_reciprocal(fmaf(0.31f, a, 1.0f));
+      const float t = ptx::rcp_approx_ftz(fmaf(0.31f, a, 1.0f));
       float p = -0.0739286f;
       p = fmaf(p, t, 0.18044922f);
       p = fmaf(p, t, 0.01574578f);
       p = fmaf(p, t, 0.13342906f);
       p = fmaf(p, t, 0.12044158f);
       p = fmaf(p, t, 0.12386065f);
-      return fmaf(-a * t, p * fast_exp2(-0.5f * kLog2e * a * a), Activate<Activation::kRelu>{}(x));
+      return fmaf(-a * t, p * ptx::ex2_approx_ftz(-0.5f * kLog2e * a * a),
+                  Activate<Activation::kRelu>{}(x));
     } else if constexpr (kActivation == Activation::kGeluTanh) {
       // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), u = c (x + 0.044715 x^3)
       constexpr float kScale = -2.0f * kLog2e * 0.7978845608028654f;
-      const float e = fast_exp2(x * fmaf(0.044715f * kScale, x * x, kScale));
-      return x * fast_reciprocal(1.0f + e);
+      const float e = ptx::ex2_approx_ftz(x * fmaf(0.044715f * kScale, x * x, kScale));
+      return x * ptx::rcp_approx_ftz(1.0f + e);
     } else if constexpr (kActivation == Activation::kSilu) {
-      return x * fast_reciprocal(1.0f + fast_exp2(-kLog2e * x));
+      return x * ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(-kLog2e * x));
     } else if constexpr (kActivation == Activation::kSigmoid) {
-      return fast_reciprocal(1.0f + fast_exp2(-kLog2e * x));
+      return ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(-kLog2e * x));
     } else {
       return x;
     }

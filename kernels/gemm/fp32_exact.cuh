@@ -7,7 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "gemm/epilogue.cuh"
-#include "ptx/sm90.cuh"
+#include "ptx/barrier.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -16,7 +16,7 @@ constexpr int kExactTile = 64, kExactK = 16, kExactThreads = 256;
 
 __device__ __forceinline__ void exact_barrier() {
   constexpr int kBarrier = 3;  // those before may be in use
-  sm90::barrier_sync(kBarrier, kExactThreads);
+  ptx::barrier_sync(kBarrier, kExactThreads);
 }
 
 struct alignas(16) ExactSmem {  // read in vectors of four

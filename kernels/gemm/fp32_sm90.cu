@@ -12,6 +12,7 @@
 
 #include "common/launch.cuh"
 #include "common/numeric.cuh"
+#include "common/tensor_map.h"
 #include "gemm/fp32_sm90_kernel.cuh"
 
 namespace my_ops::cuda {
@@ -35,7 +36,7 @@ constexpr int kReduceThreads = 256;
 __global__ void __launch_bounds__(kReduceThreads)
     fp32_reduce_kernel(const __grid_constant__ Fp32Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  sm90::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();
   const SplitPath path = product_path(p);
   if (path == SplitPath::kExact) return;
   const int shift = 2 * (path == SplitPath::kFp16 ? kFp16Shift : kBf16Shift);

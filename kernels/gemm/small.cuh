@@ -13,6 +13,7 @@
 #include "common/launch.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/plan.h"
+#include "ptx/memory.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -98,8 +99,8 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
   if (args.bias || args.residual) {  // their latency passes beside that of a and b
     for (unsigned output = first_output; output < outputs; output += output_step) {
       if (!finishes(output)) continue;
-      if (args.bias) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.bias + column_of(output)));
-      if (args.residual) asm volatile("prefetch.global.L2 [%0];" ::"l"(residual_of(output)));
+      if (args.bias) ptx::prefetch_l2(args.bias + column_of(output));
+      if (args.residual) ptx::prefetch_l2(residual_of(output));
     }
   }
 
