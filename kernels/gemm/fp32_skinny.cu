@@ -159,9 +159,9 @@ __device__ __forceinline__ void finish(const Args& args, int row, int col, float
   const bool kept = fabsf(sum) <= 0x1.fffffep127f && fabsf(sum) >= error * kErrorMargin;
   sum = formed_exactly(args, 0, row, col, inside && !kept, sum);
   if (!inside) return;
-  if (args.bias) sum += args.bias[col];
-  with_activation(args.activation, [&](auto activation) { sum = activation(sum); });
-  args.out[row * args.out_row + col * args.out_col] = sum + residual_at(args, 0, row, col);
+  args.out[row * args.out_row + col * args.out_col] =
+      finish_element(RuntimeActivate{args.activation}, sum, column_terms(args.bias, col),
+                     residual_at(args, 0, row, col));
 }
 
 #endif

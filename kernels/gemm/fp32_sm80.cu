@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
   if (__syncthreads_or(exactly)) multiply_exactly(a, b, args.k, sums);
 
   float* out = args.out + z * args.out_batch;
-  with_activation(args.activation, [&](auto activation) {
+  with_activation(args.activation, [&]<Activation kActivation>() {
 #pragma unroll
     for (int i = 0; i < kMmaM; ++i) {
 #pragma unroll 1  // else the activations take two minutes to compile for some architectures
@@ -266,9 +266,9 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
         for (int x = 0; x < 4; ++x) {
           const int64_t row = m0 + row_of(i, x), column = n0 + column_of(j, x);
           if (row >= args.m || column >= args.n) continue;
-          const float bias = args.bias ? args.bias[column] : 0.0f;
           out[row * args.out_row + column * args.out_col] =
-              activation(sums(i, j, x) + bias) + residual_at(args, z, row, column);
+              finish_element(Activate<kActivation>{}, sums(i, j, x),
+                             column_terms(args.bias, column), residual_at(args, z, row, column));
         }
       }
     }

@@ -60,10 +60,8 @@ __global__ void __launch_bounds__(kReduceThreads)
     x = formed_exactly(p.args, z, row, col, inside && spoilt, x);
     if (!inside) continue;
     float* out = p.args.out + z * p.args.out_batch + row * p.args.out_row + col;
-    if (p.args.bias) x += p.args.bias[col];
-    with_activation(p.args.activation, [&](auto activation) {
-      *out = activation(x) + residual_at(p.args, z, row, col);
-    });
+    *out = finish_element(RuntimeActivate{p.args.activation}, x, column_terms(p.args.bias, col),
+                          residual_at(p.args, z, row, col));
   }
 #endif
 }

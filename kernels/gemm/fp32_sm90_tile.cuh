@@ -264,18 +264,10 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
     if (p.args.bias) {
       const float* bias = p.args.bias + col0;
       const int columns = p.n - col0;
-#pragma unroll
-      for (int j = 0; j < kCount / 2; ++j) {
-        const int col = j / 2 * 8 + j % 2;
-        const float x = col < columns ? bias[col] : 0.0f;
-        acc[j / 2 * 4 + j % 2] += x;
-        acc[j / 2 * 4 + 2 + j % 2] += x;
-      }
+      apply_column_terms(acc,
+                         [&](int c) { return ColumnTerms<float>{c < columns ? bias[c] : 0.0f}; });
     }
-    with_activation(p.args.activation, [&](auto activation) {
-#pragma unroll
-      for (int x = 0; x < kCount; ++x) acc[x] = activation(acc[x]);
-    });
+    activate<Activate>(p.args.activation, acc);
   } else {
     base = p.partial + (int64_t{origin.split} * p.args.batch + origin.z) * p.m * p.n;
     ld = p.n;

@@ -216,16 +216,10 @@ __device__ __forceinline__ void store_rows(const HalfProduct<T>& p, int z, int r
 
 template <typename T, int kCount>
 __device__ __forceinline__ void add_bias(const HalfProduct<T>& p, int col0, float (&x)[kCount]) {
+  if (!p.args.bias) return;
   const int col = col0 + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float bias = load(p.args.bias[min(col + j * 8 + i, p.n - 1)]);
-      x[4 * j + i] += bias;
-      x[4 * j + 2 + i] += bias;
-    }
-  }
+  apply_column_terms(
+      x, [&](int c) { return ColumnTerms<float>{load(p.args.bias[min(col + c, p.n - 1)])}; });
 }
 
 // Brings a residual from memory's order into that of the sums, through `piece`.
@@ -307,12 +301,9 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
         for (int i = 0; i < 32; ++i) x[i] = ptx::mov(sum[at * 32 + i]);
       }
     }
-    if (args.bias) add_bias(p, col0, x);
+    add_bias(p, col0, x);
     if constexpr (!kPlain) {
-      with_activation(args.activation, [&]<Activation kActivation>(Activate<kActivation>) {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) x[i] = FastActivate<kActivation>{}(x[i]);
-      });
+      activate<FastActivate>(args.activation, x);
       if (args.residual) {
         add_residual<Tile>(p, residual, piece, x);
         if (c + 1 < kPieces) load_residual<Tile>(p, tile.z, row0, col0 + kPieceColumns, residual);
@@ -334,7 +325,7 @@ __device__ __forceinline__ void defer(const HalfProduct<T>& p, HalfSmem<Tile>& s
     float x[32];
 #pragma unroll
     for (int i = 0; i < 32; ++i) x[i] = sum[c * 32 + i];
-    if (p.args.bias) add_bias(p, tile.n + c * kPieceColumns, x);
+    add_bias(p, tile.n + c * kPieceColumns, x);
     round_piece<T>(smem.pieces[consumer * 4 + warp][c], x);
   }
   ptx::mbarrier_arrive(&smem.summed[consumer]);
@@ -351,23 +342,20 @@ __device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int
   for (int step = 0; step < PieceRows::kSteps; ++step) {
     rows.x[step] = piece[piece_unit(step * 4 + lane / 8, lane % 8)];
   }
-  with_activation(p.args.activation, [&]<Activation kActivation>(Activate<kActivation>) {
+  with_activation(p.args.activation, [&]<Activation kActivation>() {
 #pragma unroll
     for (int step = 0; step < PieceRows::kSteps; ++step) {
       uint32_t* pairs = reinterpret_cast<uint32_t*>(&rows.x[step]);
-      const uint32_t* added = reinterpret_cast<const uint32_t*>(&residual.x[step]);
+      float x[8];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float2 y = unpack<T>(pairs[i]);
-        y.x = FastActivate<kActivation>{}(y.x);
-        y.y = FastActivate<kActivation>{}(y.y);
-        if (p.args.residual) {
-          const float2 r = unpack<T>(added[i]);
-          y.x += r.x;
-          y.y += r.y;
-        }
-        pairs[i] = pack<T>(y.x, y.y);
+        const float2 y = unpack<T>(pairs[i]);
+        x[2 * i] = y.x, x[2 * i + 1] = y.y;
       }
+      const auto& added = reinterpret_cast<const Vector<T, 8>&>(residual.x[step]);
+      finish_vector<T>(x, FastActivate<kActivation>{}, nullptr, added, p.args.residual);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = pack<T>(x[2 * i], x[2 * i + 1]);
     }
   });
   write_piece<Tile>(p, rows, piece);
