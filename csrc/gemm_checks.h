@@ -2,9 +2,12 @@
 // sizes and strides, and the library path that both backends share.
 #pragma once
 
+#include <iterator>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "../include/gemm.h"
 #include "binding.h"
 
 namespace my_ops {
@@ -149,12 +152,22 @@ inline void check_residual(const Tensor& residual, const Tensor& x, const Tensor
               "linear");
 }
 
-inline void check_activation(const std::string& activation) {
-  for (const char* known : {"none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"}) {
-    if (activation == known) return;
+// The activation of a name, which is checked with it.
+inline Activation activation_of(const std::string& name) {
+  struct Named {
+    std::string name;
+    Activation activation;
+  };
+#define MY_OPS_NAMED(activation, name) Named{name, Activation::activation},
+  static const Named known[] = {MY_OPS_ACTIVATIONS(MY_OPS_NAMED)};
+#undef MY_OPS_NAMED
+  std::string names;
+  for (const Named& one : known) {
+    if (one.name == name) return one.activation;
+    const bool first = &one == std::begin(known), last = &one + 1 == std::end(known);
+    names += (first ? "" : last ? " or " : ", ") + one.name;
   }
-  check(false, "linear: activation must be none, relu, gelu, gelu_tanh, silu or sigmoid, got '",
-        activation, "'");
+  throw std::runtime_error("linear: activation must be " + names + ", got '" + name + "'");
 }
 
 inline void check_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -176,7 +189,7 @@ inline void check_linear(const Tensor& x, const Tensor& weight, const std::optio
     check_shape(*bias, "bias", {weight.size(0)}, "(out_features,)", op);
   }
   if (residual) check_residual(*residual, x, weight);
-  check_activation(activation);
+  activation_of(activation);
   check_precision(precision, op);
   if (packed) {
     check_same_device(*packed, "packed", x, "x", op);
@@ -195,18 +208,25 @@ inline Tensor rows_of(const Tensor& x) {
   return as_strided(as_contiguous(x), {rows, columns}, {columns, 1});
 }
 
-// The whole of linear by ATen, the activation in place.
+// An activation in place, by the op to which ATen gives the same name; where it has none, calling
+// it is the error.
+inline void aten_activate(const std::string& activation, const Tensor& y) {
+  if (activation == "none") return;
+  if (activation == "gelu" || activation == "gelu_tanh") {
+    aten("aten::gelu_", "", y, std::string(activation == "gelu" ? "none" : "tanh"));
+  } else {
+    aten(("aten::" + activation + "_").c_str(), "", y);
+  }
+}
+
+// The whole of linear by ATen.
 inline Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                           const std::string& activation, const std::optional<Tensor>& residual) {
   try {
     // As one matrix: else ATen may add the bias after rounding the product.
     Tensor y = aten("aten::linear", "", rows_of(x), weight, bias);
     if (x.dim() != 2) y = aten("aten::view", "", y, linear_sizes(x, weight));
-    if (activation == "relu") aten("aten::relu_", "", y);
-    if (activation == "gelu") aten("aten::gelu_", "", y, std::string("none"));
-    if (activation == "gelu_tanh") aten("aten::gelu_", "", y, std::string("tanh"));
-    if (activation == "silu") aten("aten::silu_", "", y);
-    if (activation == "sigmoid") aten("aten::sigmoid_", "", y);
+    aten_activate(activation, y);
     return residual ? torch::stable::subtract(y, *residual, -1.0) : y;
   } catch (const std::exception& error) {
     fail_allocation(error, linear_sizes(x, weight), x.scalar_type(), device_of(x));

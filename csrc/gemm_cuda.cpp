@@ -41,15 +41,6 @@ Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precisi
   return out;
 }
 
-Activation activation_of(const std::string& name) {
-  if (name == "relu") return Activation::kRelu;
-  if (name == "gelu") return Activation::kGelu;
-  if (name == "gelu_tanh") return Activation::kGeluTanh;
-  if (name == "silu") return Activation::kSilu;
-  if (name == "sigmoid") return Activation::kSigmoid;
-  return Activation::kNone;  // check_linear let only "none" through
-}
-
 // weight (out_features, in_features) as the b of a product.
 cuda::PackArgs pack_args(const Tensor& weight) {
   return {.b = in<float>(weight),

@@ -6,6 +6,7 @@
 
 #include "../my_ops/include/my_ops/c_api.h"
 #include "common/numeric_cpu.h"
+#include "gemm_checks.h"
 
 namespace my_ops {
 namespace {
@@ -55,10 +56,13 @@ my_ops_explain_gemm(const my_ops_gemm_problem* problem, char* text, int64_t size
   const int64_t sizes[] = {problem->batch, problem->m, problem->n, problem->k};
   const bool overflows = std::any_of(std::begin(sizes), std::end(sizes),
                                      [](int64_t x) { return x < 0 || x > int64_t{1} << 20; });
-  const bool known =
-      problem->activation >= 0 && problem->activation <= static_cast<int>(Activation::kSigmoid);
-  if (overflows || !known || size < 0 || (size > 0 && !text)) return MY_OPS_INVALID_ARGUMENT;
-  const auto activation = static_cast<Activation>(problem->activation);
+  if (overflows || size < 0 || (size > 0 && !text)) return MY_OPS_INVALID_ARGUMENT;
+  Activation activation;
+  try {
+    activation = activation_of(problem->activation);
+  } catch (const std::runtime_error&) {
+    return MY_OPS_INVALID_ARGUMENT;
+  }
   const std::string dtype = problem->dtype;
   std::string said;
   if (dtype == "float64") {

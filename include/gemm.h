@@ -8,8 +8,20 @@
 
 namespace my_ops {
 
-// Applied after the bias. kGelu is the erf form, kGeluTanh its tanh approximation.
-enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu, kSigmoid };
+// The activations, applied after the bias, and their names in Python. kGelu is the erf form,
+// kGeluTanh its tanh approximation. Formulas: kernels/gemm/activation.cuh; a name that is not also
+// that of ATen's op: aten_activate in csrc/gemm_checks.h.
+#define MY_OPS_ACTIVATIONS(F) \
+  F(kNone, "none")            \
+  F(kRelu, "relu")            \
+  F(kGelu, "gelu")            \
+  F(kGeluTanh, "gelu_tanh")   \
+  F(kSilu, "silu")            \
+  F(kSigmoid, "sigmoid")
+
+#define MY_OPS_ENUMERATOR(activation, name) activation,
+enum class Activation { MY_OPS_ACTIVATIONS(MY_OPS_ENUMERATOR) };
+#undef MY_OPS_ENUMERATOR
 
 // Of float products: kHighest is float's own accuracy, kHigh that of TF32, 11 bits of each factor.
 // A hint: where lower precision is not faster, kHigh computes as kHighest.

@@ -43,6 +43,10 @@ def gemm(a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b)
 
 
+# Of linear: the same names, in this order, as in include/gemm.h.
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid")
+
+
 def activate(x: Tensor, activation: str | None) -> Tensor:
     if activation is None or activation == "none":
         return x

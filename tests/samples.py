@@ -24,7 +24,7 @@ UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]  # torch promotes these wi
 INTEGERS = SIGNED_OR_BYTE + UNSIGNED
 NOT_REAL = [torch.bool, torch.complex64]
 
-ACTIVATIONS = [None, "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
+ACTIVATIONS = [None if name == "none" else name for name in reference.ACTIVATIONS]
 
 # Units in the last place of a 16-bit result: one rounding, of what was computed in float32.
 ROUNDED_ONCE = 0.51

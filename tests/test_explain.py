@@ -66,12 +66,16 @@ def test_from_the_command_line(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines() == answer("gemm 4096 4096 4096")
-    for wrong in (["gemm", "-1", "2", "3"], ["gemm", "1", "2", str(2**20 + 1)]):
+    refused = {
+        "sizes must be from 0 to 2\\^20": ["gemm", "1", "2", str(2**20 + 1)],
+        "no activation of linear is called 'tanh'": "linear 1 2 3 --activation tanh".split(),
+    }
+    for message, wrong in refused.items():
         done = subprocess.run(
             [*command, *wrong], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert done.returncode != 0
-        assert re.search("sizes must be from 0 to 2\\^20", done.stderr)
+        assert re.search(message, done.stderr)
 
 
 def test_the_c_function_refuses():
@@ -79,15 +83,15 @@ def test_the_c_function_refuses():
     function, text = module.my_ops_explain_gemm, ctypes.create_string_buffer(8)
     function.restype = ctypes.c_int64
 
-    def call(dtype=b"float32", m=64, activation=0, size=8, buffer=text):
+    def call(dtype=b"float32", m=64, activation=b"none", size=8, buffer=text):
         gpu = _explain.GPUS["h200"]
-        problem = _explain._Problem(*gpu, dtype, 1, m, 64, 64, 0, 0, 0, activation)
+        problem = _explain._Problem(*gpu, dtype, activation, 1, m, 64, 64)
         return function(ctypes.byref(problem), buffer, ctypes.c_int64(size))
 
     whole = call(size=0, buffer=None)
     assert whole > 8
     assert call() == whole
     assert len(text.value) == 7
-    for wrong in ({"dtype": b"int8"}, {"m": -1}, {"m": 2**20 + 1}, {"activation": 6}):
+    for wrong in ({"dtype": b"int8"}, {"m": -1}, {"m": 2**20 + 1}, {"activation": b"tanh"}):
         assert call(**wrong) == -1
-    assert call(activation=-1) == call(size=-1) == call(buffer=None) == -1
+    assert call(size=-1) == call(buffer=None) == -1

@@ -1,6 +1,7 @@
-"""gemm and linear: precision and prepacked weights."""
+"""gemm and linear: precision, prepacked weights, the activations' names."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -9,6 +10,8 @@ from samples import FLOATING, gemm_excess
 from test_gemm import linear_excess, normal
 
 import my_ops
+from my_ops import reference
+from my_ops.ops.gemm import activation_backward
 
 
 @pytest.mark.parametrize("precision", ["medium", "", "Highest"])
@@ -252,3 +255,24 @@ def test_packed_wrong_arguments(cuda, rejects):
     ):
         with rejects(RuntimeError, f"linear: .*{match}", x, weight):
             torch.ops.my_ops.linear(x, weight, packed=wrong)
+
+
+def test_every_layer_knows_the_same_activations(device, rejects):
+    """C++, the fake kernel and Python list them; what none of them lists is refused by each."""
+    *names, last = reference.ACTIVATIONS
+    x = torch.ones(2, 2, device=device)
+    for like in (x, x.to("meta")):
+        with rejects(RuntimeError, rf"be {', '.join(names)} or {last}, got 'tanh'$", like):
+            torch.ops.my_ops.linear(like, like, None, "tanh")
+    for activate in (reference.activate, functools.partial(activation_backward, x)):
+        with pytest.raises(ValueError, match="unknown activation 'tanh'"):
+            activate(x, "tanh")
+
+
+def test_an_activation_needs_no_gradient_of_its_own(device, monkeypatch):
+    monkeypatch.setattr(reference, "activate", lambda x, name: {"tanh": torch.tanh}[name](x))
+    x, grad = torch.randn(2, 7, dtype=torch.float64, device=device)
+    x.requires_grad_()
+    got, want = activation_backward(grad, x, "tanh"), grad * (1 - x.tanh() ** 2)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (got, want)))

@@ -78,6 +78,19 @@ def test_stream_and_sizes_have_no_defaults():
     assert matches("include", r"\w\s*=\s*[\w{}:]+\s*[,)]") == []
 
 
+@IN_REPOSITORY
+def test_asm_only_in_ptx():
+    """One name for each: whoever needs an instruction finds it in kernels/ptx, or adds it there."""
+    found = [
+        str(path.relative_to(REPOSITORY))
+        for folder in ("kernels", "include", "csrc")
+        for path in sorted((REPOSITORY / folder).rglob("*"))
+        if path.is_file() and path.parent != REPOSITORY / "kernels/ptx"
+        if re.search(r"\b(asm|__asm__)\b", without_comments(path.read_text()))
+    ]
+    assert found == []
+
+
 # ----------------------------------------------------------------------------------- the module
 
 

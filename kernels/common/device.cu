@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "ptx/sm90.cuh"
+#include "common/tensor_map.h"
 
 namespace my_ops::cuda {
 namespace {

@@ -32,4 +32,26 @@ cudaError_t allow_shared_bytes(void (*kernel)(P...), size_t bytes) {
                               static_cast<int>(bytes));
 }
 
+namespace sm90 {
+
+// Launches a kernel in clusters; griddepcontrol lets it start before the one ahead has finished.
+template <typename... P, typename... A>
+cudaError_t launch_overlapped(void (*kernel)(P...), int64_t blocks, dim3 threads, size_t smem,
+                              int cluster, cudaStream_t stream, const A&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = threads;
+  config.dynamicSmemBytes = smem;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+}  // namespace sm90
 }  // namespace my_ops::cuda

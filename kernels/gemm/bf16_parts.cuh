@@ -6,6 +6,9 @@
 
 #include <cstdint>
 
+#include "ptx/math.cuh"
+#include "ptx/mma.cuh"
+
 namespace my_ops::cuda {
 
 constexpr int kParts = 3;
@@ -43,7 +46,7 @@ struct Pair {
   __device__ __forceinline__ Pair(float x, float y) {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(part[i]) : "f"(y), "f"(x));
+      part[i] = ptx::cvt_rn_bf16x2(x, y);
       x -= __uint_as_float(part[i] << 16);
       y -= __uint_as_float(part[i] & 0xffff0000u);
     }
@@ -67,26 +70,12 @@ __device__ __forceinline__ void split_column(const float (&v)[4], uint2 (&parts)
   for (int i = 0; i < kParts; ++i) parts[i] = make_uint2(x.part[i], y.part[i]);
 }
 
-// sum + a b for a tile of 16 x 8 and 16 of k.
-__device__ __forceinline__ void mma(float (&out)[4], const uint4& a, const uint2& b,
-                                    const float (&sum)[4]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-      : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "f"(sum[0]), "f"(sum[1]),
-        "f"(sum[2]), "f"(sum[3]));
-}
-
-// a b for a tile of 16 x 8 and one half of a chunk of k: the fewer products a tensor core adds at a
-// time, the less it cuts off.
-__device__ __forceinline__ void mma_half(float (&out)[4], uint32_t a_top, uint32_t a_bottom,
-                                         uint32_t b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
-      : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
-      : "r"(a_top), "r"(a_bottom), "r"(b), "f"(0.0f));
+// The leading products of a tile of 16 x 8, over either half of a chunk of k: the fewer products a
+// tensor core adds at a time, the less it cuts off.
+__device__ __forceinline__ void multiply_leading(float (&first)[4], float (&second)[4],
+                                                 const uint4& a, const uint2& b) {
+  ptx::mma_m16n8k8_bf16(first, a.x, a.y, b.x);
+  ptx::mma_m16n8k8_bf16(second, a.z, a.w, b.y);
 }
 
 // sum += the products but the leading one, 2^-8 of it, for neighbouring tiles, the smallest first.
@@ -100,7 +89,9 @@ __device__ __forceinline__ void add_other_products(float (&sum)[kTiles][4],
 #pragma unroll
     for (int part = 0; part <= order; ++part) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) mma(sum[t], a[part], b[t][order - part], sum[t]);
+      for (int t = 0; t < kTiles; ++t) {
+        ptx::mma_m16n8k16_bf16(sum[t], a[part], b[t][order - part], sum[t]);
+      }
     }
   }
 }

@@ -1,125 +1,99 @@
-// Activations of the fused linear layer, applied to the accumulator. Formulas: torch.nn.functional.
+// The epilogue of every product, activation(sum + bias) + residual, once for each way in which a
+// kernel holds its sums: single elements, accumulators of a warpgroup, vectors of a row.
+// ColumnTerms is what they share: a scale per column would be one more member. A formula is
+// Activate<...>, FastActivate<...> or RuntimeActivate.
 #pragma once
 
 #include "common/numeric.cuh"
 #include "gemm.h"
+#include "gemm/activation.cuh"
 
 namespace my_ops::cuda {
 
-template <Activation kActivation>
-struct Activate {
-  template <typename C>
-  __device__ C operator()(C x) const {
-    if constexpr (kActivation == Activation::kRelu) {
-      return x <= C(0) ? C(0) : x;  // NaN stays NaN
-    } else if constexpr (kActivation == Activation::kGelu) {
-      return C(0.5) * x * (C(1) + erf(x * C(0.70710678118654752)));  // x Phi(x)
-    } else if constexpr (kActivation == Activation::kGeluTanh) {
-      return C(0.5) * x * (C(1) + tanh(C(0.79788456080286536) * (x + C(0.044715) * x * x * x)));
-    } else if constexpr (kActivation == Activation::kSilu) {
-      return x / (C(1) + exp(-x));
-    } else if constexpr (kActivation == Activation::kSigmoid) {
-      return sigmoid(x);
-    } else {
-      return x;
-    }
-  }
+// What a column brings to its sums, before the activation.
+template <typename C>
+struct ColumnTerms {
+  C bias;
+
+  __device__ __forceinline__ C operator()(C sum) const { return sum + bias; }
 };
 
-// 2^x and 1 / x by the special function unit, to 2 ulp; subnormal numbers count as 0.
-__device__ __forceinline__ float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+template <typename T>
+__device__ __forceinline__ ColumnTerms<compute_t<T>> column_terms(const T* bias, int64_t col) {
+  return {bias ? load(bias[col]) : compute_t<T>(0)};
 }
 
-__device__ __forceinline__ float fast_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Activations for results of 16 bits: good to 2^-17, relative, and few instructions. Activate is
-// good to float's last bits.
-template <Activation kActivation>
-struct FastActivate {
-  static constexpr float kLog2e = 1.4426950408889634f;
-  __device__ __forceinline__ float operator()(float x) const {
-    if constexpr (kActivation == Activation::kRelu) {
-      return Activate<Activation::kRelu>{}(x);
-    } else if constexpr (kActivation == Activation::kGelu) {
-      // Phi(-a) = exp(-a^2 / 2) t P(t), t = 1 / (1 + 0.31 a); P: a minimax fit for 0 <= a <= 15.
-      const float a = fminf(fabsf(x), 100.0f);
-      const float t = fast_reciprocal(fmaf(0.31f, a, 1.0f));
-      float p = -0.0739286f;
-      p = fmaf(p, t, 0.18044922f);
-      p = fmaf(p, t, 0.01574578f);
-      p = fmaf(p, t, 0.13342906f);
-      p = fmaf(p, t, 0.12044158f);
-      p = fmaf(p, t, 0.12386065f);
-      return fmaf(-a * t, p * fast_exp2(-0.5f * kLog2e * a * a), Activate<Activation::kRelu>{}(x));
-    } else if constexpr (kActivation == Activation::kGeluTanh) {
-      // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), u = c (x + 0.044715 x^3)
-      constexpr float kScale = -2.0f * kLog2e * 0.7978845608028654f;
-      const float e = fast_exp2(x * fmaf(0.044715f * kScale, x * x, kScale));
-      return x * fast_reciprocal(1.0f + e);
-    } else if constexpr (kActivation == Activation::kSilu) {
-      return x * fast_reciprocal(1.0f + fast_exp2(-kLog2e * x));
-    } else if constexpr (kActivation == Activation::kSigmoid) {
-      return fast_reciprocal(1.0f + fast_exp2(-kLog2e * x));
-    } else {
-      return x;
-    }
-  }
-};
-
-// What a residual adds to element [z][row][col]; 0 without one.
+// What a residual adds to element [z][row][col]; without one, `absent`.
 template <typename T, typename Out>
 __device__ __forceinline__ compute_t<Out> residual_at(const GemmArgs<T, Out>& args, int64_t z,
-                                                      int64_t row, int64_t col) {
-  if (!args.residual) return compute_t<Out>(0);
+                                                      int64_t row, int64_t col,
+                                                      compute_t<Out> absent = 0) {
+  if (!args.residual) return absent;
   return load(
       args.residual[z * args.residual_batch + row * args.residual_row + col * args.residual_col]);
 }
 
-// Calls f, on the device, with the functor of a run-time activation: one branch, outside the
-// element loop.
-template <typename F>
-__device__ __forceinline__ void with_activation(Activation activation, F f) {
-  switch (activation) {
-    case Activation::kNone:
-      return f(Activate<Activation::kNone>{});
-    case Activation::kRelu:
-      return f(Activate<Activation::kRelu>{});
-    case Activation::kGelu:
-      return f(Activate<Activation::kGelu>{});
-    case Activation::kGeluTanh:
-      return f(Activate<Activation::kGeluTanh>{});
-    case Activation::kSilu:
-      return f(Activate<Activation::kSilu>{});
-    case Activation::kSigmoid:
-      return f(Activate<Activation::kSigmoid>{});
+// ---- single elements ----
+
+// Chooses the activation for every element: for kernels that finish one at a time.
+struct RuntimeActivate {
+  Activation activation;
+
+  template <typename C>
+  __device__ __forceinline__ C operator()(C x) const {
+    with_activation(activation, [&]<Activation kActivation>() { x = Activate<kActivation>{}(x); });
+    return x;
+  }
+};
+
+template <typename Formula, typename C>
+__device__ __forceinline__ C finish_element(Formula formula, C sum, ColumnTerms<C> column,
+                                            C residual) {
+  return formula(column(sum)) + residual;
+}
+
+// ---- accumulators: x[4 * j + 2 * i + c] is of row 8 * i and column 8 * j + c from the lane's on
+// ----
+
+// terms(c) gives the ColumnTerms of column c from the lane's first on, in the kernel's own way of
+// reading at the edge of the product.
+template <int kCount, typename Terms>
+__device__ __forceinline__ void apply_column_terms(float (&x)[kCount], Terms terms) {
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const ColumnTerms<float> column = terms(8 * j + c);
+      x[4 * j + c] = column(x[4 * j + c]);
+      x[4 * j + 2 + c] = column(x[4 * j + 2 + c]);
+    }
   }
 }
 
-// Calls f.operator()<activation>(), on the host.
-template <typename F>
-cudaError_t dispatch_activation(Activation activation, const F& f) {
-  switch (activation) {
-    case Activation::kNone:
-      return f.template operator()<Activation::kNone>();
-    case Activation::kRelu:
-      return f.template operator()<Activation::kRelu>();
-    case Activation::kGelu:
-      return f.template operator()<Activation::kGelu>();
-    case Activation::kGeluTanh:
-      return f.template operator()<Activation::kGeluTanh>();
-    case Activation::kSilu:
-      return f.template operator()<Activation::kSilu>();
-    case Activation::kSigmoid:
-      return f.template operator()<Activation::kSigmoid>();
+template <template <Activation> typename Formula, int kCount>
+__device__ __forceinline__ void activate(Activation activation, float (&x)[kCount]) {
+  with_activation(activation, [&]<Activation kActivation>() {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = Formula<kActivation>{}(x[i]);
+  });
+}
+
+// ---- vectors of a row ----
+
+// bias: of the vector's columns, or null.
+template <typename T, typename Formula, int kSize>
+__device__ __forceinline__ void finish_vector(float (&x)[kSize], Formula formula, const T* bias,
+                                              const Vector<T, kSize>& residual, bool has_residual) {
+  if (bias) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) x[i] = ColumnTerms<float>{load(bias[i])}(x[i]);
   }
-  return cudaErrorInvalidValue;
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) x[i] = formula(x[i]);
+  if (has_residual) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) x[i] += load(residual.at[i]);
+  }
 }
 
 }  // namespace my_ops::cuda

@@ -7,7 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "gemm/epilogue.cuh"
-#include "ptx/sm90.cuh"
+#include "ptx/barrier.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -16,7 +16,7 @@ constexpr int kExactTile = 64, kExactK = 16, kExactThreads = 256;
 
 __device__ __forceinline__ void exact_barrier() {
   constexpr int kBarrier = 3;  // those before may be in use
-  sm90::barrier_sync(kBarrier, kExactThreads);
+  ptx::barrier_sync(kBarrier, kExactThreads);
 }
 
 struct alignas(16) ExactSmem {  // read in vectors of four
@@ -99,16 +99,16 @@ __device__ void multiply_tile_exactly(const GemmArgs<float, float>& args, ExactS
       }
     }
   }
-  with_activation(args.activation, [&](auto activation) {
+  with_activation(args.activation, [&]<Activation kActivation>() {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int row = m0 + row0 + i, col = n0 + col0 + j;
         if (row >= m || col >= n) continue;
-        const float bias = args.bias ? args.bias[col] : 0.0f;
         args.out[z * args.out_batch + row * args.out_row + col] =
-            activation(acc[i][j] + bias) + residual_at(args, z, row, col);
+            finish_element(Activate<kActivation>{}, acc[i][j], column_terms(args.bias, col),
+                           residual_at(args, z, row, col));
       }
     }
   });

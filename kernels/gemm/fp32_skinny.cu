@@ -15,8 +15,8 @@
 #include "gemm/epilogue.cuh"
 #include "gemm/fp32_exact.cuh"
 #include "gemm/fp32_skinny_plan.h"
-#include "ptx/copy_async.cuh"
-#include "ptx/sm90.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/griddepcontrol.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -65,7 +65,7 @@ struct Ring {
         // Rows a multiple of 16 apart are swizzled alike.
         const int at = kSlowStep % 16 == 0 ? offset(slow, fast) + i * kSlowStep * kPitch
                                            : offset(slow + i * kSlowStep, fast);
-        copy_async<16>(to + at, from);
+        ptx::cp_async<16>(to + at, from);
         from += kSlowStep * slow_stride;
       }
       return;
@@ -74,8 +74,8 @@ struct Ring {
       const int fast = v % kPitch, slow = v / kPitch;
       const int64_t row = kKFast ? slow : fast, l = l0 + (kKFast ? fast : slow);
       const bool inside = row < rows && l < k;
-      copy_async<4>(to + offset(slow, fast), x + (inside ? row * row_stride + l * k_stride : 0),
-                    inside ? 4 : 0);
+      ptx::cp_async<4>(to + offset(slow, fast), x + (inside ? row * row_stride + l * k_stride : 0),
+                       inside ? 4 : 0);
     }
   }
   // A lane's four elements of k of one column.
@@ -159,9 +159,9 @@ __device__ __forceinline__ void finish(const Args& args, int row, int col, float
   const bool kept = fabsf(sum) <= 0x1.fffffep127f && fabsf(sum) >= error * kErrorMargin;
   sum = formed_exactly(args, 0, row, col, inside && !kept, sum);
   if (!inside) return;
-  if (args.bias) sum += args.bias[col];
-  with_activation(args.activation, [&](auto activation) { sum = activation(sum); });
-  args.out[row * args.out_row + col * args.out_col] = sum + residual_at(args, 0, row, col);
+  args.out[row * args.out_row + col * args.out_col] =
+      finish_element(RuntimeActivate{args.activation}, sum, column_terms(args.bias, col),
+                     residual_at(args, 0, row, col));
 }
 
 #endif
@@ -173,8 +173,8 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
   using K = Kernel<kTilesM, kWarps, kBKFast>;
   extern __shared__ uint4 smem[];
   auto* const fragments = reinterpret_cast<typename K::Fragments*>(smem);
-  sm90::griddepcontrol_launch_dependents();
-  sm90::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const Args& args = p.args;
   const int split = blockIdx.x % p.splits, tile = blockIdx.x / p.splits;
   const int64_t n0 = int64_t{tile % p.tiles_n} * K::kN, m0 = int64_t{tile / p.tiles_n} * K::kM;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
 
   const auto load_b = [&](int block) {
     if (block < blocks) b.load(block % K::kStages, int64_t{first + block} * kK);
-    copy_async_commit();
+    ptx::cp_async_commit_group();
   };
   AHalf held[K::kUnitsPerWarp][2];
 #pragma unroll
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
   float sum[kTilesM][2][4] = {};
   float pending[kTilesM][2][4] = {};  // what is still to be added to the sum
   for (int block = 0; block < blocks; ++block) {
-    copy_async_wait_group<K::kStages - 2>();
+    ptx::cp_async_wait_group<K::kStages - 2>();
     __syncthreads();  // this stage has landed for all, and what is written next has been read
     load_b(block + K::kStages - 1);
     split_a(block + 1);
@@ -270,8 +270,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
           float first[4], second[4];
-          mma_half(first, a_part[0].x, a_part[0].y, b_part[t][0].x);
-          mma_half(second, a_part[0].z, a_part[0].w, b_part[t][0].y);
+          multiply_leading(first, second, a_part[0], b_part[t][0]);
 #pragma unroll
           for (int i = 0; i < 4; ++i) pending[m][t][i] += rest[t][i] + first[i] + second[i];
         }
@@ -329,7 +328,7 @@ __global__ void __launch_bounds__(kReduceThreads)
   const int at = blockIdx.x * blockDim.x + threadIdx.x, row = at / n, col = at % n;
   const float* const pieces = p.partial + at;
   const float* const errors = p.error + row / tile_m * p.tiles_n + col / tile_n;
-  sm90::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();
   double sum = 0.0;
   float error = 0.0f;
   if (at < total) {

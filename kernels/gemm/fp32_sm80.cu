@@ -12,7 +12,7 @@
 #include "gemm/bf16_parts.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/fp32_sm80_plan.h"
-#include "ptx/copy_async.cuh"
+#include "ptx/cp_async.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64
     const bool inside = rows > 0 && ks > 0;
     const int valid = inside ? static_cast<int>(min(along, int64_t{kWidth})) : 0;
     const float* from = op.x + (inside ? row * op.row_stride + (l0 + l) * op.k_stride : 0);
-    copy_async<4 * kWidth>(smem + offset<kKFast>(row, l), from, 4 * valid);
+    ptx::cp_async<4 * kWidth>(smem + offset<kKFast>(row, l), from, 4 * valid);
   }
 }
 
@@ -119,8 +119,7 @@ __device__ __forceinline__ void multiply(const float* a, const float* b, Range& 
 #pragma unroll
     for (int j = 0; j < kMmaN; ++j) {
       float first[4], second[4];
-      mma_half(first, a_parts[0].x, a_parts[0].y, b_parts[j][0].x);
-      mma_half(second, a_parts[0].z, a_parts[0].w, b_parts[j][0].y);
+      multiply_leading(first, second, a_parts[0], b_parts[j][0]);
 #pragma unroll
       for (int x = 0; x < 4; ++x) acc[i][j][x] += rest[j][x] + first[x] + second[x];
     }
@@ -230,7 +229,7 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
       load_stage<kAKFast>(a, stage_a(block), block * kK, args.k);
       load_stage<kBKFast>(b, stage_a(block) + kOperand, block * kK, args.k);
     }
-    copy_async_commit();
+    ptx::cp_async_commit_group();
   };
   for (int block = 0; block < tiles.stages - 1; ++block) load(block);
 
@@ -239,9 +238,9 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
   Range range;
   for (int64_t block = 0; block * kK < args.k; ++block) {
     if (tiles.stages == 4) {
-      copy_async_wait_group<2>();
+      ptx::cp_async_wait_group<2>();
     } else {
-      copy_async_wait_group<0>();
+      ptx::cp_async_wait_group<0>();
     }
     __syncthreads();  // this stage is filled, the one before has been read
     load(block + tiles.stages - 1);
@@ -258,7 +257,7 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
   if (__syncthreads_or(exactly)) multiply_exactly(a, b, args.k, sums);
 
   float* out = args.out + z * args.out_batch;
-  with_activation(args.activation, [&](auto activation) {
+  with_activation(args.activation, [&]<Activation kActivation>() {
 #pragma unroll
     for (int i = 0; i < kMmaM; ++i) {
 #pragma unroll 1  // else the activations take two minutes to compile for some architectures
@@ -267,9 +266,9 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
         for (int x = 0; x < 4; ++x) {
           const int64_t row = m0 + row_of(i, x), column = n0 + column_of(j, x);
           if (row >= args.m || column >= args.n) continue;
-          const float bias = args.bias ? args.bias[column] : 0.0f;
           out[row * args.out_row + column * args.out_col] =
-              activation(sums(i, j, x) + bias) + residual_at(args, z, row, column);
+              finish_element(Activate<kActivation>{}, sums(i, j, x),
+                             column_terms(args.bias, column), residual_at(args, z, row, column));
         }
       }
     }

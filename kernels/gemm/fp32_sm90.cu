@@ -12,6 +12,7 @@
 
 #include "common/launch.cuh"
 #include "common/numeric.cuh"
+#include "common/tensor_map.h"
 #include "gemm/fp32_sm90_kernel.cuh"
 
 namespace my_ops::cuda {
@@ -25,7 +26,7 @@ constexpr int kReduceThreads = 256;
 __global__ void __launch_bounds__(kReduceThreads)
     fp32_reduce_kernel(const __grid_constant__ Fp32Product p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  sm90::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();
   const SplitPath path = product_path(p);
   if (path == SplitPath::kExact) return;
   const int shift = 2 * (path == SplitPath::kFp16 ? kFp16Shift : kBf16Shift);
@@ -49,10 +50,8 @@ __global__ void __launch_bounds__(kReduceThreads)
     x = formed_exactly(p.args, z, row, col, inside && spoilt, x);
     if (!inside) continue;
     float* out = p.args.out + z * p.args.out_batch + row * p.args.out_row + col;
-    if (p.args.bias) x += p.args.bias[col];
-    with_activation(p.args.activation, [&](auto activation) {
-      *out = activation(x) + residual_at(p.args, z, row, col);
-    });
+    *out = finish_element(RuntimeActivate{p.args.activation}, x, column_terms(p.args.bias, col),
+                          residual_at(p.args, z, row, col));
   }
 #endif
 }

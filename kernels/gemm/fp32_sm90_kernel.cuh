@@ -12,8 +12,14 @@
 #include "gemm/fp32_exact.cuh"
 #include "gemm/fp32_sm90_plan.h"
 #include "gemm/fp32_sm90_tile.cuh"
-#include "ptx/sm90.cuh"
-#include "ptx/sm90_wgmma.cuh"
+#include "gemm/pipeline_sm90.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_mma_async.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -59,7 +65,7 @@ struct ClusterPlace {
 template <typename Tile>
 __device__ __forceinline__ ClusterPlace cluster_place() {
   if constexpr (Tile::kCluster == 1) return {0, 0};
-  const int rank = sm90::cluster_ctarank();
+  const int rank = ptx::cluster_ctarank();
   return {rank % Tile::kClusterM, rank / Tile::kClusterM};
 }
 
@@ -89,9 +95,9 @@ template <int kSharers>
 __device__ __forceinline__ void load_share(unsigned char* smem, const CUtensorMap* map,
                                            uint64_t* full, int k, int row, uint16_t blocks) {
   if constexpr (kSharers == 1) {
-    sm90::tma_load_2d(smem, map, full, k, row);
+    ptx::tma_load_2d(smem, map, full, k, row);
   } else {
-    sm90::tma_load_2d_multicast(smem, map, full, k, row, blocks);
+    ptx::tma_load_2d_multicast(smem, map, full, k, row, blocks);
   }
 }
 
@@ -105,7 +111,7 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
 #pragma unroll
   for (int i = 0; i < Tile::kClusterN; ++i) same_m |= 1 << (place.m + i * Tile::kClusterM);
   const uint16_t same_n = ((1 << Tile::kClusterM) - 1) << (place.n * Tile::kClusterM);
-  sm90::RingPlace<Layout::kStages> at;
+  RingPlace<Layout::kStages> at;
   for (int unit = blockIdx.x / Tile::kCluster; unit < source.grid.units;
        unit += gridDim.x / Tile::kCluster) {
     const TileOrigin origin = tile_origin<Tile>(p, source.grid, unit, place);
@@ -114,9 +120,9 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
     const int k_blocks = k_blocks_of(p, origin.split);
     int k = origin.split * p.k_blocks_per_split * Tile::kK;
     for (int i = 0; i < k_blocks; ++i, k += Tile::kK) {
-      sm90::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
+      ptx::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
       uint64_t* full = &smem.full[at.stage];
-      sm90::mbarrier_arrive_expect_tx(full, Layout::kBytes);
+      ptx::mbarrier_arrive_expect_tx(full, Layout::kBytes);
 #pragma unroll
       for (int part = 0; part < Scheme::kParts; ++part) {
         unsigned char* a = Layout::a(smem.ring, at.stage, part) + place.n * kRowsA * kRowBytes;
@@ -142,7 +148,7 @@ struct Releaser {
         active(thread < Tile::kCluster &&
                (thread % Tile::kClusterM == place.m || thread / Tile::kClusterM == place.n)) {}
   __device__ __forceinline__ void operator()(int stage) const {
-    if (active) sm90::mbarrier_arrive_cluster(&smem.empty[stage], thread);
+    if (active) ptx::mbarrier_arrive_cluster(&smem.empty[stage], thread);
   }
 };
 
@@ -153,13 +159,13 @@ struct StageOperands {
   uint32_t base_a, base_b;
 
   __device__ StageOperands(ProductSmem& smem, int stage, int consumer)
-      : base_a(sm90::wgmma_address(Layout::a(smem.ring, stage, 0) + consumer * 64 * Tile::kK * 2)),
-        base_b(sm90::wgmma_address(Layout::b(smem.ring, stage, 0))) {}
+      : base_a(ptx::wgmma_address(Layout::a(smem.ring, stage, 0) + consumer * 64 * Tile::kK * 2)),
+        base_b(ptx::wgmma_address(Layout::b(smem.ring, stage, 0))) {}
   __device__ __forceinline__ uint64_t a(int part, int k) const {
-    return sm90::wgmma_descriptor(base_a + (part * Layout::kPartA + k * 2) / 16);
+    return ptx::wgmma_descriptor(base_a + (part * Layout::kPartA + k * 2) / 16);
   }
   __device__ __forceinline__ uint64_t b(int part, int k) const {
-    return sm90::wgmma_descriptor(base_b + (part * Layout::kPartB + k * 2) / 16);
+    return ptx::wgmma_descriptor(base_b + (part * Layout::kPartB + k * 2) / 16);
   }
 };
 
@@ -167,10 +173,10 @@ struct StageOperands {
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile>& release,
                                           int consumer, int k_blocks,
-                                          sm90::RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
+                                          RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
                                           float (&sum)[kCount]) {
   using Layout = RingLayout<Scheme, Tile>;
-  using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
+  using Mma = ptx::Wgmma<typename Scheme::Type, Tile::kN>;
   constexpr int kParts = Scheme::kParts;
   constexpr bool kCompensated = Tile::kCompensated;
   constexpr int kPromote = kCompensated ? 16 : 32;  // of k, between additions to the rounded sum
@@ -183,16 +189,16 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
   for (float& x : pending) x = 0.0f;
   int previous = -1;
   for (int block = 0; block < k_blocks; ++block) {
-    sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+    ptx::mbarrier_wait(&smem.full[at.stage], at.phase);
     const StageOperands<Layout, Tile> part(smem, at.stage, consumer);
 #pragma unroll
     for (int k0 = 0; k0 < Tile::kK; k0 += kPromote) {
-      sm90::wgmma_fence();
+      ptx::wgmma_fence();
 #pragma unroll
       for (int k = k0; k < k0 + kPromote; k += 16) {
         Mma::run(lead, part.a(0, k), part.b(0, k), k != k0);
       }
-      sm90::wgmma_commit_group();
+      ptx::wgmma_commit_group();
       bool add = block != 0 || k0 != 0;
 #pragma unroll
       for (int order = kParts - 1; order > 0; --order) {
@@ -205,9 +211,9 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
           }
         }
       }
-      sm90::wgmma_commit_group();
-      sm90::wgmma_wait_group<1>();  // lead is complete, cross may run on
-      sm90::wgmma_pin(lead);
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<1>();  // lead is complete, cross may run on
+      ptx::wgmma_fence_operand(lead);
       if (k0 == 0 && previous >= 0) release(previous);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) (kCompensated ? pending : sum)[i] += lead[i];
@@ -225,8 +231,8 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
     previous = at.stage;
     at.advance();
   }
-  sm90::wgmma_wait_group<0>();
-  sm90::wgmma_pin(cross);
+  ptx::wgmma_wait_group<0>();
+  ptx::wgmma_fence_operand(cross);
   release(previous);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -243,34 +249,35 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Tile>& release,
                                            int consumer, int k_blocks,
-                                           sm90::RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
+                                           RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
                                            float (&sum)[kCount]) {
-  using Mma = sm90::Wgmma<typename Scheme::Type, Tile::kN>;
+  using Mma = ptx::Wgmma<typename Scheme::Type, Tile::kN>;
   int previous = -1;
   for (int block = 0; block < k_blocks; ++block) {
-    sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+    ptx::mbarrier_wait(&smem.full[at.stage], at.phase);
     const StageOperands<RingLayout<Scheme, Tile>, Tile> part(smem, at.stage, consumer);
-    sm90::wgmma_fence();
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Tile::kK; k += 16) {
       Mma::run(sum, part.a(0, k), part.b(0, k), block != 0 || k != 0);
     }
-    sm90::wgmma_commit_group();
-    sm90::wgmma_wait_group<1>();  // the previous stage has been read
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();  // the previous stage has been read
     if (previous >= 0) release(previous);
     previous = at.stage;
     at.advance();
   }
-  sm90::wgmma_wait_group<0>();
-  sm90::wgmma_pin(sum);
+  ptx::wgmma_wait_group<0>();
+  ptx::wgmma_fence_operand(sum);
   release(previous);
 }
 
 // The same, but pieces of k are added with rounding.
 template <typename Scheme, typename Tile, int kCount>
-__device__ __forceinline__ void sum_single_pieces(
-    ProductSmem& smem, const Releaser<Tile>& release, int consumer, int k_blocks,
-    sm90::RingPlace<RingLayout<Scheme, Tile>::kStages>& at, float (&sum)[kCount]) {
+__device__ __forceinline__ void sum_single_pieces(ProductSmem& smem, const Releaser<Tile>& release,
+                                                  int consumer, int k_blocks,
+                                                  RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
+                                                  float (&sum)[kCount]) {
   constexpr int kPiece = 8;  // blocks of k
   float piece[kCount];
 #pragma unroll
@@ -311,7 +318,7 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
   constexpr bool kMayLose = std::is_same_v<Scheme, Bf16Scheme>;
   const Releaser<Tile> release(smem, place);
   float sum[Tile::kN / 2];
-  sm90::RingPlace<RingLayout<Scheme, Tile>::kStages> at;
+  RingPlace<RingLayout<Scheme, Tile>::kStages> at;
   for (int unit = blockIdx.x / Tile::kCluster; unit < grid.units;
        unit += gridDim.x / Tile::kCluster) {
     const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
@@ -357,29 +364,29 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const ClusterPlace place = cluster_place<Tile>();
   if (threadIdx.x == 0) {
     for (int i = 0; i < ProductSmem::kMaxStages; ++i) {
-      sm90::mbarrier_init(&smem.full[i], 1);
-      sm90::mbarrier_init(&smem.empty[i],
-                          Tile::kConsumers * (Tile::kClusterM + Tile::kClusterN - 1));
+      ptx::mbarrier_init(&smem.full[i], 1);
+      ptx::mbarrier_init(&smem.empty[i],
+                         Tile::kConsumers * (Tile::kClusterM + Tile::kClusterN - 1));
     }
     for (uint32_t& word : smem.spoilt) word = 0;
-    sm90::fence_mbarrier_init();
-    sm90::prefetch_tensor_map(&p.fast.a);
-    sm90::prefetch_tensor_map(&p.fast.b);
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensormap(&p.fast.a);
+    ptx::prefetch_tensormap(&p.fast.b);
   }
-  sm90::griddepcontrol_launch_dependents();
-  sm90::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const SplitPath path = product_path(p);  // also publishes the barriers
   // Pieces of k are looked over when they are added.
   if (threadIdx.x == 0) smem.wide = path == SplitPath::kWide && p.splits == 1;
   __syncthreads();
   if constexpr (Tile::kCluster > 1) {
-    sm90::barrier_cluster_arrive();  // the barriers of every block are ready
-    sm90::barrier_cluster_wait();
+    ptx::barrier_cluster_arrive();  // the barriers of every block are ready
+    ptx::barrier_cluster_wait();
   }
   if (path == SplitPath::kExact) {
     multiply_exactly<Tile::kThreads>(p.args, reinterpret_cast<ExactSmem&>(smem.ring));
   } else if (threadIdx.x < 128) {
-    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_dec<40>();
+    if constexpr (Tile::kMoveRegisters) ptx::setmaxnreg_dec<40>();
     if (threadIdx.x == 0) {
       if (path == SplitPath::kFp16) {
         produce<Scheme, Tile>(p, p.fast, smem, place);
@@ -389,7 +396,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     __syncwarp();
   } else {
-    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_inc<232>();
+    if constexpr (Tile::kMoveRegisters) ptx::setmaxnreg_inc<232>();
     if (path == SplitPath::kFp16) {
       consume<Scheme, Tile>(p, p.fast.grid, smem, place);
     } else {
@@ -401,8 +408,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (smem.wide) redo_spoilt<FullTile>(p, p.full.grid, smem, place, threadIdx.x);
   }
   if constexpr (Tile::kCluster > 1) {
-    sm90::barrier_cluster_arrive();  // no block leaves while another may write to it
-    sm90::barrier_cluster_wait();
+    ptx::barrier_cluster_arrive();  // no block leaves while another may write to it
+    ptx::barrier_cluster_wait();
   }
 #endif
 }

@@ -12,8 +12,11 @@
 #include "gemm/fp32_exact.cuh"
 #include "gemm/fp32_sm90_plan.h"
 #include "gemm/split.cuh"
-#include "ptx/copy_async.cuh"
-#include "ptx/sm90.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared_address.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -88,23 +91,19 @@ struct TileExponents {
     const int32_t* a = p.a_exponent + (p.a_repeats ? 0 : origin.z * p.m);
     const int32_t* b = p.b_exponent + (p.b_repeats ? 0 : origin.z * p.n);
     const int thread = threadIdx.x % 128;
-    if (thread < 64) copy_async<4>(row + thread, a + min(row0 + thread, p.m - 1));
+    if (thread < 64) ptx::cp_async<4>(row + thread, a + min(row0 + thread, p.m - 1));
     for (int j = thread; j < kN; j += 128)
-      copy_async<4>(column + j, b + min(origin.n + j, p.n - 1));
+      ptx::cp_async<4>(column + j, b + min(origin.n + j, p.n - 1));
   }
   // All of the warpgroup's threads have come here, and what they load has landed.
   static __device__ __forceinline__ void wait(int consumer) {
-    asm volatile("cp.async.wait_all;\nbar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+    ptx::cp_async_wait_all();
+    ptx::bar_sync(1 + consumer, 128);
   }
 
-  // Of a thread's columns 8 j and 8 j + 1. Volatile: loaded where they are used, or they would take
-  // more registers than there are.
+  // Of a thread's columns 8 j and 8 j + 1.
   __device__ __forceinline__ int2 column_pair(int j) const {
-    int2 e;
-    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
-                 : "=r"(e.x), "=r"(e.y)
-                 : "r"(sm90::smem_address(column + threadIdx.x % 4 * 2) + j * 32));
-    return e;
+    return ptx::ld_shared_v2(ptx::shared_address(column + threadIdx.x % 4 * 2) + j * 32);
   }
 
   // Whether an output may lack what bf16 parts of small elements have lost: it is below `limit`,
@@ -196,8 +195,7 @@ template <typename Tile, int kCount>
 __device__ __forceinline__ void store_turned(const Fp32Product& p, const TileOrigin& origin,
                                              float* out, int64_t ld, bool residual,
                                              TurnedPiece* pieces, const float (&acc)[kCount]) {
-  int thread;  // volatile: what follows from it is not kept in registers during the sums
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int thread = ptx::tid_x();  // its registers are free while the sums are formed
   const int lane = thread % 32, warp = thread / 32 - 4;
   TurnedPiece& piece = pieces[warp];
   const int row0 = origin.m + warp * TurnedPiece::kRows;
@@ -212,9 +210,9 @@ __device__ __forceinline__ void store_turned(const Fp32Product& p, const TileOri
                           row0 * p.args.residual_row + col * p.args.residual_col;
 #pragma unroll 2
       for (int row = 0; row < stored; ++row, from += p.args.residual_row) {
-        copy_async<4>(piece.at(row, lane), from);
+        ptx::cp_async<4>(piece.at(row, lane), from);
       }
-      copy_async_wait_all();
+      ptx::cp_async_wait_all();
       __syncwarp();
     }
 #pragma unroll
@@ -251,18 +249,10 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
     if (p.args.bias) {
       const float* bias = p.args.bias + col0;
       const int columns = p.n - col0;
-#pragma unroll
-      for (int j = 0; j < kCount / 2; ++j) {
-        const int col = j / 2 * 8 + j % 2;
-        const float x = col < columns ? bias[col] : 0.0f;
-        acc[j / 2 * 4 + j % 2] += x;
-        acc[j / 2 * 4 + 2 + j % 2] += x;
-      }
+      apply_column_terms(acc,
+                         [&](int c) { return ColumnTerms<float>{c < columns ? bias[c] : 0.0f}; });
     }
-    with_activation(p.args.activation, [&](auto activation) {
-#pragma unroll
-      for (int x = 0; x < kCount; ++x) acc[x] = activation(acc[x]);
-    });
+    activate<Activate>(p.args.activation, acc);
   } else {
     base = p.partial + (int64_t{origin.split} * p.args.batch + origin.z) * p.m * p.n;
     ld = p.n;

@@ -30,17 +30,8 @@ __global__ void __launch_bounds__(kEpilogueThreads)
   float y[kSize];
 #pragma unroll
   for (int i = 0; i < kSize; ++i) y[i] = load(sums.at[i]);
-  if (bias) {
-    const T* const biases = bias + at * kSize % n;
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) y[i] += load(biases[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < kSize; ++i) y[i] = FastActivate<kActivation>{}(y[i]);
-  if (residual) {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) y[i] += load(added.at[i]);
-  }
+  finish_vector(y, FastActivate<kActivation>{}, bias ? bias + at * kSize % n : nullptr, added,
+                residual != nullptr);
 #pragma unroll
   for (int i = 0; i < kSize; ++i) result.at[i] = store<T>(y[i]);
   reinterpret_cast<Results*>(out)[at] = result;

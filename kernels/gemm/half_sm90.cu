@@ -9,6 +9,7 @@
 
 #include "common/launch.cuh"
 #include "common/numeric.cuh"
+#include "common/tensor_map.h"
 #include "gemm/half_sm90_kernel.cuh"
 
 namespace my_ops::cuda {
@@ -25,8 +26,8 @@ constexpr int kPadThreads = 256;
 // Copies the operands that need it, 8 elements per thread, zeros behind the end of a row.
 __global__ void __launch_bounds__(kPadThreads) pad_kernel(const __grid_constant__ PadArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  sm90::griddepcontrol_launch_dependents();
-  sm90::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const Operand& op = args.operand[blockIdx.x % 2];
   if (!op.copy) return;
   const int64_t vectors = op.ld / 8, total = op.batch * op.rows * vectors;

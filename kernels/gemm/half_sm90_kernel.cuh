@@ -15,8 +15,15 @@
 
 #include "gemm/epilogue.cuh"
 #include "gemm/half_sm90_plan.h"
-#include "ptx/sm90.cuh"
-#include "ptx/sm90_wgmma.cuh"
+#include "gemm/pipeline_sm90.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_mma_async.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -68,29 +75,29 @@ __device__ __forceinline__ void produce(const HalfProduct<T>& p, HalfSmem<Tile>&
   constexpr int kShareN = Tile::kN / Tile::kCluster, kShareK = Tile::kK / Tile::kCluster;
   const auto load_b = [&](unsigned char* to, uint64_t* full, int x, int y, int z) {
     if constexpr (Tile::kCluster == 1) {
-      sm90::tma_load_3d(to, &p.b, full, x, y, z);
+      ptx::tma_load_3d(to, &p.b, full, x, y, z);
     } else {
-      sm90::tma_load_3d_multicast(to, &p.b, full, x, y, z, kAll);
+      ptx::tma_load_3d_multicast(to, &p.b, full, x, y, z, kAll);
     }
   };
-  sm90::RingPlace<Tile::kStages> at;
+  RingPlace<Tile::kStages> at;
   for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
     const TilePlace tile = tile_place<Tile>(p, unit, rank);
     const int a_z = p.a_repeats ? 0 : tile.z, b_z = p.b_repeats ? 0 : tile.z;
     for (int block = 0; block < p.k_blocks; ++block) {
       const int k = block * Tile::kK;
-      sm90::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
+      ptx::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
       uint64_t* full = &smem.full[at.stage];
-      sm90::mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
+      ptx::mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
       unsigned char* a = smem.ring + at.stage * Tile::kStageBytes;
       unsigned char* b = a + Tile::kBytesA;
       if constexpr (kAlongM) {
 #pragma unroll
         for (int i = 0; i < Tile::kM / 64; ++i) {
-          sm90::tma_load_3d(a + i * kBoxBytes, &p.a, full, tile.m + i * 64, k, a_z);
+          ptx::tma_load_3d(a + i * kBoxBytes, &p.a, full, tile.m + i * 64, k, a_z);
         }
       } else {
-        sm90::tma_load_3d(a, &p.a, full, k, tile.m, a_z);
+        ptx::tma_load_3d(a, &p.a, full, k, tile.m, a_z);
       }
       if constexpr (kAlongN) {  // a share of k
 #pragma unroll
@@ -209,16 +216,10 @@ __device__ __forceinline__ void store_rows(const HalfProduct<T>& p, int z, int r
 
 template <typename T, int kCount>
 __device__ __forceinline__ void add_bias(const HalfProduct<T>& p, int col0, float (&x)[kCount]) {
+  if (!p.args.bias) return;
   const int col = col0 + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float bias = load(p.args.bias[min(col + j * 8 + i, p.n - 1)]);
-      x[4 * j + i] += bias;
-      x[4 * j + 2 + i] += bias;
-    }
-  }
+  apply_column_terms(
+      x, [&](int c) { return ColumnTerms<float>{load(p.args.bias[min(col + c, p.n - 1)])}; });
 }
 
 // Brings a residual from memory's order into that of the sums, through `piece`.
@@ -247,9 +248,9 @@ __device__ __forceinline__ void round_piece(uint4* piece, const float* x) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < 8; j += 2) {
-    sm90::stmatrix(piece + piece_unit(lane % 16, j + lane / 16), pack<T>(x[4 * j], x[4 * j + 1]),
-                   pack<T>(x[4 * j + 2], x[4 * j + 3]), pack<T>(x[4 * j + 4], x[4 * j + 5]),
-                   pack<T>(x[4 * j + 6], x[4 * j + 7]));
+    ptx::stmatrix(piece + piece_unit(lane % 16, j + lane / 16), pack<T>(x[4 * j], x[4 * j + 1]),
+                  pack<T>(x[4 * j + 2], x[4 * j + 3]), pack<T>(x[4 * j + 4], x[4 * j + 5]),
+                  pack<T>(x[4 * j + 6], x[4 * j + 7]));
   }
 }
 
@@ -259,10 +260,10 @@ __device__ __forceinline__ void store_piece(const HalfProduct<T>& p, int z, int 
                                             uint4* piece) {
   const int lane = threadIdx.x % 32;
   if (Tile::kDeferred || p.vector_out) {
-    sm90::fence_proxy_async();
+    ptx::fence_proxy_async();
     __syncwarp();
-    if (lane == 0 && row0 < p.m) sm90::tma_store_3d(&p.out, piece, col0, row0, z);
-    if (lane == 0) sm90::tma_store_commit_group();
+    if (lane == 0 && row0 < p.m) ptx::tma_store_3d(&p.out, piece, col0, row0, z);
+    if (lane == 0) ptx::tma_store_commit_group();
   } else {
     __syncwarp();
     store_rows(p, z, row0, col0, piece);
@@ -286,7 +287,7 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
     const int col0 = tile.n + c * kPieceColumns;
     if (col0 >= p.n) break;
     uint4* piece = pieces[c % 2];
-    if (lane == 0) sm90::tma_store_wait_read<1>();  // of the piece before the last
+    if (lane == 0) ptx::tma_store_wait_group_read<1>();  // of the piece before the last
     __syncwarp();
     float x[32];
     if constexpr (kPlain) {
@@ -297,17 +298,12 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
       for (int at = 0; at < kPieces; ++at) {
         if (at != c) continue;
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {  // volatile: moves behind a branch, not 32 selections
-          asm volatile("mov.b32 %0, %1;" : "=f"(x[i]) : "f"(sum[at * 32 + i]));
-        }
+        for (int i = 0; i < 32; ++i) x[i] = ptx::mov(sum[at * 32 + i]);
       }
     }
-    if (args.bias) add_bias(p, col0, x);
+    add_bias(p, col0, x);
     if constexpr (!kPlain) {
-      with_activation(args.activation, [&]<Activation kActivation>(Activate<kActivation>) {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) x[i] = FastActivate<kActivation>{}(x[i]);
-      });
+      activate<FastActivate>(args.activation, x);
       if (args.residual) {
         add_residual<Tile>(p, residual, piece, x);
         if (c + 1 < kPieces) load_residual<Tile>(p, tile.z, row0, col0 + kPieceColumns, residual);
@@ -329,10 +325,10 @@ __device__ __forceinline__ void defer(const HalfProduct<T>& p, HalfSmem<Tile>& s
     float x[32];
 #pragma unroll
     for (int i = 0; i < 32; ++i) x[i] = sum[c * 32 + i];
-    if (p.args.bias) add_bias(p, tile.n + c * kPieceColumns, x);
+    add_bias(p, tile.n + c * kPieceColumns, x);
     round_piece<T>(smem.pieces[consumer * 4 + warp][c], x);
   }
-  sm90::mbarrier_arrive(&smem.summed[consumer]);
+  ptx::mbarrier_arrive(&smem.summed[consumer]);
 }
 
 // Activation and residual of a piece in shared memory, every lane on its own part of it.
@@ -346,23 +342,20 @@ __device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int
   for (int step = 0; step < PieceRows::kSteps; ++step) {
     rows.x[step] = piece[piece_unit(step * 4 + lane / 8, lane % 8)];
   }
-  with_activation(p.args.activation, [&]<Activation kActivation>(Activate<kActivation>) {
+  with_activation(p.args.activation, [&]<Activation kActivation>() {
 #pragma unroll
     for (int step = 0; step < PieceRows::kSteps; ++step) {
       uint32_t* pairs = reinterpret_cast<uint32_t*>(&rows.x[step]);
-      const uint32_t* added = reinterpret_cast<const uint32_t*>(&residual.x[step]);
+      float x[8];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float2 y = unpack<T>(pairs[i]);
-        y.x = FastActivate<kActivation>{}(y.x);
-        y.y = FastActivate<kActivation>{}(y.y);
-        if (p.args.residual) {
-          const float2 r = unpack<T>(added[i]);
-          y.x += r.x;
-          y.y += r.y;
-        }
-        pairs[i] = pack<T>(y.x, y.y);
+        const float2 y = unpack<T>(pairs[i]);
+        x[2 * i] = y.x, x[2 * i + 1] = y.y;
       }
+      const auto& added = reinterpret_cast<const Vector<T, 8>&>(residual.x[step]);
+      finish_vector<T>(x, FastActivate<kActivation>{}, nullptr, added, p.args.residual);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = pack<T>(x[2 * i], x[2 * i + 1]);
     }
   });
   write_piece<Tile>(p, rows, piece);
@@ -386,69 +379,69 @@ __device__ __forceinline__ void finish_deferred(const HalfProduct<T>& p, HalfSme
           if (row0 < p.m && col0 < p.n) f(row0, col0, smem.pieces[consumer * 4 + warp][c]);
         }
       };
-      sm90::mbarrier_wait(&smem.summed[consumer], phase);
+      ptx::mbarrier_wait(&smem.summed[consumer], phase);
       each_piece([&](int row0, int col0, uint4* piece) {
         finish_piece<Tile>(p, tile.z, row0, col0, piece);
       });
-      sm90::fence_proxy_async();
+      ptx::fence_proxy_async();
       __syncwarp();
       if (lane == 0) {
         each_piece([&](int row0, int col0, uint4* piece) {
-          sm90::tma_store_3d(&p.out, piece, col0, row0, tile.z);
+          ptx::tma_store_3d(&p.out, piece, col0, row0, tile.z);
         });
-        sm90::tma_store_commit_group();
-        sm90::tma_store_wait_read<0>();
+        ptx::tma_store_commit_group();
+        ptx::tma_store_wait_group_read<0>();
       }
-      sm90::mbarrier_arrive(&smem.finished[consumer]);
+      ptx::mbarrier_arrive(&smem.finished[consumer]);
     }
   }
 }
 
 template <bool kAlongM, bool kAlongN, typename Tile, typename T>
 __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>& smem, int rank) {
-  using Mma = sm90::Wgmma<T, Tile::kN, kAlongM, kAlongN>;
+  using Mma = ptx::Wgmma<T, Tile::kN, kAlongM, kAlongN>;
   const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
   const int thread = threadIdx.x % 128;
   const auto release = [&](int stage) {
-    if (thread < Tile::kCluster) sm90::mbarrier_arrive_cluster(&smem.empty[stage], thread);
+    if (thread < Tile::kCluster) ptx::mbarrier_arrive_cluster(&smem.empty[stage], thread);
   };
   const auto a_at = [](uint32_t base, int k) {
-    return kAlongM ? sm90::wgmma_descriptor_rows<Tile::kK>(base + k * 8)
-                   : sm90::wgmma_descriptor(base + k / 8);
+    return kAlongM ? ptx::wgmma_descriptor_rows<Tile::kK>(base + k * 8)
+                   : ptx::wgmma_descriptor(base + k / 8);
   };
   const auto b_at = [](uint32_t base, int k) {
-    return kAlongN ? sm90::wgmma_descriptor_rows<Tile::kK>(base + k * 8)
-                   : sm90::wgmma_descriptor(base + k / 8);
+    return kAlongN ? ptx::wgmma_descriptor_rows<Tile::kK>(base + k * 8)
+                   : ptx::wgmma_descriptor(base + k / 8);
   };
   const bool plain = p.args.activation == Activation::kNone && !p.args.residual;
   float sum[Tile::kN / 2];
   uint32_t tile_phase = 0;
-  sm90::RingPlace<Tile::kStages> at;
+  RingPlace<Tile::kStages> at;
   for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
     const TilePlace tile = tile_place<Tile>(p, unit, rank);
     int previous = -1;
     for (int block = 0; block < p.k_blocks; ++block) {
-      sm90::mbarrier_wait(&smem.full[at.stage], at.phase);
+      ptx::mbarrier_wait(&smem.full[at.stage], at.phase);
       const unsigned char* stage = smem.ring + at.stage * Tile::kStageBytes;
-      const uint32_t a = sm90::wgmma_address(stage + consumer * kBoxBytes);
-      const uint32_t b = sm90::wgmma_address(stage + Tile::kBytesA);
-      sm90::wgmma_fence();
+      const uint32_t a = ptx::wgmma_address(stage + consumer * kBoxBytes);
+      const uint32_t b = ptx::wgmma_address(stage + Tile::kBytesA);
+      ptx::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < Tile::kK; k += 16) {
         Mma::run(sum, a_at(a, k), b_at(b, k), block != 0 || k != 0);
       }
-      sm90::wgmma_commit_group();
-      sm90::wgmma_wait_group<1>();  // the previous stage has been read
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<1>();  // the previous stage has been read
       if (previous >= 0) release(previous);
       previous = at.stage;
       at.advance();
     }
-    sm90::wgmma_wait_group<0>();
-    sm90::wgmma_pin(sum);
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_operand(sum);
     release(previous);
     uint4(&pieces)[Tile::kPieces][kPieceUnits] = smem.pieces[consumer * 4 + thread / 32];
     if constexpr (Tile::kDeferred) {
-      sm90::mbarrier_wait(&smem.finished[consumer], tile_phase ^ 1);
+      ptx::mbarrier_wait(&smem.finished[consumer], tile_phase ^ 1);
       tile_phase ^= 1;
       if (unit + static_cast<int>(gridDim.x) / Tile::kCluster < p.units) {
         defer<Tile>(p, smem, tile, consumer, sum);
@@ -461,7 +454,7 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
       finish<false, Tile>(p, tile, consumer, sum, pieces);
     }
   }
-  if (thread % 32 == 0) sm90::tma_store_wait_read<0>();  // shared memory goes with the block
+  if (thread % 32 == 0) ptx::tma_store_wait_group_read<0>();  // shared memory goes with the block
 }
 
 // kAlongM: a is stored along m, not k; kAlongN: b is stored along n.
@@ -472,45 +465,45 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char raw_smem[];
   HalfSmem<Tile>& smem = *reinterpret_cast<HalfSmem<Tile>*>(raw_smem);
   static_assert(sizeof(HalfSmem<Tile>) == Tile::kSharedBytes);
-  const int rank = Tile::kCluster == 1 ? 0 : sm90::cluster_ctarank();
+  const int rank = Tile::kCluster == 1 ? 0 : ptx::cluster_ctarank();
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; ++i) {
-      sm90::mbarrier_init(&smem.full[i], 1);
-      sm90::mbarrier_init(&smem.empty[i], Tile::kConsumers * Tile::kCluster);
+      ptx::mbarrier_init(&smem.full[i], 1);
+      ptx::mbarrier_init(&smem.empty[i], Tile::kConsumers * Tile::kCluster);
     }
     if constexpr (Tile::kDeferred) {
       for (int i = 0; i < Tile::kConsumers; ++i) {
-        sm90::mbarrier_init(&smem.summed[i], 128);
-        sm90::mbarrier_init(&smem.finished[i], 32 * Tile::kFinishers);
+        ptx::mbarrier_init(&smem.summed[i], 128);
+        ptx::mbarrier_init(&smem.finished[i], 32 * Tile::kFinishers);
       }
     }
-    sm90::fence_mbarrier_init();
-    sm90::prefetch_tensor_map(&p.a);
-    sm90::prefetch_tensor_map(&p.b);
-    sm90::prefetch_tensor_map(&p.out);
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensormap(&p.a);
+    ptx::prefetch_tensormap(&p.b);
+    ptx::prefetch_tensormap(&p.out);
   }
   if constexpr (Tile::kCluster > 1) {
-    sm90::barrier_cluster_arrive();  // the barriers of every block are ready
-    sm90::barrier_cluster_wait();
+    ptx::barrier_cluster_arrive();  // the barriers of every block are ready
+    ptx::barrier_cluster_wait();
   } else {
     __syncthreads();
   }
-  sm90::griddepcontrol_launch_dependents();
-  sm90::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   if (threadIdx.x < 128) {
-    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_dec<Tile::kFewRegisters>();
+    if constexpr (Tile::kMoveRegisters) ptx::setmaxnreg_dec<Tile::kFewRegisters>();
     if (threadIdx.x == 0) produce<kAlongM, kAlongN>(p, smem, rank);
     if constexpr (Tile::kDeferred) {
       if (threadIdx.x >= 32) finish_deferred(p, smem, rank);
     }
     __syncwarp();
   } else {
-    if constexpr (Tile::kMoveRegisters) sm90::setmaxnreg_inc<Tile::kManyRegisters>();
+    if constexpr (Tile::kMoveRegisters) ptx::setmaxnreg_inc<Tile::kManyRegisters>();
     consume<kAlongM, kAlongN>(p, smem, rank);
   }
   if constexpr (Tile::kCluster > 1) {
-    sm90::barrier_cluster_arrive();  // no block leaves while another may write to it
-    sm90::barrier_cluster_wait();
+    ptx::barrier_cluster_arrive();  // no block leaves while another may write to it
+    ptx::barrier_cluster_wait();
   }
 #endif
 }

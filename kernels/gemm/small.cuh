@@ -13,6 +13,7 @@
 #include "common/launch.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/small_plan.h"
+#include "ptx/memory.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(1 << kShortBits)
   const unsigned column = blockIdx.y * blockDim.x + threadIdx.x;
   const unsigned row = blockIdx.z * blockDim.y + threadIdx.y;
   if (row >= args.m || column >= args.n) return;
-  const C bias = args.bias ? load(args.bias[column]) : C(0);
+  const ColumnTerms<C> terms = column_terms(args.bias, column);
   const C residual = residual_at(args, z, row, column);
   const T* a = args.a + z * args.a_batch + row * args.a_row;
   const T* b = args.b + z * args.b_batch + column * args.b_col;
@@ -42,10 +43,8 @@ __global__ void __launch_bounds__(1 << kShortBits)
   C sum = C(0);
 #pragma unroll
   for (int l = 0; l < kDepth; ++l) sum += load(x[l]) * load(y[l]);
-  sum += bias;
-  with_activation(args.activation, [&](auto activation) { sum = activation(sum); });
   args.out[z * args.out_batch + row * args.out_row + column * args.out_col] =
-      store<Out>(sum + residual);
+      store<Out>(finish_element(RuntimeActivate{args.activation}, sum, terms, residual));
 }
 
 template <typename T>
@@ -98,8 +97,8 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
   if (args.bias || args.residual) {  // their latency passes beside that of a and b
     for (unsigned output = first_output; output < outputs; output += output_step) {
       if (!finishes(output)) continue;
-      if (args.bias) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.bias + column_of(output)));
-      if (args.residual) asm volatile("prefetch.global.L2 [%0];" ::"l"(residual_of(output)));
+      if (args.bias) ptx::prefetch_l2(args.bias + column_of(output));
+      if (args.residual) ptx::prefetch_l2(residual_of(output));
     }
   }
 
@@ -160,11 +159,11 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
       total += __shfl_xor_sync(0xffffffff, total, step);
     }
     if (!finishes(output)) continue;
-    if (args.bias) total += load(args.bias[column_of(output)]);
-    with_activation(args.activation, [&](auto activation) { total = activation(total); });
-    if (args.residual) total += load(*residual_of(output));
-    args.out[z * args.out_batch + row_of(output) * args.out_row +
-             column_of(output) * args.out_col] = store<Out>(total);
+    const unsigned row = row_of(output), column = column_of(output);
+    const C residual = residual_at(args, z, row, column, -C(0));  // a zero keeps its sign
+    args.out[z * args.out_batch + row * args.out_row + column * args.out_col] =
+        store<Out>(finish_element(RuntimeActivate{args.activation}, total,
+                                  column_terms(args.bias, column), residual));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "common/launch.cuh"
 #include "gemm/fp32_sm90_plan.h"
 #include "gemm/split_device.cuh"
+#include "ptx/griddepcontrol.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
     split_first_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(16) float held[];  // filled in vectors of four
-  sm90::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_launch_dependents();
   const int which = blockIdx.x >= split.blocks[0];
   const int block = blockIdx.x - (which ? split.blocks[0] : 0);
   const SplitOperand& op = split.operand[which];
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ TileSmem<Fp16Parts> smem;
   __shared__ RowStats scratch[kWarps][kTileRows];
-  sm90::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_launch_dependents();
   const int which = blockIdx.x >= split.tile_blocks[0];
   const SplitOperand& op = split.operand[which];
   const int block = blockIdx.x - (which ? split.tile_blocks[0] : 0);
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
   const int begin = tile.chunk * op.chunk_k, end = min(begin + op.chunk_k, op.ld);
   float v[8], next[8];
   load_tile(op, tile.z, tile.row, begin, wide, v);
-  sm90::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   RowStats stats;
@@ -230,8 +231,8 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
 __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ TileSmem<Bf16Parts> smem;
-  sm90::griddepcontrol_launch_dependents();
-  sm90::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const SplitOperand &a = split.operand[0], &b = split.operand[1];
   const SplitPath path = split_path({a.status, a.status_count}, {b.status, b.status_count});
   if (path != SplitPath::kBf16 && path != SplitPath::kWide) return;

@@ -6,8 +6,8 @@
 #include <cuda_fp16.h>
 
 #include "gemm/split.cuh"
-#include "ptx/copy_async.cuh"
-#include "ptx/sm90.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cp_async.cuh"
 
 namespace my_ops::cuda {
 namespace {
@@ -187,7 +187,7 @@ struct GroupSmem {
 
 template <int kGroup>
 __device__ __forceinline__ void group_sync() {
-  if constexpr (kGroup > 32) sm90::barrier_sync(1 + threadIdx.x / kGroup, kGroup);
+  if constexpr (kGroup > 32) ptx::barrier_sync(1 + threadIdx.x / kGroup, kGroup);
 }
 
 template <int kGroup>
@@ -333,20 +333,20 @@ __device__ __forceinline__ void load_columns(const SplitOperand& op, int z, int 
     constexpr int kVectors = kColumnRows / 4;
     for (int v = threadIdx.x; v < op.k * kVectors; v += kThreads) {
       const int r = v % kVectors * 4, l = v / kVectors;
-      copy_async<16>(held + column_index(r, l), x + l * op.k_stride + r);
+      ptx::cp_async<16>(held + column_index(r, l), x + l * op.k_stride + r);
     }
   } else {
     for (int v = threadIdx.x; v < op.k * kColumnRows; v += kThreads) {
       const int r = v % kColumnRows, l = v / kColumnRows;
       const bool inside = row0 + r < op.rows;
-      copy_async<4>(held + column_index(r, l), x + l * op.k_stride + (inside ? r : 0),
-                    inside ? 4 : 0);
+      ptx::cp_async<4>(held + column_index(r, l), x + l * op.k_stride + (inside ? r : 0),
+                       inside ? 4 : 0);
     }
   }
   for (int v = op.k * kColumnRows + threadIdx.x; v < op.ld * kColumnRows; v += kThreads) {
     held[column_index(v % kColumnRows, v / kColumnRows)] = 0.0f;
   }
-  copy_async_wait_all();
+  ptx::cp_async_wait_all();
 }
 
 __device__ SplitPath split_columns(const SplitOperand& op, int block, float* held, int parts) {

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
-from my_ops.reference import activate
+from my_ops.reference import ACTIVATIONS, activate
 
 _PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
 
@@ -74,7 +74,7 @@ class LinearActivation(nn.Module):
         activation: str,
     ) -> None:
         super().__init__()
-        known = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid")
+        known = tuple(name for name in ACTIVATIONS if name != "none")
         if activation not in known:
             raise ValueError(
                 f"LinearActivation: activation must be one of {known}, got {activation!r}"

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from my_ops.reference import ACTIVATIONS
+
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGER = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid")
 
 Sizes = Sequence[int]  # or torch.SymInt
 
@@ -225,7 +226,7 @@ def check_residual(residual: Tensor, x: Tensor, weight: Tensor) -> None:
 def check_activation(activation: str) -> None:
     check(
         activation in ACTIVATIONS,
-        "linear: activation must be none, relu, gelu, gelu_tanh, silu or sigmoid, "
+        f"linear: activation must be {', '.join(ACTIVATIONS[:-1])} or {ACTIVATIONS[-1]}, "
         f"got '{activation}'",
     )
 

@@ -263,7 +263,9 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
         if not differentiated():
             return torch.ops.aten.silu_backward(grad, x)  # one kernel, which has no derivative
         return grad * (torch.sigmoid(x) + x * ops.d_sigmoid(x))
-    return grad * ops.d_sigmoid(x)
+    if activation == "sigmoid":
+        return grad * ops.d_sigmoid(x)
+    return torch.func.vjp(lambda x: reference.activate(x, activation), x)[1](grad)[0]
 
 
 _linear = register_gradient(ops.linear.default, _Linear)

@@ -42,11 +42,11 @@ typedef struct {
     int code;         /* compute capability of the code that it runs, 90 for 9.0 */
     int hopper_code;  /* not 0: code for 9.0a */
   } device;
-  const char* dtype; /* float64, float32, float16 or bfloat16 */
+  const char* dtype;      /* float64, float32, float16 or bfloat16 */
+  const char* activation; /* none, relu, gelu, gelu_tanh, silu or sigmoid */
   int64_t batch, m, n, k;
   int a_transposed, b_transposed; /* not 0: the other index is the contiguous one */
   int linear;                     /* not 0: of my_ops.linear, b_transposed */
-  int activation;                 /* 0 none, then relu, gelu, gelu_tanh, silu, sigmoid */
   int bias, residual, packed;     /* not 0: there is one */
   int high;                       /* not 0: precision "high" */
   int library_tf32;               /* not 0: torch allows TF32 in float32 products */

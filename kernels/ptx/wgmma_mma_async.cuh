@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace my_ops::cuda::sm90 {
+namespace my_ops::cuda::ptx {
 
 template <typename T, int kN, bool kMajorA = false, bool kMajorB = false>
 struct Wgmma;
@@ -285,4 +285,4 @@ struct Wgmma<__nv_bfloat16, 256, kMajorA, kMajorB> {
   }
 };
 
-}  // namespace my_ops::cuda::sm90
+}  // namespace my_ops::cuda::ptx

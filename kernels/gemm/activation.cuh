@@ -1,0 +1,91 @@
+// The formulas of the activations, as torch.nn.functional has them, and the choice among them. An
+// activation of gemm.h's list without a formula here does not compile.
+#pragma once
+
+#include "common/numeric.cuh"
+#include "gemm.h"
+#include "ptx/math.cuh"
+
+namespace my_ops::cuda {
+
+// Good to the last bits of the type.
+template <Activation kActivation>
+struct Activate {
+  template <typename C>
+  __device__ C operator()(C x) const {
+    if constexpr (kActivation == Activation::kRelu) {
+      return x <= C(0) ? C(0) : x;  // NaN stays NaN
+    } else if constexpr (kActivation == Activation::kGelu) {
+      return C(0.5) * x * (C(1) + erf(x * C(0.70710678118654752)));  // x Phi(x)
+    } else if constexpr (kActivation == Activation::kGeluTanh) {
+      return C(0.5) * x * (C(1) + tanh(C(0.79788456080286536) * (x + C(0.044715) * x * x * x)));
+    } else if constexpr (kActivation == Activation::kSilu) {
+      return x / (C(1) + exp(-x));
+    } else if constexpr (kActivation == Activation::kSigmoid) {
+      return sigmoid(x);
+    } else {
+      static_assert(kActivation == Activation::kNone, "an activation without a formula");
+      return x;
+    }
+  }
+};
+
+// Good to 2^-17, relative, which does for results of 16 bits: few instructions where they are given
+// here, else as above.
+template <Activation kActivation>
+struct FastActivate {
+  static constexpr float kLog2e = 1.4426950408889634f;
+  __device__ __forceinline__ float operator()(float x) const {
+    if constexpr (kActivation == Activation::kGelu) {
+      // Phi(-a) = exp(-a^2 / 2) t P(t), t = 1 / (1 + 0.31 a); P: a minimax fit for 0 <= a <= 15.
+      const float a = fminf(fabsf(x), 100.0f);
+      const float t = ptx::rcp_approx_ftz(fmaf(0.31f, a, 1.0f));
+      float p = -0.0739286f;
+      p = fmaf(p, t, 0.18044922f);
+      p = fmaf(p, t, 0.01574578f);
+      p = fmaf(p, t, 0.13342906f);
+      p = fmaf(p, t, 0.12044158f);
+      p = fmaf(p, t, 0.12386065f);
+      return fmaf(-a * t, p * ptx::ex2_approx_ftz(-0.5f * kLog2e * a * a),
+                  Activate<Activation::kRelu>{}(x));
+    } else if constexpr (kActivation == Activation::kGeluTanh) {
+      // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), u = c (x + 0.044715 x^3)
+      constexpr float kScale = -2.0f * kLog2e * 0.7978845608028654f;
+      const float e = ptx::ex2_approx_ftz(x * fmaf(0.044715f * kScale, x * x, kScale));
+      return x * ptx::rcp_approx_ftz(1.0f + e);
+    } else if constexpr (kActivation == Activation::kSilu) {
+      return x * ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(-kLog2e * x));
+    } else if constexpr (kActivation == Activation::kSigmoid) {
+      return ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(-kLog2e * x));
+    } else {
+      return Activate<kActivation>{}(x);
+    }
+  }
+};
+
+// Calls f.operator()<activation>(), on the device: one branch, outside the loop over elements.
+template <typename F>
+__device__ __forceinline__ void with_activation(Activation activation, F f) {
+  switch (activation) {
+#define MY_OPS_CASE(activation, name) \
+  case Activation::activation:        \
+    return f.template operator()<Activation::activation>();
+    MY_OPS_ACTIVATIONS(MY_OPS_CASE)
+#undef MY_OPS_CASE
+  }
+}
+
+// The same on the host.
+template <typename F>
+cudaError_t dispatch_activation(Activation activation, const F& f) {
+  switch (activation) {
+#define MY_OPS_CASE(activation, name) \
+  case Activation::activation:        \
+    return f.template operator()<Activation::activation>();
+    MY_OPS_ACTIVATIONS(MY_OPS_CASE)
+#undef MY_OPS_CASE
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace my_ops::cuda

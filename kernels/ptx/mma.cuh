@@ -1,0 +1,43 @@
+// mma.sync: products of a warp, held as fragments; and stores of such.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "ptx/shared_address.cuh"
+
+namespace my_ops::cuda::ptx {
+
+// out = a b + sum for a tile of 16 x 8 and 16 of k, of bf16. sm_80.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&out)[4], const uint4& a, const uint2& b,
+                                                  const float (&sum)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y), "f"(sum[0]), "f"(sum[1]),
+        "f"(sum[2]), "f"(sum[3]));
+}
+
+// out = a b for 8 of k: the first eight rows of a in a_top, the others in a_bottom. sm_80.
+__device__ __forceinline__ void mma_m16n8k8_bf16(float (&out)[4], uint32_t a_top, uint32_t a_bottom,
+                                                 uint32_t b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+      : "=f"(out[0]), "=f"(out[1]), "=f"(out[2]), "=f"(out[3])
+      : "r"(a_top), "r"(a_bottom), "r"(b), "f"(0.0f));
+}
+
+// Stores four 8 x 8 matrices of 16-bit elements, spread over a warp as mma results are. Lane l
+// names row l % 8 of matrix l / 8. sm_90.
+__device__ __forceinline__ void stmatrix(void* row, uint32_t x0, uint32_t x1, uint32_t x2,
+                                         uint32_t x3) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+      "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+
+}  // namespace my_ops::cuda::ptx

@@ -1,0 +1,83 @@
+// cp.async.bulk.tensor: boxes of a tensor map to and from shared memory by the tensor memory
+// accelerator. sm_90. common/tensor_map.h makes the maps.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "ptx/shared_address.cuh"
+
+namespace my_ops::cuda::ptx {
+
+__device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Box at (column, row) of the map to shared memory; its bytes count towards the barrier.
+__device__ __forceinline__ void tma_load_2d(void* smem, const CUtensorMap* map, uint64_t* barrier,
+                                            int column, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(smem)),
+      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row)
+      : "memory");
+}
+
+// The same box to the same place in every block of the cluster whose bit is set in `blocks`.
+__device__ __forceinline__ void tma_load_2d_multicast(void* smem, const CUtensorMap* map,
+                                                      uint64_t* barrier, int column, int row,
+                                                      uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(smem)),
+      "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "h"(blocks)
+      : "memory");
+}
+
+// Box at (x, y, z) of a map of three dimensions to shared memory.
+__device__ __forceinline__ void tma_load_3d(void* smem, const CUtensorMap* map, uint64_t* barrier,
+                                            int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(smem)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_load_3d_multicast(void* smem, const CUtensorMap* map,
+                                                      uint64_t* barrier, int x, int y, int z,
+                                                      uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(smem)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
+      : "memory");
+}
+
+// Box at (x, y, z) of a map from shared memory. The writer of the shared memory fences first.
+__device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, const void* smem, int x, int y,
+                                             int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(shared_address(smem)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until all but the newest kPending of the thread's groups have read their shared memory.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Orders a thread's plain writes to shared memory before later ones of the copy engine.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace my_ops::cuda::ptx
