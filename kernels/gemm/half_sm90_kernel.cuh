@@ -346,16 +346,14 @@ __device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int
 #pragma unroll
     for (int step = 0; step < PieceRows::kSteps; ++step) {
       uint32_t* pairs = reinterpret_cast<uint32_t*>(&rows.x[step]);
-      float x[8];
+      const auto* added = reinterpret_cast<const Vector<T, 2>*>(&residual.x[step]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 y = unpack<T>(pairs[i]);
-        x[2 * i] = y.x, x[2 * i + 1] = y.y;
+        float x[2] = {y.x, y.y};
+        finish_vector<T>(x, FastActivate<kActivation>{}, nullptr, added[i], p.args.residual);
+        pairs[i] = pack<T>(x[0], x[1]);
       }
-      const auto& added = reinterpret_cast<const Vector<T, 8>&>(residual.x[step]);
-      finish_vector<T>(x, FastActivate<kActivation>{}, nullptr, added, p.args.residual);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = pack<T>(x[2 * i], x[2 * i + 1]);
     }
   });
   write_piece<Tile>(p, rows, piece);
