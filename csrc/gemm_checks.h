@@ -155,17 +155,18 @@ inline void check_residual(const Tensor& residual, const Tensor& x, const Tensor
 // The activation of a name, which is checked with it.
 inline Activation activation_of(const std::string& name) {
   struct Named {
-    std::string name;
+    const char* name;
     Activation activation;
   };
 #define MY_OPS_NAMED(activation, name) Named{name, Activation::activation},
-  static const Named known[] = {MY_OPS_ACTIVATIONS(MY_OPS_NAMED)};
+  constexpr Named kKnown[] = {MY_OPS_ACTIVATIONS(MY_OPS_NAMED)};
 #undef MY_OPS_NAMED
-  std::string names;
-  for (const Named& one : known) {
-    if (one.name == name) return one.activation;
-    const bool first = &one == std::begin(known), last = &one + 1 == std::end(known);
-    names += (first ? "" : last ? " or " : ", ") + one.name;
+  for (const Named& known : kKnown) {
+    if (name == known.name) return known.activation;
+  }
+  std::string names = kKnown[0].name;
+  for (size_t i = 1; i < std::size(kKnown); ++i) {
+    names += std::string(i + 1 < std::size(kKnown) ? ", " : " or ") + kKnown[i].name;
   }
   throw std::runtime_error("linear: activation must be " + names + ", got '" + name + "'");
 }

@@ -46,17 +46,22 @@ struct RuntimeActivate {
   }
 };
 
-template <typename Formula, typename C>
+// x + y, which the compiler may not contract with a product that x is.
+__device__ __forceinline__ float add_rn(float x, float y) { return __fadd_rn(x, y); }
+__device__ __forceinline__ double add_rn(double x, double y) { return __dadd_rn(x, y); }
+
+// residual() is read last, when the registers of the activation are free.
+template <typename Formula, typename C, typename Residual>
 __device__ __forceinline__ C finish_element(Formula formula, C sum, ColumnTerms<C> column,
-                                            C residual) {
-  return formula(column(sum)) + residual;
+                                            Residual residual) {
+  const C activated = formula(column(sum));
+  return add_rn(activated, residual());
 }
 
-// ---- accumulators: x[4 * j + 2 * i + c] is of row 8 * i and column 8 * j + c from the lane's on
-// ----
+// ---- accumulators of a warpgroup ----
 
-// terms(c) gives the ColumnTerms of column c from the lane's first on, in the kernel's own way of
-// reading at the edge of the product.
+// x[4 * j + 2 * i + c] is of row 8 * i and column 8 * j + c from the lane's first on. terms(c)
+// gives the ColumnTerms of a column, read at the edge of the product as the kernel likes.
 template <int kCount, typename Terms>
 __device__ __forceinline__ void apply_column_terms(float (&x)[kCount], Terms terms) {
 #pragma unroll

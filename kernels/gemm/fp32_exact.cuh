@@ -108,7 +108,7 @@ __device__ void multiply_tile_exactly(const GemmArgs<float, float>& args, ExactS
         if (row >= m || col >= n) continue;
         args.out[z * args.out_batch + row * args.out_row + col] =
             finish_element(Activate<kActivation>{}, acc[i][j], column_terms(args.bias, col),
-                           residual_at(args, z, row, col));
+                           [&] { return residual_at(args, z, row, col); });
       }
     }
   });

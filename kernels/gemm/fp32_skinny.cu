@@ -161,7 +161,7 @@ __device__ __forceinline__ void finish(const Args& args, int row, int col, float
   if (!inside) return;
   args.out[row * args.out_row + col * args.out_col] =
       finish_element(RuntimeActivate{args.activation}, sum, column_terms(args.bias, col),
-                     residual_at(args, 0, row, col));
+                     [&] { return residual_at(args, 0, row, col); });
 }
 
 #endif

@@ -266,9 +266,9 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
         for (int x = 0; x < 4; ++x) {
           const int64_t row = m0 + row_of(i, x), column = n0 + column_of(j, x);
           if (row >= args.m || column >= args.n) continue;
-          out[row * args.out_row + column * args.out_col] =
-              finish_element(Activate<kActivation>{}, sums(i, j, x),
-                             column_terms(args.bias, column), residual_at(args, z, row, column));
+          out[row * args.out_row + column * args.out_col] = finish_element(
+              Activate<kActivation>{}, sums(i, j, x), column_terms(args.bias, column),
+              [&] { return residual_at(args, z, row, column); });
         }
       }
     }

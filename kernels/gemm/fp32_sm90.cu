@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kReduceThreads)
     if (!inside) continue;
     float* out = p.args.out + z * p.args.out_batch + row * p.args.out_row + col;
     *out = finish_element(RuntimeActivate{p.args.activation}, x, column_terms(p.args.bias, col),
-                          residual_at(p.args, z, row, col));
+                          [&] { return residual_at(p.args, z, row, col); });
   }
 #endif
 }

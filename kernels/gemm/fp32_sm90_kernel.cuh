@@ -27,17 +27,17 @@ namespace {
 struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
   static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6, kSpoiltWords = 64;
   unsigned char ring[kRingBytes];
-  uint64_t full[kMaxStages];   // loads landed: 1 arrival and the bytes
+  uint64_t full[kMaxStages];
   TileExponents exponents[2];  // of each warpgroup
   TurnedPiece pieces[8];       // of each consumers' warp
-  uint64_t empty[kMaxStages];  // consumers are done, in every block loaded together with this one
+  uint64_t empty[kMaxStages];
   uint32_t spoilt[kSpoiltWords];  // a bit for each of the block's tiles; beyond as many, shared
   bool wide;                      // outputs that may be spoilt are looked for
 
   // The bit of one of the units that the blocks of a grid take in turn.
   template <typename Tile>
   static __device__ __forceinline__ int turn(int unit) {
-    return unit / (static_cast<int>(gridDim.x) / Tile::kCluster) % (32 * kSpoiltWords);
+    return unit / unit_step<Tile>() % (32 * kSpoiltWords);
   }
 };
 static_assert(sizeof(ProductSmem) == fp32_sm90::kNeeds.shared_bytes);
@@ -57,48 +57,15 @@ struct RingLayout {
   }
 };
 
-// This block's place in its cluster.
-struct ClusterPlace {
-  int m, n;
-};
-
-template <typename Tile>
-__device__ __forceinline__ ClusterPlace cluster_place() {
-  if constexpr (Tile::kCluster == 1) return {0, 0};
-  const int rank = ptx::cluster_ctarank();
-  return {rank % Tile::kClusterM, rank / Tile::kClusterM};
-}
-
-// Units in groups of kGroupM along m, so that blocks at work share operands in L2.
 template <typename Tile>
 __device__ __forceinline__ TileOrigin tile_origin(const Fp32Product& p, const ProductGrid& grid,
                                                   int unit, ClusterPlace place) {
-  const int plane_units = grid.units_m * grid.units_n;
-  const int plane = unit / plane_units, in_plane = unit % plane_units;
-  const int group = in_plane / (Tile::kGroupM * grid.units_n);
-  const int in_group = in_plane % (Tile::kGroupM * grid.units_n);
-  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, grid.units_m - first);
-  TileOrigin origin;
-  origin.m = (first + in_group % rows) * Tile::kUnitM + place.m * Tile::kM;
-  origin.n = in_group / rows * Tile::kUnitN + place.n * Tile::kN;
-  origin.split = plane % p.splits;
-  origin.z = plane / p.splits;
-  return origin;
+  const TilePlace tile = tile_place<Tile>(grid.units_m, grid.units_n, unit, place);
+  return {tile.m, tile.n, tile.plane / p.splits, tile.plane % p.splits};
 }
 
 __device__ __forceinline__ int k_blocks_of(const Fp32Product& p, int split) {
   return min(p.k_blocks_per_split, p.k_blocks - split * p.k_blocks_per_split);
-}
-
-// Loads a share of a tile's rows for all kSharers blocks named in `blocks`.
-template <int kSharers>
-__device__ __forceinline__ void load_share(unsigned char* smem, const CUtensorMap* map,
-                                           uint64_t* full, int k, int row, uint16_t blocks) {
-  if constexpr (kSharers == 1) {
-    ptx::tma_load_2d(smem, map, full, k, row);
-  } else {
-    ptx::tma_load_2d_multicast(smem, map, full, k, row, blocks);
-  }
 }
 
 template <typename Scheme, typename Tile>
@@ -112,45 +79,25 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
   for (int i = 0; i < Tile::kClusterN; ++i) same_m |= 1 << (place.m + i * Tile::kClusterM);
   const uint16_t same_n = ((1 << Tile::kClusterM) - 1) << (place.n * Tile::kClusterM);
   RingPlace<Layout::kStages> at;
-  for (int unit = blockIdx.x / Tile::kCluster; unit < source.grid.units;
-       unit += gridDim.x / Tile::kCluster) {
+  for (int unit = first_unit<Tile>(); unit < source.grid.units; unit += unit_step<Tile>()) {
     const TileOrigin origin = tile_origin<Tile>(p, source.grid, unit, place);
     const int a_row = (p.a_repeats ? 0 : origin.z * p.m) + origin.m + place.n * kRowsA;
     const int b_row = (p.b_repeats ? 0 : origin.z * p.n) + origin.n + place.m * kRowsB;
     const int k_blocks = k_blocks_of(p, origin.split);
     int k = origin.split * p.k_blocks_per_split * Tile::kK;
     for (int i = 0; i < k_blocks; ++i, k += Tile::kK) {
-      ptx::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
-      uint64_t* full = &smem.full[at.stage];
-      ptx::mbarrier_arrive_expect_tx(full, Layout::kBytes);
+      fill_stage<Layout::kBytes>(at, smem.full, smem.empty, [&](int stage, uint64_t* full) {
 #pragma unroll
-      for (int part = 0; part < Scheme::kParts; ++part) {
-        unsigned char* a = Layout::a(smem.ring, at.stage, part) + place.n * kRowsA * kRowBytes;
-        unsigned char* b = Layout::b(smem.ring, at.stage, part) + place.m * kRowsB * kRowBytes;
-        load_share<Tile::kClusterN>(a, &source.a, full, k, part * p.a_rows + a_row, same_m);
-        load_share<Tile::kClusterM>(b, &source.b, full, k, part * p.b_rows + b_row, same_n);
-      }
-      at.advance();
+        for (int part = 0; part < Scheme::kParts; ++part) {
+          unsigned char* a = Layout::a(smem.ring, stage, part) + place.n * kRowsA * kRowBytes;
+          unsigned char* b = Layout::b(smem.ring, stage, part) + place.m * kRowsB * kRowBytes;
+          load_box<Tile::kClusterN>(a, &source.a, full, k, part * p.a_rows + a_row, same_m);
+          load_box<Tile::kClusterM>(b, &source.b, full, k, part * p.b_rows + b_row, same_n);
+        }
+      });
     }
   }
 }
-
-// Frees a stage in every block that loads into this one: one thread for each.
-template <typename Tile>
-struct Releaser {
-  ProductSmem& smem;
-  int thread;
-  bool active;
-
-  __device__ Releaser(ProductSmem& ring, ClusterPlace place)
-      : smem(ring),
-        thread(threadIdx.x % 128),
-        active(thread < Tile::kCluster &&
-               (thread % Tile::kClusterM == place.m || thread / Tile::kClusterM == place.n)) {}
-  __device__ __forceinline__ void operator()(int stage) const {
-    if (active) ptx::mbarrier_arrive_cluster(&smem.empty[stage], thread);
-  }
-};
 
 // A stage's parts as the tensor core sees them. Addresses count 16 bytes; a 16-element piece of k
 // is 32 bytes of the swizzled row.
@@ -252,24 +199,13 @@ __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Til
                                            RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
                                            float (&sum)[kCount]) {
   using Mma = ptx::Wgmma<typename Scheme::Type, Tile::kN>;
-  int previous = -1;
-  for (int block = 0; block < k_blocks; ++block) {
-    ptx::mbarrier_wait(&smem.full[at.stage], at.phase);
-    const StageOperands<RingLayout<Scheme, Tile>, Tile> part(smem, at.stage, consumer);
-    ptx::wgmma_fence();
+  sum_stages(at, smem.full, release, k_blocks, sum, [&](int stage, bool first) {
+    const StageOperands<RingLayout<Scheme, Tile>, Tile> part(smem, stage, consumer);
 #pragma unroll
     for (int k = 0; k < Tile::kK; k += 16) {
-      Mma::run(sum, part.a(0, k), part.b(0, k), block != 0 || k != 0);
+      Mma::run(sum, part.a(0, k), part.b(0, k), !first || k != 0);
     }
-    ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<1>();  // the previous stage has been read
-    if (previous >= 0) release(previous);
-    previous = at.stage;
-    at.advance();
-  }
-  ptx::wgmma_wait_group<0>();
-  ptx::wgmma_fence_operand(sum);
-  release(previous);
+  });
 }
 
 // The same, but pieces of k are added with rounding.
@@ -296,8 +232,7 @@ __device__ __forceinline__ void redo_spoilt(const Fp32Product& p, const ProductG
                                             ProductSmem& smem, ClusterPlace place, int thread) {
   ExactSmem& exact = reinterpret_cast<ExactSmem&>(smem.ring);
   exact_barrier();  // all tiles are done, and with them the ring
-  for (int unit = blockIdx.x / Tile::kCluster; unit < grid.units;
-       unit += gridDim.x / Tile::kCluster) {
+  for (int unit = first_unit<Tile>(); unit < grid.units; unit += unit_step<Tile>()) {
     const int turn = ProductSmem::turn<Tile>(unit);
     if (!(smem.spoilt[turn / 32] >> turn % 32 & 1)) continue;
     const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
@@ -316,11 +251,10 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
   const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
   const int thread = threadIdx.x % 128;
   constexpr bool kMayLose = std::is_same_v<Scheme, Bf16Scheme>;
-  const Releaser<Tile> release(smem, place);
+  const Releaser<Tile> release{smem.empty};
   float sum[Tile::kN / 2];
   RingPlace<RingLayout<Scheme, Tile>::kStages> at;
-  for (int unit = blockIdx.x / Tile::kCluster; unit < grid.units;
-       unit += gridDim.x / Tile::kCluster) {
+  for (int unit = first_unit<Tile>(); unit < grid.units; unit += unit_step<Tile>()) {
     const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
     const int k_blocks = k_blocks_of(p, origin.split);
     TileExponents& exponents = smem.exponents[consumer];
@@ -363,11 +297,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   ProductSmem& smem = *reinterpret_cast<ProductSmem*>(raw_smem);
   const ClusterPlace place = cluster_place<Tile>();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < ProductSmem::kMaxStages; ++i) {
-      ptx::mbarrier_init(&smem.full[i], 1);
-      ptx::mbarrier_init(&smem.empty[i],
-                         Tile::kConsumers * (Tile::kClusterM + Tile::kClusterN - 1));
-    }
+    init_ring<Tile>(ProductSmem::kMaxStages, smem.full, smem.empty);
     for (uint32_t& word : smem.spoilt) word = 0;
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&p.fast.a);
@@ -379,10 +309,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // Pieces of k are looked over when they are added.
   if (threadIdx.x == 0) smem.wide = path == SplitPath::kWide && p.splits == 1;
   __syncthreads();
-  if constexpr (Tile::kCluster > 1) {
-    ptx::barrier_cluster_arrive();  // the barriers of every block are ready
-    ptx::barrier_cluster_wait();
-  }
+  if constexpr (Tile::kCluster > 1) cluster_sync();
   if (path == SplitPath::kExact) {
     multiply_exactly<Tile::kThreads>(p.args, reinterpret_cast<ExactSmem&>(smem.ring));
   } else if (threadIdx.x < 128) {
@@ -407,10 +334,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     __syncthreads();
     if (smem.wide) redo_spoilt<FullTile>(p, p.full.grid, smem, place, threadIdx.x);
   }
-  if constexpr (Tile::kCluster > 1) {
-    ptx::barrier_cluster_arrive();  // no block leaves while another may write to it
-    ptx::barrier_cluster_wait();
-  }
+  if constexpr (Tile::kCluster > 1) cluster_sync();
 #endif
 }
 

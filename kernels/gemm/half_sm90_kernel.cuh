@@ -47,68 +47,50 @@ template <typename Tile>
 struct alignas(1024) HalfSmem {  // 1024: the repeat of the 128-byte swizzle
   unsigned char ring[Tile::kStages * Tile::kStageBytes];           // [stage] { a, b }
   uint4 pieces[Tile::kConsumers * 4][Tile::kPieces][kPieceUnits];  // two: in turn
-  uint64_t full[Tile::kStages];         // loads landed: 1 arrival and the bytes
-  uint64_t empty[Tile::kStages];        // consumers are done, in every block of the cluster
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
   uint64_t summed[Tile::kConsumers];    // pieces of a deferred tile: every lane arrives
   uint64_t finished[Tile::kConsumers];  // and stored
 };
 
-struct TilePlace {
-  int m, n, z;
-};
-
-// Units in groups of kGroupM along m, so that blocks at work share operands in L2.
 template <typename Tile, typename T>
-__device__ __forceinline__ TilePlace tile_place(const HalfProduct<T>& p, int unit, int rank) {
-  const int plane_units = p.units_m * p.units_n;
-  const int z = unit / plane_units, in_plane = unit % plane_units;
-  const int group = in_plane / (Tile::kGroupM * p.units_n);
-  const int in_group = in_plane % (Tile::kGroupM * p.units_n);
-  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, p.units_m - first);
-  return {(first + in_group % rows) * Tile::kUnitM + rank * Tile::kM,
-          in_group / rows * Tile::kUnitN, z};
+__device__ __forceinline__ TilePlace tile_place(const HalfProduct<T>& p, int unit,
+                                                ClusterPlace place) {
+  return tile_place<Tile>(p.units_m, p.units_n, unit, place);
 }
 
 template <bool kAlongM, bool kAlongN, typename Tile, typename T>
-__device__ __forceinline__ void produce(const HalfProduct<T>& p, HalfSmem<Tile>& smem, int rank) {
+__device__ __forceinline__ void produce(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
+                                        ClusterPlace place) {
   constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
   constexpr int kShareN = Tile::kN / Tile::kCluster, kShareK = Tile::kK / Tile::kCluster;
-  const auto load_b = [&](unsigned char* to, uint64_t* full, int x, int y, int z) {
-    if constexpr (Tile::kCluster == 1) {
-      ptx::tma_load_3d(to, &p.b, full, x, y, z);
-    } else {
-      ptx::tma_load_3d_multicast(to, &p.b, full, x, y, z, kAll);
-    }
-  };
   RingPlace<Tile::kStages> at;
-  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
-    const TilePlace tile = tile_place<Tile>(p, unit, rank);
-    const int a_z = p.a_repeats ? 0 : tile.z, b_z = p.b_repeats ? 0 : tile.z;
+  for (int unit = first_unit<Tile>(); unit < p.units; unit += unit_step<Tile>()) {
+    const TilePlace tile = tile_place<Tile>(p, unit, place);
+    const int a_z = p.a_repeats ? 0 : tile.plane, b_z = p.b_repeats ? 0 : tile.plane;
     for (int block = 0; block < p.k_blocks; ++block) {
       const int k = block * Tile::kK;
-      ptx::mbarrier_wait(&smem.empty[at.stage], at.phase ^ 1);
-      uint64_t* full = &smem.full[at.stage];
-      ptx::mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
-      unsigned char* a = smem.ring + at.stage * Tile::kStageBytes;
-      unsigned char* b = a + Tile::kBytesA;
-      if constexpr (kAlongM) {
+      fill_stage<Tile::kStageBytes>(at, smem.full, smem.empty, [&](int stage, uint64_t* full) {
+        unsigned char* a = smem.ring + stage * Tile::kStageBytes;
+        unsigned char* b = a + Tile::kBytesA;
+        if constexpr (kAlongM) {
 #pragma unroll
-        for (int i = 0; i < Tile::kM / 64; ++i) {
-          ptx::tma_load_3d(a + i * kBoxBytes, &p.a, full, tile.m + i * 64, k, a_z);
+          for (int i = 0; i < Tile::kM / 64; ++i) {
+            ptx::tma_load_3d(a + i * kBoxBytes, &p.a, full, tile.m + i * 64, k, a_z);
+          }
+        } else {
+          ptx::tma_load_3d(a, &p.a, full, k, tile.m, a_z);
         }
-      } else {
-        ptx::tma_load_3d(a, &p.a, full, k, tile.m, a_z);
-      }
-      if constexpr (kAlongN) {  // a share of k
+        if constexpr (kAlongN) {  // a share of k
 #pragma unroll
-        for (int i = 0; i < Tile::kN / 64; ++i) {
-          load_b(b + i * kBoxBytes + rank * kShareK * 128, full, tile.n + i * 64,
-                 k + rank * kShareK, b_z);
+          for (int i = 0; i < Tile::kN / 64; ++i) {
+            load_box<Tile::kCluster>(b + i * kBoxBytes + place.m * kShareK * 128, &p.b, full,
+                                     tile.n + i * 64, k + place.m * kShareK, b_z, kAll);
+          }
+        } else {  // a share of n
+          load_box<Tile::kCluster>(b + place.m * kShareN * 128, &p.b, full, k,
+                                   tile.n + place.m * kShareN, b_z, kAll);
         }
-      } else {  // a share of n
-        load_b(b + rank * kShareN * 128, full, k, tile.n + rank * kShareN, b_z);
-      }
-      at.advance();
+      });
     }
   }
 }
@@ -281,7 +263,7 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int row0 = tile.m + consumer * 64 + warp * kPieceRows;
   PieceRows residual;
-  if (!kPlain && args.residual) load_residual<Tile>(p, tile.z, row0, tile.n, residual);
+  if (!kPlain && args.residual) load_residual<Tile>(p, tile.plane, row0, tile.n, residual);
 #pragma unroll kPlain ? kPieces : 1
   for (int c = 0; c < kPieces; ++c) {
     const int col0 = tile.n + c * kPieceColumns;
@@ -306,11 +288,12 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
       activate<FastActivate>(args.activation, x);
       if (args.residual) {
         add_residual<Tile>(p, residual, piece, x);
-        if (c + 1 < kPieces) load_residual<Tile>(p, tile.z, row0, col0 + kPieceColumns, residual);
+        if (c + 1 < kPieces)
+          load_residual<Tile>(p, tile.plane, row0, col0 + kPieceColumns, residual);
       }
     }
     round_piece<T>(piece, x);
-    store_piece<Tile>(p, tile.z, row0, col0, piece);
+    store_piece<Tile>(p, tile.plane, row0, col0, piece);
   }
 }
 
@@ -346,16 +329,14 @@ __device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int
 #pragma unroll
     for (int step = 0; step < PieceRows::kSteps; ++step) {
       uint32_t* pairs = reinterpret_cast<uint32_t*>(&rows.x[step]);
-      float x[8];
+      const auto* added = reinterpret_cast<const Vector<T, 2>*>(&residual.x[step]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 y = unpack<T>(pairs[i]);
-        x[2 * i] = y.x, x[2 * i + 1] = y.y;
+        float x[2] = {y.x, y.y};
+        finish_vector<T>(x, FastActivate<kActivation>{}, nullptr, added[i], p.args.residual);
+        pairs[i] = pack<T>(x[0], x[1]);
       }
-      const auto& added = reinterpret_cast<const Vector<T, 8>&>(residual.x[step]);
-      finish_vector<T>(x, FastActivate<kActivation>{}, nullptr, added, p.args.residual);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = pack<T>(x[2 * i], x[2 * i + 1]);
     }
   });
   write_piece<Tile>(p, rows, piece);
@@ -364,12 +345,12 @@ __device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int
 // The work of a finisher: its share of the pieces of every tile but the block's last.
 template <typename Tile, typename T>
 __device__ __forceinline__ void finish_deferred(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
-                                                int rank) {
+                                                ClusterPlace place) {
   const int lane = threadIdx.x % 32, finisher = threadIdx.x / 32 - 1;
-  const int step = gridDim.x / Tile::kCluster;
+  const int step = unit_step<Tile>();
   uint32_t phase = 0;
-  for (int unit = blockIdx.x / Tile::kCluster; unit + step < p.units; unit += step, phase ^= 1) {
-    const TilePlace tile = tile_place<Tile>(p, unit, rank);
+  for (int unit = first_unit<Tile>(); unit + step < p.units; unit += step, phase ^= 1) {
+    const TilePlace tile = tile_place<Tile>(p, unit, place);
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
       const auto each_piece = [&](auto f) {
         for (int i = finisher; i < 4 * Tile::kPieces; i += Tile::kFinishers) {
@@ -381,13 +362,13 @@ __device__ __forceinline__ void finish_deferred(const HalfProduct<T>& p, HalfSme
       };
       ptx::mbarrier_wait(&smem.summed[consumer], phase);
       each_piece([&](int row0, int col0, uint4* piece) {
-        finish_piece<Tile>(p, tile.z, row0, col0, piece);
+        finish_piece<Tile>(p, tile.plane, row0, col0, piece);
       });
       ptx::fence_proxy_async();
       __syncwarp();
       if (lane == 0) {
         each_piece([&](int row0, int col0, uint4* piece) {
-          ptx::tma_store_3d(&p.out, piece, col0, row0, tile.z);
+          ptx::tma_store_3d(&p.out, piece, col0, row0, tile.plane);
         });
         ptx::tma_store_commit_group();
         ptx::tma_store_wait_group_read<0>();
@@ -398,13 +379,12 @@ __device__ __forceinline__ void finish_deferred(const HalfProduct<T>& p, HalfSme
 }
 
 template <bool kAlongM, bool kAlongN, typename Tile, typename T>
-__device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>& smem, int rank) {
+__device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
+                                        ClusterPlace place) {
   using Mma = ptx::Wgmma<T, Tile::kN, kAlongM, kAlongN>;
   const int consumer = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) - 1;  // provably uniform
   const int thread = threadIdx.x % 128;
-  const auto release = [&](int stage) {
-    if (thread < Tile::kCluster) ptx::mbarrier_arrive_cluster(&smem.empty[stage], thread);
-  };
+  const Releaser<Tile> release{smem.empty};
   const auto a_at = [](uint32_t base, int k) {
     return kAlongM ? ptx::wgmma_descriptor_rows<Tile::kK>(base + k * 8)
                    : ptx::wgmma_descriptor(base + k / 8);
@@ -417,33 +397,22 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
   float sum[Tile::kN / 2];
   uint32_t tile_phase = 0;
   RingPlace<Tile::kStages> at;
-  for (int unit = blockIdx.x / Tile::kCluster; unit < p.units; unit += gridDim.x / Tile::kCluster) {
-    const TilePlace tile = tile_place<Tile>(p, unit, rank);
-    int previous = -1;
-    for (int block = 0; block < p.k_blocks; ++block) {
-      ptx::mbarrier_wait(&smem.full[at.stage], at.phase);
-      const unsigned char* stage = smem.ring + at.stage * Tile::kStageBytes;
-      const uint32_t a = ptx::wgmma_address(stage + consumer * kBoxBytes);
-      const uint32_t b = ptx::wgmma_address(stage + Tile::kBytesA);
-      ptx::wgmma_fence();
+  for (int unit = first_unit<Tile>(); unit < p.units; unit += unit_step<Tile>()) {
+    const TilePlace tile = tile_place<Tile>(p, unit, place);
+    sum_stages(at, smem.full, release, p.k_blocks, sum, [&](int stage, bool first) {
+      const unsigned char* operands = smem.ring + stage * Tile::kStageBytes;
+      const uint32_t a = ptx::wgmma_address(operands + consumer * kBoxBytes);
+      const uint32_t b = ptx::wgmma_address(operands + Tile::kBytesA);
 #pragma unroll
       for (int k = 0; k < Tile::kK; k += 16) {
-        Mma::run(sum, a_at(a, k), b_at(b, k), block != 0 || k != 0);
+        Mma::run(sum, a_at(a, k), b_at(b, k), !first || k != 0);
       }
-      ptx::wgmma_commit_group();
-      ptx::wgmma_wait_group<1>();  // the previous stage has been read
-      if (previous >= 0) release(previous);
-      previous = at.stage;
-      at.advance();
-    }
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_fence_operand(sum);
-    release(previous);
+    });
     uint4(&pieces)[Tile::kPieces][kPieceUnits] = smem.pieces[consumer * 4 + thread / 32];
     if constexpr (Tile::kDeferred) {
       ptx::mbarrier_wait(&smem.finished[consumer], tile_phase ^ 1);
       tile_phase ^= 1;
-      if (unit + static_cast<int>(gridDim.x) / Tile::kCluster < p.units) {
+      if (unit + unit_step<Tile>() < p.units) {
         defer<Tile>(p, smem, tile, consumer, sum);
       } else {
         finish<false, Tile>(p, tile, consumer, sum, pieces);
@@ -465,12 +434,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char raw_smem[];
   HalfSmem<Tile>& smem = *reinterpret_cast<HalfSmem<Tile>*>(raw_smem);
   static_assert(sizeof(HalfSmem<Tile>) == Tile::kSharedBytes);
-  const int rank = Tile::kCluster == 1 ? 0 : ptx::cluster_ctarank();
+  const ClusterPlace place = cluster_place<Tile>();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Tile::kStages; ++i) {
-      ptx::mbarrier_init(&smem.full[i], 1);
-      ptx::mbarrier_init(&smem.empty[i], Tile::kConsumers * Tile::kCluster);
-    }
+    init_ring<Tile>(Tile::kStages, smem.full, smem.empty);
     if constexpr (Tile::kDeferred) {
       for (int i = 0; i < Tile::kConsumers; ++i) {
         ptx::mbarrier_init(&smem.summed[i], 128);
@@ -483,8 +449,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     ptx::prefetch_tensormap(&p.out);
   }
   if constexpr (Tile::kCluster > 1) {
-    ptx::barrier_cluster_arrive();  // the barriers of every block are ready
-    ptx::barrier_cluster_wait();
+    cluster_sync();
   } else {
     __syncthreads();
   }
@@ -492,19 +457,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   ptx::griddepcontrol_wait();
   if (threadIdx.x < 128) {
     if constexpr (Tile::kMoveRegisters) ptx::setmaxnreg_dec<Tile::kFewRegisters>();
-    if (threadIdx.x == 0) produce<kAlongM, kAlongN>(p, smem, rank);
+    if (threadIdx.x == 0) produce<kAlongM, kAlongN>(p, smem, place);
     if constexpr (Tile::kDeferred) {
-      if (threadIdx.x >= 32) finish_deferred(p, smem, rank);
+      if (threadIdx.x >= 32) finish_deferred(p, smem, place);
     }
     __syncwarp();
   } else {
     if constexpr (Tile::kMoveRegisters) ptx::setmaxnreg_inc<Tile::kManyRegisters>();
-    consume<kAlongM, kAlongN>(p, smem, rank);
+    consume<kAlongM, kAlongN>(p, smem, place);
   }
-  if constexpr (Tile::kCluster > 1) {
-    ptx::barrier_cluster_arrive();  // no block leaves while another may write to it
-    ptx::barrier_cluster_wait();
-  }
+  if constexpr (Tile::kCluster > 1) cluster_sync();
 #endif
 }
 

@@ -16,7 +16,7 @@ namespace my_ops::cuda::half_sm90 {
 template <int N, int Cluster, int Finishers = 0>
 struct HalfTile {
   static constexpr int kM = 128, kN = N, kK = 64;
-  static constexpr int kCluster = Cluster;
+  static constexpr int kCluster = Cluster, kClusterM = Cluster, kClusterN = 1;
   static constexpr int kUnitM = kM * Cluster, kUnitN = N;
   static constexpr int kConsumers = kM / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;

@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(1 << kShortBits)
   C sum = C(0);
 #pragma unroll
   for (int l = 0; l < kDepth; ++l) sum += load(x[l]) * load(y[l]);
-  args.out[z * args.out_batch + row * args.out_row + column * args.out_col] =
-      store<Out>(finish_element(RuntimeActivate{args.activation}, sum, terms, residual));
+  args.out[z * args.out_batch + row * args.out_row + column * args.out_col] = store<Out>(
+      finish_element(RuntimeActivate{args.activation}, sum, terms, [&] { return residual; }));
 }
 
 template <typename T>
@@ -160,7 +160,9 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
     }
     if (!finishes(output)) continue;
     const unsigned row = row_of(output), column = column_of(output);
-    const C residual = residual_at(args, z, row, column, -C(0));  // a zero keeps its sign
+    const auto residual = [&] {
+      return residual_at(args, z, row, column, -C(0));  // a zero keeps its sign
+    };
     args.out[z * args.out_batch + row * args.out_row + column * args.out_col] =
         store<Out>(finish_element(RuntimeActivate{args.activation}, total,
                                   column_terms(args.bias, column), residual));
