@@ -25,9 +25,7 @@ class LLTMCell(torch.nn.Module):
         for name, *sizes in (("weight_ih", 3 * hidden, inputs), ("weight_hh", 3 * hidden, hidden)):
             self.register_parameter(name, torch.nn.Parameter(torch.randn(sizes, dtype=dtype)))
         for name in ("bias_ih", "bias_hh"):
-            self.register_parameter(
-                name, torch.nn.Parameter(torch.randn(3 * hidden, dtype=dtype))
-            )
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(3 * hidden, dtype=dtype)))
 
     def forward(self, x, state):
         weights = torch.cat([self.weight_hh, self.weight_ih], 1)
@@ -54,7 +52,10 @@ def run(program, name, sizes, arrays):
     numbers = torch.tensor([list(CELLS).index(name), *sizes])
     data = [numbers, *(a.detach().contiguous() for a in arrays)]
     done = subprocess.run(
-        [program], input=b"".join(a.numpy().tobytes() for a in data), capture_output=True, check=True
+        [program],
+        input=b"".join(a.numpy().tobytes() for a in data),
+        capture_output=True,
+        check=True,
     )
     steps, batch, _, hidden = sizes
     carried = 0 if name == "gru" else batch * hidden

@@ -49,7 +49,9 @@ __global__ void __launch_bounds__(kStepThreads)
   if (at >= args.batch * args.hidden) return;
   const int64_t row = at / args.hidden, unit = at % args.hidden;
   // The first of an item's values in [batch, values, hidden].
-  const auto first = [&](int values) { return row * values * args.hidden + unit; };
+  const auto first = [&](int values) {
+    return values == 1 ? at : row * values * args.hidden + unit;
+  };
   Acc z[kTerms<Cell>];
 #pragma unroll
   for (int gate = 0; gate < Cell::kGates; ++gate) {
@@ -92,7 +94,9 @@ __global__ void __launch_bounds__(kStepThreads)
   const int64_t at = int64_t{blockIdx.x} * kStepThreads + threadIdx.x;  // in [batch, hidden]
   if (at >= args.batch * args.hidden) return;
   const int64_t row = at / args.hidden, unit = at % args.hidden;
-  const auto first = [&](int values) { return row * values * args.hidden + unit; };
+  const auto first = [&](int values) {
+    return values == 1 ? at : row * values * args.hidden + unit;
+  };
   Acc saved[Cell::kSaved];
 #pragma unroll
   for (int j = 0; j < Cell::kSaved; ++j) {
