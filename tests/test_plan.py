@@ -223,7 +223,7 @@ PLANNED = {  # kernels that ask for shared memory at a launch; without one: stat
 
 
 def test_no_kernel_is_forgotten():
-    """Of all kernels, those with dynamic shared memory or in clusters of recurrent layers are in the list."""
+    """Of all kernels, those with dynamic shared memory or in clusters of layers are in the list."""
     found = set()
     for path in (ROOT / "kernels").glob("*/*.cu*"):
         for kernel in path.read_text().split("__global__")[1:]:

@@ -52,19 +52,17 @@ __global__ void __launch_bounds__(kStepThreads)
   const auto first = [&](int values) {
     return values == 1 ? at : row * values * args.hidden + unit;
   };
+  const auto bias = [&](int term) -> Acc { return load(args.bias[unit + term * args.hidden]); };
   Acc z[kTerms<Cell>];
 #pragma unroll
   for (int gate = 0; gate < Cell::kGates; ++gate) {
+    const int64_t place = first(Cell::kGates) + gate * args.hidden;
     const int term = input_term<Cell>(gate);
-    const int64_t in_gates = first(Cell::kGates) + gate * args.hidden;
-    const Acc bias = load(args.bias[unit + term * args.hidden]);
-    if constexpr (Cell::kApart == 0) {
-      z[gate] = args.gates_x[in_gates] + args.gates_h[in_gates] + bias;
-    } else if (term == gate) {
-      z[gate] = args.gates_x[in_gates] + args.gates_h[in_gates] + bias;
+    if (term == gate) {
+      z[gate] = args.gates_x[place] + args.gates_h[place] + bias(gate);
     } else {
-      z[gate] = args.gates_h[in_gates] + load(args.bias[unit + gate * args.hidden]);
-      z[term] = args.gates_x[in_gates] + bias;
+      z[gate] = args.gates_h[place] + bias(gate);
+      z[term] = args.gates_x[place] + bias(term);
     }
   }
   Values<Acc, Cell::kCarried> carried;
