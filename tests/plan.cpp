@@ -10,7 +10,8 @@
 #include <string>
 
 #include "gemm/plan.h"
-#include "recurrent/lltm_plan.h"
+#include "recurrent/cells/lltm.h"
+#include "recurrent/plan.h"
 
 using namespace my_ops;
 using namespace my_ops::cuda;
@@ -76,15 +77,16 @@ void lltm(std::istream& in, const DeviceFacts& device) {
   int64_t batch, hidden;
   in >> backward >> width >> batch >> hidden;
   const Pass pass = backward ? Pass::kBackward : Pass::kForward;
-  const LltmPlan plan = make_lltm_plan(pass, width, batch, hidden, device);
+  const RecurrentPlan plan =
+      make_recurrent_plan(kCellFacts<LltmCell>, pass, width, batch, hidden, device);
   switch (plan.kind) {
-    case LltmPlan::Kind::kCluster:
+    case RecurrentPlan::Kind::kCluster:
       return answer("cluster", {.code = 90,
                                 .shared_bytes = plan.cluster.spread_bytes + kMaxClusterStatic,
                                 .cluster = plan.cluster.blocks});
-    case LltmPlan::Kind::kGrid:
+    case RecurrentPlan::Kind::kGrid:
       return answer("grid", needs(plan.grid));
-    case LltmPlan::Kind::kNone:
+    case RecurrentPlan::Kind::kNone:
       return answer("steps");
   }
 }

@@ -210,15 +210,15 @@ PLANNED = {  # kernels that ask for shared memory at a launch; without one: stat
     "fp32_product_kernel": "fp32_sm90::kNeeds",
     "split_first_kernel": "less than fp32_sm90::kNeeds",
     "half_product_kernel": "half_sm90::kNeeds",
-    "lltm_grid_kernel": "grid_shared_bytes",
-    "lltm_grid_backward_kernel": "grid_shared_bytes",
-    "lltm_cluster_kernel": "ClusterPlan::spread_bytes",
-    "lltm_cluster_backward_kernel": "ClusterPlan::spread_bytes",
+    "grid_forward_kernel": "grid_shared_bytes",
+    "grid_backward_kernel": "grid_shared_bytes",
+    "cluster_forward_kernel": "ClusterPlan::spread_bytes",
+    "cluster_backward_kernel": "ClusterPlan::spread_bytes",
 }
 
 
 def test_no_kernel_is_forgotten():
-    """Of all kernels, those with dynamic shared memory or in clusters of LLTM are in the list."""
+    """Of all kernels, those with dynamic shared memory or in clusters of layers are in the list."""
     found = set()
     for path in (ROOT / "kernels").glob("*/*.cu*"):
         for kernel in path.read_text().split("__global__")[1:]:

@@ -50,6 +50,7 @@ TESTS = {  # of the first prefix that fits, those that are likely to fail first
     "csrc/elementwise": f"{ELEMENTWISE} fake_kernels cpp",
     "csrc/gemm": f"{GEMM} fake_kernels cpp",
     "csrc/lltm": f"{LLTM} fake_kernels cpp",
+    "csrc/recurrent": f"{LLTM} fake_kernels cpp",
     "csrc/c_api": "c_api",
     "csrc": f"fake_kernels {ELEMENTWISE} gemm lltm lltm_layer cpp",
     "kernels/elementwise": ELEMENTWISE,
@@ -58,8 +59,9 @@ TESTS = {  # of the first prefix that fits, those that are likely to fail first
 }
 PYTHON = ["my_ops/*.py", "my_ops/*/*.py"]
 CPP = ["csrc/binding.h", "csrc/binding_cpu.h", "csrc/bindings.cpp", "csrc/c_api.cpp"]
-CPP += ["csrc/*_checks.h", "csrc/*_layout.h", "csrc/*_cpu.cpp", "csrc/lltm_ops.h"]
-CPP += ["csrc/lltm_ragged.h", "kernels/*/*_cpu.cpp", "kernels/*/*_cpu.h"]
+CPP += ["csrc/*_checks.h", "csrc/*_layout.h", "csrc/*_cpu.cpp", "csrc/recurrent_cpu.h"]
+CPP += ["csrc/recurrent_ops.h", "csrc/recurrent_ragged.h", "kernels/*/*_cpu.cpp"]
+CPP += ["kernels/*/*_cpu.h", "kernels/recurrent/cpu.h", "kernels/recurrent/cells/lltm.h"]
 
 
 class LeaveOut(Operator):

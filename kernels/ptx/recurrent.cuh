@@ -1,7 +1,7 @@
-// PTX of the persistent LLTM kernels: one instruction per function. Chapters of the PTX ISA: data
-// movement (ld, st, prefetch, mapa, st.async), matrix instructions (mma), parallel synchronisation
-// (barrier.cluster, mbarrier).
-// Callers guard on __CUDA_ARCH__: mma needs sm_80, clusters and mbarrier transactions sm_90.
+// PTX of the persistent recurrent kernels: one instruction per function. Chapters of the PTX ISA:
+// data movement (ld, st, prefetch, mapa, st.async), matrix instructions (mma), parallel
+// synchronisation (barrier.cluster, mbarrier). Callers guard on __CUDA_ARCH__: mma needs sm_80,
+// clusters and mbarrier transactions sm_90.
 #pragma once
 
 #include <cuda_bf16.h>

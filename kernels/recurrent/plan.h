@@ -1,5 +1,5 @@
-// Which persistent LLTM kernel runs a layer, and how it shares the work out: pure host code, from
-// the problem and the device alone.
+// Which persistent kernel runs a recurrent layer, and how it shares the work out: pure host code,
+// from the cell, the problem and the device alone.
 #pragma once
 
 #include <algorithm>
@@ -7,15 +7,23 @@
 
 #include "common/ceil_div.h"
 #include "device.h"
+#include "recurrent.h"
 
 namespace my_ops::cuda {
 
 constexpr int kRecurrentThreads = 256;
 constexpr int kRecurrentWarps = kRecurrentThreads / 32;
 
-enum class Pass { kForward, kBackward };
+// What a plan depends on of a cell.
+struct CellFacts {
+  int gates;
+  int state;  // values of a unit that stay in its block from step to step, h included if it is read
+};
 
-// Groups of blocks that exchange through L2 (lltm_grid*.cu). A group holds all of W_h, a block
+template <typename Cell>
+constexpr CellFacts kCellFacts{Cell::kGates, Cell::kCarried + Cell::kReadsH};
+
+// Groups of blocks that exchange through L2 (grid.cuh). A group holds all of W_h, a block
 // 16 * unit_tiles units of it; the groups share out the rows of the batch and never meet.
 struct GridPlan {
   int unit_tiles;  // 1 or 2
@@ -27,7 +35,7 @@ struct GridPlan {
   int shared_bytes;  // of a block
 };
 
-// Clusters that exchange through distributed shared memory (lltm_cluster*.cu).
+// Clusters that exchange through distributed shared memory (cluster.cuh).
 struct ClusterPlan {
   int blocks;            // of a cluster, which holds all of W_h
   int units_per_thread;  // 1 or 2; a block has 16 of these each
@@ -36,7 +44,7 @@ struct ClusterPlan {
   int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
 };
 
-struct LltmPlan {
+struct RecurrentPlan {
   enum class Kind { kNone, kCluster, kGrid };
   Kind kind = Kind::kNone;
   ClusterPlan cluster{};
@@ -49,8 +57,8 @@ constexpr int kSpreadBytes = 120 * 1024;
 constexpr int kMaxClusterStatic = 48 * 1024;  // of the kernels' own shared memory
 
 // Hidden sizes up to 256 whose rows all run at once: the cheapest step by far.
-inline bool plan_cluster(int64_t batch, int64_t hidden, const DeviceFacts& facts,
-                         ClusterPlan& plan) {
+inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
+                         const DeviceFacts& facts, ClusterPlan& plan) {
   if (hidden > 256) return false;
   const int pieces = hidden <= 64 ? 1 : hidden <= 128 ? 2 : 4;
   const Needs spread{.shared_bytes = kSpreadBytes + kMaxClusterStatic};
@@ -68,7 +76,7 @@ inline bool plan_cluster(int64_t batch, int64_t hidden, const DeviceFacts& facts
       if (ceil_div(batch, rows) > resident) continue;
       // Cycles beyond the latency that all plans share: two for each multiply-add of a thread, and
       // some for each block that has to be written to.
-      const int64_t cost = int64_t{24} * units * pieces * rows + 20 * blocks;
+      const int64_t cost = int64_t{8} * cell.gates * units * pieces * rows + 20 * blocks;
       if (best == 0 || cost < best) {
         best = cost;
         plan = {blocks, units, rows, pieces, spread_bytes};
@@ -99,13 +107,15 @@ constexpr int items_per_thread(int unit_tiles, int row_tiles) {
   return static_cast<int>(ceil_div(unit_tiles * row_tiles * 128, kRecurrentThreads));
 }
 
-// The slab, and c, or the gradient of it, for every tile of a group's rows.
-constexpr int grid_shared_bytes(Pass pass, int width, const GridPlan& plan) {
+// The slab, and the state, or the gradient of it, for every tile of a group's rows.
+constexpr int grid_shared_bytes(const CellFacts& cell, Pass pass, int width, const GridPlan& plan) {
   const bool forward = pass == Pass::kForward;
-  const int tiles = plan.unit_tiles * (forward ? 3 : 1), chunks = plan.chunks * (forward ? 1 : 3);
+  const int tiles = plan.unit_tiles * (forward ? cell.gates : 1);
+  const int chunks = plan.chunks * (forward ? 1 : cell.gates);
   const auto row_tiles = static_cast<int>(ceil_div(plan.rows, plan.row_tiles * 8));
   return slab_shared_bytes(width, tiles, plan.row_tiles, chunks) +
-         row_tiles * items_per_thread(plan.unit_tiles, plan.row_tiles) * kRecurrentThreads * 4;
+         row_tiles * items_per_thread(plan.unit_tiles, plan.row_tiles) * cell.state *
+             kRecurrentThreads * 4;
 }
 
 // Blocks spin on one another: all of the grid runs at once.
@@ -114,15 +124,15 @@ constexpr Needs needs(const GridPlan& plan) {
 }
 
 // Rows of a group up to which all steps in one launch beat a product and a cell for each, as timed
-// for hidden sizes from 128 to 2048.
+// with LLTM for hidden sizes from 128 to 2048.
 constexpr int64_t max_rows(Pass pass, int width, int64_t hidden) {
   if (width == 4) return hidden <= 512 ? 112 : pass == Pass::kForward ? 88 : 52;
   if (hidden > 512) return pass == Pass::kForward ? 40 : 28;
   return pass == Pass::kForward ? 64 : 48;
 }
 
-inline bool plan_grid(Pass pass, int width, int64_t batch, int64_t hidden, const DeviceFacts& facts,
-                      GridPlan& plan) {
+inline bool plan_grid(const CellFacts& cell, Pass pass, int width, int64_t batch, int64_t hidden,
+                      const DeviceFacts& facts, GridPlan& plan) {
   const int64_t chunk = 64 / width;
   const int64_t slots = ceil_div(ceil_div(hidden, chunk), kRecurrentWarps);
   if (slots > 8) return false;
@@ -141,18 +151,18 @@ inline bool plan_grid(Pass pass, int width, int64_t batch, int64_t hidden, const
   plan.rows = static_cast<int>(rows);
   plan.groups = static_cast<int>(ceil_div(batch, rows));
   plan.row_tiles = rows > 8 ? 2 : 1;
-  plan.shared_bytes = grid_shared_bytes(pass, width, plan);
+  plan.shared_bytes = grid_shared_bytes(cell, pass, width, plan);
   return facts.runs(needs(plan));
 }
 
 // width: bytes of an activation, 4 or 2.
-inline LltmPlan make_lltm_plan(Pass pass, int width, int64_t batch, int64_t hidden,
-                               const DeviceFacts& facts) {
-  LltmPlan plan;
-  if (plan_cluster(batch, hidden, facts, plan.cluster)) {
-    plan.kind = LltmPlan::Kind::kCluster;
-  } else if (plan_grid(pass, width, batch, hidden, facts, plan.grid)) {
-    plan.kind = LltmPlan::Kind::kGrid;
+inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int width, int64_t batch,
+                                         int64_t hidden, const DeviceFacts& facts) {
+  RecurrentPlan plan;
+  if (plan_cluster(cell, batch, hidden, facts, plan.cluster)) {
+    plan.kind = RecurrentPlan::Kind::kCluster;
+  } else if (plan_grid(cell, pass, width, batch, hidden, facts, plan.grid)) {
+    plan.kind = RecurrentPlan::Kind::kGrid;
   }
   return plan;
 }

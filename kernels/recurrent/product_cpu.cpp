@@ -1,22 +1,19 @@
-// Products for the steps of LLTM on the CPU: a few rows times weights that stay in the cache,
-// packed once for all steps. A library would pack them at every step, and share the step among
-// threads.
-#pragma once
+// Products for the steps of a recurrent layer: see product_cpu.h. Bound by arithmetic: the tiles
+// fill the registers of the instruction set.
+#include "recurrent/product_cpu.h"
+
+#include <algorithm>
+
+#include "recurrent.h"
 
 #include "common/numeric_cpu.h"
 
 namespace my_ops::cpu {
+namespace {
 
 // Columns of one panel: 128 bytes, two of the widest vectors.
 template <typename T>
 constexpr int kPanel = 128 / sizeof(T);
-
-// Packed weights [k, n]: a panel after the other, each [k, kPanel], the last one filled up with
-// zeros.
-template <typename T>
-constexpr int64_t packed_size(int64_t k, int64_t n) {
-  return (n + kPanel<T> - 1) / kPanel<T> * kPanel<T> * k;
-}
 
 // c[Rows, 2 vectors] = a[Rows, k] @ panel[k, 2 vectors], of which `columns` are stored.
 template <typename T, int Bytes, int Rows>
@@ -68,5 +65,58 @@ MY_OPS_INLINE void product_of(const T* a, int64_t a_row, const T* packed, T* c, 
     product_strip<T, Bytes, Rows>(a, a_row, panel, c + column, c_row, m, k, n - column);
   }
 }
+
+// c[m, n] = a[m, k] @ packed, in tiles that fill the registers of the instruction set.
+#ifdef MY_OPS_LEVELS
+#define MY_OPS_MULTIPLY(LEVEL, T, BYTES, ROWS)                                                   \
+  __attribute__((target(LEVEL))) void multiply(const T* a, int64_t a_row, const T* packed, T* c, \
+                                               int64_t c_row, int64_t m, int64_t n, int64_t k) { \
+    product_of<T, BYTES, ROWS>(a, a_row, packed, c, c_row, m, n, k);                             \
+  }
+MY_OPS_MULTIPLY("arch=x86-64-v4", float, 64, 8)
+MY_OPS_MULTIPLY("arch=x86-64-v4", double, 64, 8)
+MY_OPS_MULTIPLY("arch=x86-64-v3", float, 32, 4)
+MY_OPS_MULTIPLY("arch=x86-64-v3", double, 32, 4)
+MY_OPS_MULTIPLY("default", float, 16, 4)
+MY_OPS_MULTIPLY("default", double, 16, 4)
+#else
+template <typename T>
+void multiply(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m, int64_t n,
+              int64_t k) {
+  product_of<T, 16, 4>(a, a_row, packed, c, c_row, m, n, k);
+}
+#endif
+
+}  // namespace
+
+// A panel after the other, each [k, kPanel], the last one filled up with zeros.
+template <typename T>
+void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed) {
+  for (int64_t column = 0; column < n; column += kPanel<T>) {
+    const int64_t columns = std::min<int64_t>(n - column, kPanel<T>);
+    for (int64_t i = 0; i < k; ++i, packed += kPanel<T>) {
+      for (int64_t j = 0; j < columns; ++j) packed[j] = b[i * row + (column + j) * col];
+      for (int64_t j = columns; j < kPanel<T>; ++j) packed[j] = T(0);
+    }
+  }
+}
+
+template <typename T>
+int64_t packed_size(int64_t k, int64_t n) {
+  return (n + kPanel<T> - 1) / kPanel<T> * kPanel<T> * k;
+}
+
+template <typename T>
+void product(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m, int64_t n,
+             int64_t k) {
+  multiply(a, a_row, packed, c, c_row, m, n, k);
+}
+
+#define MY_OPS_PRODUCT(T)                                               \
+  template void pack(const T*, int64_t, int64_t, int64_t, int64_t, T*); \
+  template int64_t packed_size<T>(int64_t, int64_t);                    \
+  template void product(const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t);
+MY_OPS_PRODUCT(float)
+MY_OPS_PRODUCT(double)
 
 }  // namespace my_ops::cpu

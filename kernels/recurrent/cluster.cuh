@@ -1,4 +1,4 @@
-// Shared by the forward and the backward cluster kernels, for small hidden sizes and few rows.
+// What the forward and the backward cluster kernels share, for small hidden sizes and few rows.
 //
 // A cluster holds W_h in registers as float and runs 1, 2 or 4 rows of the batch on its own; the
 // grid may have any number of clusters. There is no block-wide barrier in the loop: the exchanged
@@ -14,13 +14,15 @@
 // shuffles that halve the number of (unit, row) items per lane until a lane owns one item.
 #pragma once
 
-#include "recurrent/lltm_persistent.cuh"
+#include "ptx/recurrent.cuh"
+#include "recurrent/persistent.h"
 
 namespace my_ops::cuda {
 
-constexpr int kPieceUnits = 64;  // 16 lanes of a float4 each
+constexpr int kPieceUnits = 64;   // 16 lanes of a float4 each
+constexpr int kClusterAhead = 4;  // steps from the prefetch of a value to its load
 
-// Vectors: how many hidden-sized vectors are exchanged (1 forward, 3 gates backward).
+// Vectors: how many hidden-sized vectors are exchanged (1 forward, the gates' gradients backward).
 template <int Vectors, int UnitsPerThread, int Rows, int Pieces>
 struct Exchange {
   static constexpr int kBlockUnits = 16 * UnitsPerThread;
@@ -155,6 +157,86 @@ struct Exchange {
 #endif
 };
 
+// The weights of a thread's units, in registers as float, and their product with the exchanged
+// vectors, for the lane's share of K. Gates that share a vector (forward) and gates that have one
+// each (backward) sum apart, so that the chains of multiply-adds stay short.
+template <int Gates, int Vectors, int UnitsPerThread, int Rows, int Pieces>
+struct ClusterWeights {
+  using Shared = typename Exchange<Vectors, UnitsPerThread, Rows, Pieces>::Shared;
+  static_assert(Vectors == 1 || Vectors == Gates);
+
+  float weights[Gates][UnitsPerThread][Pieces][4];
+
+  // fill(gate, unit, k): of units first_unit + ..., zero beyond `hidden`.
+  template <typename Fill>
+  __device__ __forceinline__ void load(int64_t first_unit, int64_t hidden, Fill fill) {
+    constexpr int kWarpUnits = 2 * UnitsPerThread;
+#pragma unroll
+    for (int gate = 0; gate < Gates; ++gate) {
+#pragma unroll
+      for (int j = 0; j < UnitsPerThread; ++j) {
+        const int64_t unit =
+            first_unit + threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / 16 * UnitsPerThread + j;
+#pragma unroll
+        for (int p = 0; p < Pieces; ++p) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int64_t k = p * kPieceUnits + threadIdx.x % 16 * 4 + e;
+            weights[gate][j][p][e] = unit < hidden && k < hidden ? fill(gate, unit, k) : 0.0f;
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply(const Shared& shared, int buffer,
+                                           float (&sum)[Gates][UnitsPerThread * Rows]) const {
+#pragma unroll
+    for (int p = 0; p < Pieces; ++p) {
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+        for (int gate = 0; gate < Gates; ++gate) {
+          const float4 v =
+              shared.vector[buffer][r][Vectors == 1 ? 0 : gate][p * 16 + threadIdx.x % 16];
+#pragma unroll
+          for (int j = 0; j < UnitsPerThread; ++j) {
+            float& s = sum[gate][j * Rows + r];
+            s = fmaf(weights[gate][j][p][0], v.x, s);
+            s = fmaf(weights[gate][j][p][1], v.y, s);
+            s = fmaf(weights[gate][j][p][2], v.z, s);
+            s = fmaf(weights[gate][j][p][3], v.w, s);
+          }
+        }
+      }
+    }
+  }
+};
+
+// A block of a cluster and the lane's item, a unit of a row.
+template <typename Exchange, int Rows>
+struct ClusterBlock {
+  int64_t batch, hidden, first_unit, first_row, unit, row;
+  bool real;
+  bool writes;  // whether it is this lane that writes the item
+
+  __device__ __forceinline__ ClusterBlock(int64_t batch, int64_t hidden, uint32_t blocks,
+                                          uint32_t rank)
+      : batch(batch), hidden(hidden) {
+    first_unit = int64_t{rank} * Exchange::kBlockUnits;
+    first_row = int64_t{blockIdx.x / blocks} * Rows;
+    unit = first_unit + Exchange::item_unit();
+    row = first_row + Exchange::item_row();
+    real = unit < hidden && row < batch;
+    writes = real && Exchange::writes();
+  }
+
+  // Where the first of `values` values of the item is in [steps, batch, values, hidden].
+  __device__ __forceinline__ int64_t at(int64_t t, int values) const {
+    return (t * batch + row) * values * hidden + unit;
+  }
+};
+
 // ---- host ----
 
 // A launch that may have clusters of more than the portable 8 blocks.
@@ -196,7 +278,8 @@ struct ClusterLaunch {
   }
 };
 
-inline int resident_clusters(const void* kernel, const ClusterPlan& plan) {
+// Clusters of this plan's kernel that the device holds; 0 if none.
+inline int count_resident(const void* kernel, const ClusterPlan& plan) {
   if (kernel == nullptr) return 0;
   ClusterLaunch launch(plan, plan.rows, nullptr);
   int count = 0;
@@ -207,25 +290,25 @@ inline int resident_clusters(const void* kernel, const ClusterPlan& plan) {
   return count;
 }
 
-template <typename Params>
-cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, int64_t batch,
-                           Params& params, cudaStream_t stream) {
+template <typename Sequence>
+cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, const Sequence& args,
+                           cudaStream_t stream) {
   if (kernel == nullptr) return cudaErrorNotSupported;
-  ClusterLaunch launch(plan, batch, stream);
+  ClusterLaunch launch(plan, args.batch, stream);
   int count = 0;
   if (auto err = launch.resident(kernel, plan.spread_bytes, count); err != cudaSuccess) return err;
   // Left alone, the scheduler puts two blocks on one SM before it uses the next.
   if (count < launch.clusters) launch.config.dynamicSmemBytes = 0;
+  Sequence params = args;
   void* arguments[] = {&params};
   return cudaLaunchKernelExC(&launch.config, kernel, arguments);
 }
 
-// visit<units_per_thread, rows, pieces>() for the plan's instantiation; for a plan outside them, a
-// value-initialised result.
+// visit<units_per_thread, rows, pieces>() for the plan's instantiation; null for a plan outside
+// them.
 template <typename Visit>
-auto visit_cluster_plan(const ClusterPlan& plan, Visit visit)
-    -> decltype(visit.template operator()<1, 1, 1>()) {
-  auto rows = [&]<int Units, int Pieces>() {
+const void* visit_cluster_plan(const ClusterPlan& plan, Visit visit) {
+  const auto rows = [&]<int Units, int Pieces>() -> const void* {
     switch (plan.rows) {
       case 1:
         return visit.template operator()<Units, 1, Pieces>();
@@ -234,10 +317,10 @@ auto visit_cluster_plan(const ClusterPlan& plan, Visit visit)
       case 4:
         return visit.template operator()<Units, 4, Pieces>();
       default:
-        return decltype(visit.template operator()<1, 1, 1>()) {};
+        return nullptr;
     }
   };
-  auto pieces = [&]<int Units>() {
+  const auto pieces = [&]<int Units>() -> const void* {
     switch (plan.vectors) {
       case 1:
         return rows.template operator()<Units, 1>();
@@ -246,7 +329,7 @@ auto visit_cluster_plan(const ClusterPlan& plan, Visit visit)
       case 4:
         return rows.template operator()<Units, 4>();
       default:
-        return decltype(visit.template operator()<1, 1, 1>()) {};
+        return nullptr;
     }
   };
   return plan.units_per_thread == 1 ? pieces.template operator()<1>()

@@ -1,92 +1,14 @@
-// The part that the forward and the backward grid kernels share: the product of a resident slab of
-// W_h with the vector that the group exchanges each step (h forward, the gate gradients backward).
+// The product of a slab of W_h, which stays in a block, with the vector that the group exchanges.
 //
-// Exchange. The vector of a step is cut into chunks of 64 bytes per row: [slot][chunk][row][64 B].
-// Words validate themselves: an unwritten word is kEmpty, which no producer writes, so a consumer
-// simply reads until nothing is empty. No flags, no fences on the way from store to load.
-//
-// The slots are a ring, whose words are emptied before they are filled again. Once a block holds
-// all of vector n, every member has published it, hence has finished reading vector n - 1; so at
-// every n that is a multiple of kPeriod, each producer empties its own words of the kPeriod vectors
-// before n, and the whole block fences. This one fence is a producer's release and a consumer's
-// acquire. Release: the barrier ahead of it orders the block's emptying before it, and the words of
-// vectors from n + 2 on are published after it. Acquire: a consumer has read the words of vector
-// n + kPeriod when it fences there, and asks for the emptied slots, those of vectors from
-// n + kSlots - kPeriod on, afterwards (a vector is asked for one step ahead). Whoever reads a slot
-// thus finds it empty or filled anew. That a member's reads are done before another empties what
-// they read needs no fence: what it has published since was computed from them.
-//
-// Product. Weights are the A operand of mma (16 rows of W_h), rows of the batch are N = 8. The K
+// Weights are the A operand of mma (16 rows of W_h), rows of the batch are N = 8. The K
 // range is dealt out to the warps by chunks, so a warp reads from L2 exactly the fragments that it
 // multiplies, straight into registers. The warps' partial sums meet in shared memory, added in
 // a fixed order. float runs as three tf32 products, hi*hi + hi*lo + lo*hi, to float accuracy.
 #pragma once
 
-#include "recurrent/lltm_persistent.cuh"
+#include "recurrent/exchange.cuh"
 
 namespace my_ops::cuda {
-
-constexpr uint32_t kEmpty = 0xFFFFFFFFu;
-constexpr int kSlots = kExchangeSlots;
-constexpr int kPeriod = (kSlots - 2) / 2;  // a fence takes about a step, so it should be rare
-static_assert(kSlots - kPeriod >= kPeriod + 2);
-constexpr int kGates = 3;
-constexpr int kChunkBytes = 64;  // of one row: 16 bytes for each of the four lanes of an mma column
-
-template <typename T>
-constexpr int kChunkUnits = kChunkBytes / static_cast<int>(sizeof(T));
-
-// A word as published: any NaN but the empty pattern.
-__device__ __forceinline__ uint32_t publishable(uint32_t word) {
-  return word == kEmpty ? 0x7FFFFFFFu : word;
-}
-
-__device__ __forceinline__ bool any_empty(const uint4& v) {
-  return v.x == kEmpty || v.y == kEmpty || v.z == kEmpty || v.w == kEmpty;
-}
-
-// Of the lanes that share a published word, the one that writes it.
-template <typename T>
-__device__ __forceinline__ bool writes_word() {
-  return sizeof(T) == 4 || threadIdx.x % 2 == 0;
-}
-
-// Publishes one value per lane; lanes 2i and 2i + 1 hold neighbouring units of a row. The whole
-// warp calls this. p: the lane's word, which for 16-bit types is the pair's.
-template <typename T>
-__device__ __forceinline__ void publish(uint32_t* p, float v, bool active) {
-  if constexpr (sizeof(T) == 4) {
-    if (active) store_relaxed(p, publishable(bits(v)));
-  } else {
-    const T mine = from_float<T>(v);
-    const uint32_t other = __shfl_down_sync(0xFFFFFFFFu, bits(mine), 1);
-    if (active && writes_word<T>()) {
-      store_relaxed(p, publishable(bits(mine) | (other << 16)));
-    }
-  }
-}
-
-// With vector `received` complete: where that is due, the block empties its own words of the
-// vectors before. base: of the exchange, at the block's first row and unit; a row of the block is
-// `pieces` times 16 bytes in each of `vectors` vectors, `vector_words` apart. Called by the whole
-// block, with vector received + 1 published and asked for.
-__device__ __forceinline__ void empty_slots(uint32_t* base, int64_t received, int64_t slot_words,
-                                            int vectors, int64_t vector_words, int rows,
-                                            int pieces) {
-  // 32 bits suffice: more steps would not fit in memory.
-  const auto n = static_cast<uint32_t>(received);
-  if (received <= 0 || n % kPeriod != 0) return;
-  const int per_slot = vectors * rows * pieces;
-  for (int i = threadIdx.x; i < kPeriod * per_slot; i += kRecurrentThreads) {
-    const int piece = i % pieces, row = i / pieces % rows;
-    const int vector = i / (pieces * rows) % vectors, slot = (n - 1 - i / per_slot) % kSlots;
-    store_relaxed(reinterpret_cast<uint4*>(base + slot * slot_words + vector * vector_words +
-                                           row * (kChunkBytes / 4) + piece * 4),
-                  uint4{kEmpty, kEmpty, kEmpty, kEmpty});
-  }
-  __syncthreads();
-  __threadfence();
-}
 
 // hi + lo = v; hi has the 11 significant bits of tf32, rounded to nearest.
 __device__ __forceinline__ void split_tf32(uint32_t v, uint32_t& hi, uint32_t& lo) {
@@ -327,54 +249,5 @@ struct Slab {
     }
   }
 };
-
-// One unit and row of a tile. Sixteen neighbouring lanes own sixteen neighbouring units of one row,
-// so that a warp reads and writes whole 32-byte sectors of global memory.
-struct Item {
-  int unit_tile, row_tile, tile_unit, tile_row;
-
-  template <int NTiles>
-  __device__ __forceinline__ static Item of(int index) {
-    return {index / (128 * NTiles), index / 128 % NTiles, index % 16, index / 16 % 8};
-  }
-  __device__ __forceinline__ int unit() const { return unit_tile * 16 + tile_unit; }
-  __device__ __forceinline__ int row() const { return row_tile * 8 + tile_row; }
-
-  // The product's value for tile m, summed over the warps in a fixed order.
-  template <int MTiles, int NTiles>
-  __device__ __forceinline__ float total(
-      const float4 (&partial)[kRecurrentWarps][MTiles][NTiles][32], int m) const {
-    const int slot = partial_slot(tile_unit / 2, tile_row / 2);
-    const int part = tile_row % 2 * 2 + tile_unit % 2;
-    float v[kRecurrentWarps];
-#pragma unroll
-    for (int w = 0; w < kRecurrentWarps; ++w) {
-      v[w] = reinterpret_cast<const float*>(&partial[w][m][row_tile][slot])[part];
-    }
-    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
-  }
-};
-
-// ---- host ----
-
-// Empties the exchange and launches. Blocks spin on one another, so the launch is cooperative: all
-// of the grid is resident, or the launch fails. A null kernel: no instantiation.
-template <typename Params>
-cudaError_t launch_grid(const void* kernel, const GridPlan& plan, size_t exchange_bytes,
-                        Params& params, cudaStream_t stream) {
-  if (kernel == nullptr) return cudaErrorNotSupported;
-  if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      plan.shared_bytes);
-      err != cudaSuccess) {
-    return err;
-  }
-  if (auto err = cudaMemsetAsync(params.exchange, 0xFF, exchange_bytes, stream);
-      err != cudaSuccess) {
-    return err;
-  }
-  void* arguments[] = {&params};
-  return cudaLaunchCooperativeKernel(kernel, dim3(plan.members * plan.groups),
-                                     dim3(kRecurrentThreads), arguments, plan.shared_bytes, stream);
-}
 
 }  // namespace my_ops::cuda

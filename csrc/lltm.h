@@ -1,0 +1,16 @@
+// LLTM's ops.
+#pragma once
+
+#include "recurrent/cells/lltm.h"
+
+namespace my_ops {
+
+struct Lltm {
+  using Cell = LltmCell;
+  static constexpr const char* kCell = "lltm_cell";
+  static constexpr const char* kCellBackward = "lltm_cell_backward";
+  static constexpr const char* kLayer = "lltm";
+  static constexpr const char* kLayerBackward = "lltm_backward";
+};
+
+}  // namespace my_ops

@@ -1,0 +1,151 @@
+// Recurrent ops on CUDA, for any cell. Pre-activations and c are float for the 16-bit types.
+#pragma once
+
+#include "gemm_cuda.h"
+#include "recurrent_ops.h"
+
+namespace my_ops {
+
+template <typename T>
+using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename Op>
+class Cuda {
+ public:
+  using Cell = typename Op::Cell;
+
+  explicit Cuda(const Tensor& t) : device_(t) {}
+
+  static ScalarType storage(ScalarType dtype) { return dtype; }
+
+  void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
+    const Product p = product(a, b, out);
+    dispatch_floating<CudaTypes>(a.scalar_type(), [&]<typename T>() {
+      const auto args = gemm_args<T, acc_t<T>>(p, std::nullopt);
+      const cuda::GemmPlan plan = launch_gemm(args, a, device_.stream(), Op::kLayer);
+      if (plan.kernel != cuda::GemmKernel::kLibrary) return;
+      if (a.scalar_type() == out.scalar_type()) {
+        aten_gemm(p);
+      } else {
+        aten("aten::mm", "dtype_out", a, b, out.scalar_type(), out);
+      }
+    });
+  }
+  void cell(const CellTensors& step) const {
+    dispatch_floating<CudaTypes>(step.new_h.scalar_type(), [&]<typename T>() {
+      check_launch(cuda::recurrent_step<Cell>(step.args<T, acc_t<T>>(), device_.stream()),
+                   Op::kCell);
+    });
+  }
+  void cell_backward(const CellBackwardTensors& step) const {
+    dispatch_floating<CudaTypes>(step.gates.scalar_type(), [&]<typename T>() {
+      check_launch(cuda::recurrent_step_backward<Cell>(step.args<T, acc_t<T>>(), device_.stream()),
+                   Op::kCellBackward);
+    });
+  }
+
+  template <typename F>
+  static void dispatch(ScalarType dtype, const F& f) {
+    dispatch_floating<CudaTypes>(dtype, f);
+  }
+  template <typename Ragged>
+  void ragged(const Ragged& args) const {
+    check_launch(cuda::ragged(args, device_.stream()), Op::kLayer);
+  }
+
+  bool sequence(const SequenceTensors& s) const {
+    const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
+    const auto supported = [&]<typename T>() {
+      return cuda::recurrent_sequence_supported<Cell, T>(Pass::kForward, batch, hidden);
+    };
+    return persistent(s.output, supported, [&]<typename T>() {
+      const Tensor gates_x = gates_of_input(*this, s.input, s.weights, s.lengths, hidden);
+      const Tensor h0 = aligned(s.h0), c0 = aligned(s.c0), weights = unit_columns(s.weights);
+      const Tensor workspace = scratch(s.output, cuda::recurrent_sequence_workspace<Cell, T>(
+                                                     Pass::kForward, steps, batch, hidden));
+      check_launch(
+          cuda::recurrent_sequence<Cell>(
+              cuda::RecurrentSequence<T>{.gates_x = in<float>(gates_x),
+                                         .bias = in<T>(s.bias),
+                                         .w_h = in<T>(weights),
+                                         .w_row = weights.stride(0),
+                                         .h0 = in<T>(h0),
+                                         .carried0 = in<T>(c0),
+                                         .output = out<T>(s.output),
+                                         .carried_n = out<T>(s.c_n),
+                                         .saved = s.gates ? out<T>(*s.gates) : nullptr,
+                                         .carried = s.cells ? out<float>(*s.cells) : nullptr,
+                                         .steps = steps,
+                                         .batch = batch,
+                                         .hidden = hidden},
+              workspace.mutable_data_ptr(), device_.stream()),
+          Op::kLayer);
+    });
+  }
+
+  bool sequence_backward(const SequenceBackwardTensors& s) const {
+    const int64_t steps = s.cells.size(0), batch = s.cells.size(1), hidden = s.cells.size(2);
+    const auto supported = [&]<typename T>() {
+      return cuda::recurrent_sequence_supported<Cell, T>(Pass::kBackward, batch, hidden);
+    };
+    return persistent(s.gates, supported, [&]<typename T>() {
+      const auto dense = [](const std::optional<Tensor>& t) {
+        return t ? std::optional(aligned(as_contiguous(*t))) : std::nullopt;
+      };
+      const auto grad_output = dense(s.grad_output), grad_h_n = dense(s.grad_h_n),
+                 grad_c_n = dense(s.grad_c_n);
+      const auto c0 = dense(Cell::kReadsPrevious ? std::optional(s.c0) : std::nullopt);
+      const Tensor gates = aligned(s.gates), cells = aligned(s.cells),
+                   weights = unit_columns(s.weights);
+      const Tensor workspace = scratch(s.gates, cuda::recurrent_sequence_workspace<Cell, T>(
+                                                    Pass::kBackward, steps, batch, hidden));
+      check_launch(cuda::recurrent_sequence_backward<Cell>(
+                       cuda::RecurrentSequenceBackward<T>{.grad_output = in<T>(grad_output),
+                                                          .grad_h_n = in<T>(grad_h_n),
+                                                          .grad_carried_n = in<T>(grad_c_n),
+                                                          .saved = in<T>(gates),
+                                                          .carried = in<float>(cells),
+                                                          .output = nullptr,
+                                                          .h0 = nullptr,
+                                                          .carried0 = in<T>(c0),
+                                                          .w_h = in<T>(weights),
+                                                          .w_row = weights.stride(0),
+                                                          .grad_terms = out<T>(s.grad_gates),
+                                                          .grad_h0 = out<T>(s.grad_h0),
+                                                          .grad_carried0 = out<T>(s.grad_c0),
+                                                          .steps = steps,
+                                                          .batch = batch,
+                                                          .hidden = hidden},
+                       workspace.mutable_data_ptr(), device_.stream()),
+                   Op::kLayerBackward);
+    });
+  }
+
+ private:
+  // Calls f where the persistent kernels take the problem. like: of its type, empty if it is.
+  template <typename Supported, typename F>
+  static bool persistent(const Tensor& like, const Supported& supported, const F& f) {
+    bool taken = false;
+    dispatch_floating<CudaTypes>(like.scalar_type(), [&]<typename T>() {
+      if constexpr (!std::is_same_v<T, double>) {
+        taken = like.numel() > 0 && supported.template operator()<T>();
+        if (taken) f.template operator()<T>();
+      }
+    });
+    return taken;
+  }
+  static Tensor aligned(const Tensor& t) {
+    const bool fits = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+    return fits ? t : copy(t, t.scalar_type());
+  }
+  static Tensor unit_columns(const Tensor& weights) {
+    return weights.stride(1) == 1 ? weights : as_contiguous(weights);
+  }
+  static Tensor scratch(const Tensor& like, size_t bytes) {
+    return empty(like, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
+  }
+
+  Device device_;
+};
+
+}  // namespace my_ops

@@ -1,0 +1,242 @@
+// Launch interface of the recurrent engine, which runs any cell of kernels/recurrent/cells: one
+// step from its two products, or all steps of a layer. No torch here: raw pointers, sizes, a
+// stream.
+//
+// Cell names a cell; kGates, kTerms, kCarried, kSaved, kReadsH and kReadsPrevious are its constants
+// (cells/cell.h). What a cell does not read or have may be null. T is the type of activations, Acc
+// that of the arithmetic and of the carried values: float for float and the 16-bit types, double
+// for double.
+//
+// A ragged batch takes the same steps: beyond a row's end the cell is shut, so that the carried
+// values stay, h is 0 and no gradient arises. What stands around the steps is in the structs
+// RaggedRows to RaggedEndsBackward; row b ends after lengths[b] steps, of which values below 0 and
+// above `steps` count as these.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#ifdef MY_OPS_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace my_ops {
+
+enum class Pass { kForward, kBackward };
+
+template <typename T, typename Acc>
+struct RecurrentStep {
+  const Acc* gates_x;  // [batch, kGates, hidden] pre-activations: the input's share
+  const Acc* gates_h;  // [batch, kGates, hidden] the product with h
+  const T* bias;       // [kTerms, hidden]
+  const T* h;          // [batch, hidden] before the step; kReadsH
+  const Acc* carried;  // [batch, kCarried, hidden]
+  T* new_h;            // [batch, hidden]
+  Acc* new_carried;    // [batch, kCarried, hidden]; may be carried
+  T* saved;            // [batch, kSaved, hidden] for backward, or null
+  int64_t batch, hidden;
+};
+
+template <typename T, typename Acc>
+struct RecurrentStepBackward {
+  const T* grad_h;           // [batch, hidden] of new_h, or null for zero
+  const Acc* grad_h_next;    // [batch, hidden] a second term of it, or null
+  const Acc* grad_carried;   // [batch, kCarried, hidden] of new_carried, or null for zero
+  const T* saved;            // [batch, kSaved, hidden]
+  const T* h;                // [batch, hidden] before the step; kReadsH
+  const Acc* carried;        // [batch, kCarried, hidden] before the step
+  T* grad_terms;             // [batch, kTerms, hidden] of the pre-activations
+  Acc* grad_h_direct;        // [batch, hidden]; kReadsH. In: a third term of grad_h; out: the
+                             // gradient of h other than through the product
+  Acc* grad_carried_before;  // [batch, kCarried, hidden]; may be grad_carried
+  int64_t batch, hidden;
+};
+
+// Rows of a state: of `some` where a row has a step, else of `none`, or zero.
+template <typename T>
+struct RaggedRows {
+  const T* some;  // [batch, hidden]
+  const T* none;  // [batch, hidden], or null for zero; may be out
+  T* out;         // [batch, hidden]; may be some
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
+// The input's share of the pre-activations beyond the ends: that which shuts the cell.
+template <typename Acc>
+struct RaggedShut {
+  static constexpr int kMaxGates = 8;
+
+  Acc* gates_x;  // [steps, batch, gates, hidden]
+  int gates;
+  Acc shut[kMaxGates];  // one value a gate
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
+// The output beyond the ends, 0, and the last h of every row.
+template <typename T>
+struct RaggedEnds {
+  T* output;    // [steps, batch, hidden]
+  const T* h0;  // [batch, hidden], h_n of a row without a step
+  T* h_n;       // [batch, hidden]
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
+// The gradient of the steps' own output from those of RaggedEnds' results.
+template <typename T>
+struct RaggedEndsBackward {
+  const T* grad_output;  // [steps, batch, hidden], or null for zero
+  const T* grad_h_n;     // [batch, hidden], or null for zero
+  T* grad;               // [steps, batch, hidden]
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
+namespace cpu {
+
+// All steps of a layer.
+template <typename T>
+struct RecurrentSequence {
+  const T* input;          // [steps, batch, inputs]
+  const T* bias;           // [kTerms, hidden]
+  const T* weights_x;      // the weights of the input transposed, [inputs, kGates, hidden], packed
+  const T* weights_h;      // the weights of h transposed, [hidden, kGates, hidden], packed
+  const T* h0;             // [batch, hidden]
+  const T* carried0;       // [batch, kCarried, hidden]
+  const int64_t* lengths;  // [batch] of a ragged batch, or null
+  T* output;               // [steps, batch, hidden]
+  T* carried_n;            // [batch, kCarried, hidden]
+  T* saved;                // [steps, batch, kSaved, hidden] for backward, or null
+  T* carried;              // [steps, batch, kCarried, hidden] for backward, or null
+  T* workspace;            // [batch, 2, kGates, hidden]
+  int64_t steps, batch, inputs, hidden;
+};
+
+template <typename T>
+struct RecurrentSequenceBackward {
+  const T* grad_output;     // [steps, batch, hidden], or null for zero
+  const T* grad_h_n;        // [batch, hidden], or null for zero
+  const T* grad_carried_n;  // [batch, kCarried, hidden], or null for zero
+  const T* saved;           // [steps, batch, kSaved, hidden]
+  const T* carried;         // [steps, batch, kCarried, hidden]
+  const T* output;          // [steps, batch, hidden] of forward; kReadsH
+  const T* h0;              // [batch, hidden]; kReadsH
+  const T* carried0;        // [batch, kCarried, hidden]
+  const T* weights_h;       // the weights of h, [kGates, hidden, hidden], packed
+  T* grad_terms;            // [steps, batch, kTerms, hidden]
+  T* grad_h0;               // [batch, hidden]
+  T* grad_carried0;         // [batch, kCarried, hidden]
+  T* workspace;             // [batch, hidden]; kReadsH
+  int64_t steps, batch, hidden;
+};
+
+// All of these for float and double.
+
+// Elements of [k, n] packed, and the packing of b with its strides in elements.
+template <typename T>
+int64_t packed_size(int64_t k, int64_t n);
+template <typename T>
+void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed);
+
+// Rows [begin, end) of the batch.
+template <typename Cell, typename T>
+void recurrent_step(const RecurrentStep<T, T>& args, int64_t begin, int64_t end);
+template <typename Cell, typename T>
+void recurrent_step_backward(const RecurrentStepBackward<T, T>& args, int64_t begin, int64_t end);
+template <typename Cell, typename T>
+void recurrent_sequence(const RecurrentSequence<T>& args, int64_t begin, int64_t end);
+template <typename Cell, typename T>
+void recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args, int64_t begin,
+                                 int64_t end);
+
+// RaggedRows, RaggedShut, RaggedEnds or RaggedEndsBackward.
+template <typename Ragged>
+void ragged(const Ragged& args);
+
+}  // namespace cpu
+
+#ifdef MY_OPS_WITH_CUDA
+namespace cuda {
+
+template <typename Cell, typename T, typename Acc>
+cudaError_t recurrent_step(const RecurrentStep<T, Acc>& args, cudaStream_t stream);
+template <typename Cell, typename T, typename Acc>
+cudaError_t recurrent_step_backward(const RecurrentStepBackward<T, Acc>& args, cudaStream_t stream);
+
+// RaggedRows, RaggedShut, RaggedEnds or RaggedEndsBackward.
+template <typename Ragged>
+cudaError_t ragged(const Ragged& args, cudaStream_t stream);
+
+// Persistent kernels: one launch runs all time steps. The input's share and the weight gradients
+// are large products outside these launches. Defined for T = float, __half and __nv_bfloat16. Sums,
+// gates and carried values are float for every T; float results have float accuracy (an infinite
+// weight or h0 may give NaN for infinity). NaN and infinity in any input end in NaN or infinity,
+// never in a hang. Same inputs on the same device give the same bits.
+//
+// Every pointer is aligned to 16 bytes except w_h, which needs the alignment of T only (a w_h whose
+// rows start at multiples of 16 bytes loads faster). Nothing may alias.
+template <typename T>
+struct RecurrentSequence {
+  const float* gates_x;  // [steps, batch, kGates, hidden]
+  const T* bias;         // [kTerms, hidden]
+  const T* w_h;          // [kGates * hidden, hidden], consecutive rows w_row elements apart
+  int64_t w_row;
+  const T* h0;        // [batch, hidden]
+  const T* carried0;  // [batch, kCarried, hidden]
+  T* output;          // [steps, batch, hidden]            h of every step
+  T* carried_n;       // [batch, kCarried, hidden]         of the last step
+  T* saved;           // [steps, batch, kSaved, hidden]    for backward; null in inference
+  float* carried;     // [steps, batch, kCarried, hidden]  of every step; null exactly when saved is
+  int64_t steps;
+  int64_t batch;
+  int64_t hidden;
+};
+
+// Gradients of the recurrence; grad_terms feeds the products for the weights, the bias and x.
+template <typename T>
+struct RecurrentSequenceBackward {
+  const T* grad_output;     // [steps, batch, hidden], or null for zeros
+  const T* grad_h_n;        // [batch, hidden], or null for zeros
+  const T* grad_carried_n;  // [batch, kCarried, hidden], or null for zeros
+  const T* saved;           // [steps, batch, kSaved, hidden]    as saved by the forward pass
+  const float* carried;     // [steps, batch, kCarried, hidden]
+  const T* output;          // [steps, batch, hidden] of forward; kReadsH
+  const T* h0;              // [batch, hidden]; kReadsH
+  const T* carried0;        // [batch, kCarried, hidden]; kReadsPrevious
+  const T* w_h;             // [kGates * hidden, hidden], consecutive rows w_row elements apart
+  int64_t w_row;
+  T* grad_terms;     // [steps, batch, kTerms, hidden]  before the activations
+  T* grad_h0;        // [batch, hidden]
+  T* grad_carried0;  // [batch, kCarried, hidden]
+  int64_t steps;
+  int64_t batch;
+  int64_t hidden;
+};
+
+// Whether on the current device one launch is the way to take: W_h on chip, all blocks resident
+// together, and so few rows that it beats a product and a step's kernel for each step. Where this
+// is false, the launchers below return cudaErrorNotSupported.
+template <typename Cell, typename T>
+bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden);
+
+// Bytes of scratch, aligned to 16. The launcher initialises it; two launches that may overlap need
+// two of them.
+template <typename Cell, typename T>
+size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int64_t hidden);
+
+// Run on the current device; usable under stream capture. Zero steps are refused
+// (cudaErrorInvalidValue): there is nothing to write but the last state, which is the caller's
+// copy. An empty batch or hidden is cudaSuccess.
+template <typename Cell, typename T>
+cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, void* workspace,
+                               cudaStream_t stream);
+template <typename Cell, typename T>
+cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args, void* workspace,
+                                        cudaStream_t stream);
+
+}  // namespace cuda
+#endif
+
+}  // namespace my_ops

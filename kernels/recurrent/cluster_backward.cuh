@@ -1,0 +1,108 @@
+// Backward over all steps for small hidden sizes and few rows: a cluster per 1, 2 or 4 rows.
+// Plan: as cluster_forward.cuh, from the last step to the first. A thread's units are columns of
+// W_h, the exchanged vectors are the gradients of the gates, kept in float between blocks.
+// Bound by latency, as forward, with kGates times the reads of shared memory and messages.
+#pragma once
+
+#include "recurrent/cluster.cuh"
+#include "recurrent/terms.cuh"
+
+namespace my_ops::cuda {
+
+template <typename Cell, typename T, int UnitsPerThread, int Rows, int Pieces>
+__global__ void __launch_bounds__(kRecurrentThreads, 1)
+    cluster_backward_kernel(const __grid_constant__ RecurrentSequenceBackward<T> seq) {
+#if __CUDA_ARCH__ >= 900
+  using Exchange = Exchange<Cell::kGates, UnitsPerThread, Rows, Pieces>;
+  constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
+  __shared__ typename Exchange::Shared shared;
+  const int64_t batch = seq.batch, hidden = seq.hidden;
+  const uint32_t blocks = cluster_size(), rank = cluster_rank();
+  const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
+
+  ClusterWeights<kGates, kGates, UnitsPerThread, Rows, Pieces> weights;
+  weights.load(block.first_unit, hidden, [&](int gate, int64_t unit, int64_t k) {
+    return load(seq.w_h[(gate * hidden + k) * seq.w_row + unit]);
+  });
+  Exchange::init(shared, blocks);
+
+  const typename Exchange::Targets targets(shared, rank, blocks);
+  Values<float, kStateValues<Cell>> state = {};
+  if (block.real && seq.grad_carried_n != nullptr) {
+    load_values<kCarried>(seq.grad_carried_n + block.at(0, kCarried), hidden, state.at);
+  }
+  float through = block.real && seq.grad_h_n != nullptr ? load(seq.grad_h_n[block.at(0, 1)]) : 0.0f;
+
+  Kept<Cell> kept = {};
+  auto load_step = [&](int64_t t) {
+    const auto at = [&](int64_t step, int values) { return block.at(step, values); };
+    kept.template load<kClusterAhead>(seq, t, at, true);
+  };
+  if (block.real) load_step(seq.steps - 1);
+
+  // Round s handles step t = steps - 1 - s; the last round only has grad_h0 left to do.
+  for (int64_t s = 0; s <= seq.steps; ++s) {
+    const int64_t t = seq.steps - 1 - s;
+    if (s > 0) {
+      Exchange::wait(shared, static_cast<uint32_t>(s), blocks);
+      float sum[kGates][Exchange::kItems] = {};
+      weights.multiply(shared, s & 1, sum);
+      float total[1][Exchange::kItems];
+#pragma unroll
+      for (int m = 0; m < Exchange::kItems; ++m) {
+        total[0][m] = sum[0][m];
+#pragma unroll
+        for (int gate = 1; gate < kGates; ++gate) total[0][m] += sum[gate][m];
+      }
+      Exchange::sum_items(total);
+      through = total[0][0];
+      if constexpr (Cell::kReadsH) through += state.at[kCarried];
+    }
+    if (t < 0) break;
+
+    float grad_terms[kTerms<Cell>], published[kGates];
+    kept.template backward<T>(through, state, grad_terms);
+#pragma unroll
+    for (int term = 0; term < kTerms<Cell>; ++term) {
+      // 0 * inf of a padding unit must not reach the others.
+      if (!block.real) grad_terms[term] = 0.0f;
+      if (term < kGates) published[term] = grad_terms[term];
+    }
+    // Round `steps` still reads this one, and nothing is pushed in it.
+    Exchange::push(targets, static_cast<uint32_t>(s) + 1, published);
+    if (block.writes) {
+      store_values<kTerms<Cell>>(seq.grad_terms + block.at(t, kTerms<Cell>), hidden, grad_terms);
+    }
+    if (block.real && t > 0) load_step(t - 1);
+  }
+  if (block.writes) {
+    seq.grad_h0[block.at(0, 1)] = store<T>(through);
+    store_values<kCarried>(seq.grad_carried0 + block.at(0, kCarried), hidden, state.at);
+  }
+#endif
+}
+
+template <typename Cell, typename T>
+const void* cluster_backward_kernel_of(const ClusterPlan& plan) {
+  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Pieces>() -> const void* {
+    return reinterpret_cast<const void*>(&cluster_backward_kernel<Cell, T, Units, Rows, Pieces>);
+  });
+}
+
+template <typename Cell, typename T>
+int cluster_backward_resident(const ClusterPlan& plan) {
+  return count_resident(cluster_backward_kernel_of<Cell, T>(plan), plan);
+}
+
+template <typename Cell, typename T>
+cudaError_t cluster_backward(const RecurrentSequenceBackward<T>& args, const ClusterPlan& plan,
+                             cudaStream_t stream) {
+  return launch_cluster(cluster_backward_kernel_of<Cell, T>(plan), plan, args, stream);
+}
+
+}  // namespace my_ops::cuda
+
+#define MY_OPS_CLUSTER_BACKWARD(Cell, T)                                             \
+  template int my_ops::cuda::cluster_backward_resident<Cell, T>(const ClusterPlan&); \
+  template cudaError_t my_ops::cuda::cluster_backward<Cell, T>(                      \
+      const RecurrentSequenceBackward<T>&, const ClusterPlan&, cudaStream_t);

@@ -1,0 +1,127 @@
+// Forward over all steps for small hidden sizes and few rows: a cluster per 1, 2 or 4 rows.
+// Plan: weights in registers as float; every warp owns two or four units with all their gates, so
+// a step is wait, read h from shared memory, multiply, shuffle, cell, push h to the cluster. See
+// cluster.cuh for the exchange.
+// Bound by latency: about 1100 cycles a step of LLTM at B1 H256, half of them between blocks.
+#pragma once
+
+#include "recurrent/cluster.cuh"
+#include "recurrent/terms.cuh"
+
+namespace my_ops::cuda {
+
+template <typename Cell, typename T, int UnitsPerThread, int Rows, int Pieces>
+__global__ void __launch_bounds__(kRecurrentThreads, 1)
+    cluster_forward_kernel(const __grid_constant__ RecurrentSequence<T> seq) {
+#if __CUDA_ARCH__ >= 900
+  using Exchange = Exchange<1, UnitsPerThread, Rows, Pieces>;
+  constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
+  __shared__ typename Exchange::Shared shared;
+  const int64_t batch = seq.batch, hidden = seq.hidden;
+  const uint32_t blocks = cluster_size(), rank = cluster_rank();
+  const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
+
+  ClusterWeights<kGates, 1, UnitsPerThread, Rows, Pieces> weights;
+  weights.load(block.first_unit, hidden, [&](int gate, int64_t unit, int64_t k) {
+    return load(seq.w_h[(gate * hidden + unit) * seq.w_row + k]);
+  });
+
+  Exchange::init(shared, blocks);
+  for (int r = 0; r < Rows; ++r) {
+    auto* h = reinterpret_cast<float*>(shared.vector[0][r][0]);
+    if (block.first_row + r < batch) {
+      for (int64_t k = threadIdx.x; k < hidden; k += blockDim.x) {
+        h[k] = load(seq.h0[(block.first_row + r) * hidden + k]);
+      }
+    }
+  }
+  __syncthreads();  // h0 is in place
+
+  Values<float, kStateValues<Cell>> state = {};
+  float bias[kTerms<Cell>] = {};
+  if (block.real) {
+    load_values<kCarried>(seq.carried0 + block.at(0, kCarried), hidden, state.at);
+    if constexpr (Cell::kReadsH) state.at[kCarried] = load(seq.h0[block.at(0, 1)]);
+    load_values<kTerms<Cell>>(seq.bias + block.unit, hidden, bias);
+  }
+  // These move on by one step at the end of a step.
+  const int64_t row_step = batch * hidden;
+  const float* gates_x[kGates];
+  for (int gate = 0; gate < kGates; ++gate) {
+    gates_x[gate] = seq.gates_x + block.at(0, kGates) + gate * hidden;
+  }
+  T* output = seq.output + block.at(0, 1);
+  const typename Exchange::Targets targets(shared, rank, blocks);
+
+  float addend[kTerms<Cell>] = {};
+  auto load_step = [&](bool ahead) {
+#pragma unroll
+    for (int gate = 0; gate < kGates; ++gate) {
+      const int term = input_term<Cell>(gate);
+      addend[term] = __ldg(gates_x[gate]) + bias[term];
+      if (term != gate) addend[gate] = bias[gate];
+      // From memory to L2 some steps ahead: the load then takes no longer than the exchange does.
+      if (ahead) prefetch_l2(gates_x[gate] + kClusterAhead * kGates * row_step);
+      gates_x[gate] += kGates * row_step;
+    }
+  };
+  if (block.real) load_step(seq.steps > kClusterAhead);
+
+  for (int64_t t = 0; t < seq.steps; ++t) {
+    if (t > 0) Exchange::wait(shared, static_cast<uint32_t>(t), blocks);
+    float sum[kGates][Exchange::kItems] = {};
+    weights.multiply(shared, t & 1, sum);
+    Exchange::sum_items(sum);
+
+    float z[kTerms<Cell>], saved[Cell::kSaved], h[1];
+#pragma unroll
+    for (int term = 0; term < kTerms<Cell>; ++term) {
+      z[term] = addend[term];
+      if (term < kGates) z[term] += sum[term][0];
+    }
+    h[0] = forward_of<Cell, T>(z, state, saved);
+    // The last step is nobody's input, and a block that has finished must not be written to.
+    if (t + 1 < seq.steps) {
+      Exchange::push(targets, static_cast<uint32_t>(t) + 1, h);
+      if (block.real) load_step(t + 1 + kClusterAhead < seq.steps);
+    }
+
+    if (block.writes) {
+      *output = store<T>(h[0]);
+      if (seq.saved != nullptr) {
+        store_values<Cell::kSaved>(seq.saved + block.at(t, Cell::kSaved), hidden, saved);
+        store_values<kCarried>(seq.carried + block.at(t, kCarried), hidden, state.at);
+      }
+    }
+    output += row_step;
+  }
+  if (block.writes) {
+    store_values<kCarried>(seq.carried_n + block.at(0, kCarried), hidden, state.at);
+  }
+#endif
+}
+
+template <typename Cell, typename T>
+const void* cluster_forward_kernel_of(const ClusterPlan& plan) {
+  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Pieces>() -> const void* {
+    return reinterpret_cast<const void*>(&cluster_forward_kernel<Cell, T, Units, Rows, Pieces>);
+  });
+}
+
+template <typename Cell, typename T>
+int cluster_forward_resident(const ClusterPlan& plan) {
+  return count_resident(cluster_forward_kernel_of<Cell, T>(plan), plan);
+}
+
+template <typename Cell, typename T>
+cudaError_t cluster_forward(const RecurrentSequence<T>& args, const ClusterPlan& plan,
+                            cudaStream_t stream) {
+  return launch_cluster(cluster_forward_kernel_of<Cell, T>(plan), plan, args, stream);
+}
+
+}  // namespace my_ops::cuda
+
+#define MY_OPS_CLUSTER_FORWARD(Cell, T)                                                    \
+  template int my_ops::cuda::cluster_forward_resident<Cell, T>(const ClusterPlan&);        \
+  template cudaError_t my_ops::cuda::cluster_forward<Cell, T>(const RecurrentSequence<T>&, \
+                                                              const ClusterPlan&, cudaStream_t);

@@ -1,0 +1,91 @@
+// The exchange of a vector among the blocks of a group through L2, once a round: h forward, the
+// gradients of the gates backward.
+//
+// The vector of a round is cut into chunks of 64 bytes per row: [slot][chunk][row][64 B].
+// Words validate themselves: an unwritten word is kEmpty, which no producer writes, so a consumer
+// simply reads until nothing is empty. No flags, no fences on the way from store to load.
+//
+// The slots are a ring, whose words are emptied before they are filled again. Once a block holds
+// all of vector n, every member has published it, hence has finished reading vector n - 1; so at
+// every n that is a multiple of kPeriod, each producer empties its own words of the kPeriod vectors
+// before n, and the whole block fences. This one fence is a producer's release and a consumer's
+// acquire. Release: the barrier ahead of it orders the block's emptying before it, and the words of
+// vectors from n + 2 on are published after it. Acquire: a consumer has read the words of vector
+// n + kPeriod when it fences there, and asks for the emptied slots, those of vectors from
+// n + kSlots - kPeriod on, afterwards (a vector is asked for one step ahead). Whoever reads a slot
+// thus finds it empty or filled anew. That a member's reads are done before another empties what
+// they read needs no fence: what it has published since was computed from them.
+#pragma once
+
+#include "common/numeric.cuh"
+#include "ptx/recurrent.cuh"
+#include "recurrent/persistent.h"
+
+namespace my_ops::cuda {
+
+constexpr uint32_t kEmpty = 0xFFFFFFFFu;
+constexpr int kSlots = kExchangeSlots;
+constexpr int kPeriod = (kSlots - 2) / 2;  // a fence takes about a step, so it should be rare
+static_assert(kSlots - kPeriod >= kPeriod + 2);
+constexpr int kChunkBytes = 64;  // of one row: 16 bytes for each of the four lanes of an mma column
+
+template <typename T>
+constexpr int kChunkUnits = kChunkBytes / static_cast<int>(sizeof(T));
+
+__device__ __forceinline__ uint32_t bits(float v) { return __float_as_uint(v); }
+__device__ __forceinline__ uint32_t bits(__half v) { return __half_as_ushort(v); }
+__device__ __forceinline__ uint32_t bits(__nv_bfloat16 v) { return __bfloat16_as_ushort(v); }
+
+// A word as published: any NaN but the empty pattern.
+__device__ __forceinline__ uint32_t publishable(uint32_t word) {
+  return word == kEmpty ? 0x7FFFFFFFu : word;
+}
+
+__device__ __forceinline__ bool any_empty(const uint4& v) {
+  return v.x == kEmpty || v.y == kEmpty || v.z == kEmpty || v.w == kEmpty;
+}
+
+// Of the lanes that share a published word, the one that writes it.
+template <typename T>
+__device__ __forceinline__ bool writes_word() {
+  return sizeof(T) == 4 || threadIdx.x % 2 == 0;
+}
+
+// Publishes one value per lane; lanes 2i and 2i + 1 hold neighbouring units of a row. The whole
+// warp calls this. p: the lane's word, which for 16-bit types is the pair's.
+template <typename T>
+__device__ __forceinline__ void publish(uint32_t* p, float v, bool active) {
+  if constexpr (sizeof(T) == 4) {
+    if (active) store_relaxed(p, publishable(bits(v)));
+  } else {
+    const T mine = store<T>(v);
+    const uint32_t other = __shfl_down_sync(0xFFFFFFFFu, bits(mine), 1);
+    if (active && writes_word<T>()) {
+      store_relaxed(p, publishable(bits(mine) | (other << 16)));
+    }
+  }
+}
+
+// With vector `received` complete: where that is due, the block empties its own words of the
+// vectors before. base: of the exchange, at the block's first row and unit; a row of the block is
+// `pieces` times 16 bytes in each of `vectors` vectors, `vector_words` apart. Called by the whole
+// block, with vector received + 1 published and asked for.
+__device__ __forceinline__ void empty_slots(uint32_t* base, int64_t received, int64_t slot_words,
+                                            int vectors, int64_t vector_words, int rows,
+                                            int pieces) {
+  // 32 bits suffice: more steps would not fit in memory.
+  const auto n = static_cast<uint32_t>(received);
+  if (received <= 0 || n % kPeriod != 0) return;
+  const int per_slot = vectors * rows * pieces;
+  for (int i = threadIdx.x; i < kPeriod * per_slot; i += kRecurrentThreads) {
+    const int piece = i % pieces, row = i / pieces % rows;
+    const int vector = i / (pieces * rows) % vectors, slot = (n - 1 - i / per_slot) % kSlots;
+    store_relaxed(reinterpret_cast<uint4*>(base + slot * slot_words + vector * vector_words +
+                                           row * (kChunkBytes / 4) + piece * 4),
+                  uint4{kEmpty, kEmpty, kEmpty, kEmpty});
+  }
+  __syncthreads();
+  __threadfence();
+}
+
+}  // namespace my_ops::cuda

@@ -1,0 +1,168 @@
+// Backward over all steps with W_h resident on chip, exchanging the gates' gradients through L2.
+// Plan: as grid_forward.cuh, run from the last step to the first. A block owns 16 or 32 units, that
+// is columns of W_h: per step it gathers the gradients of the gates of step t + 1 from its group,
+// multiplies them by W_h to the gradient of h_t (kGates times the K of forward, of the M one
+// kGates-th), applies the cell's derivative and publishes its own gradients. The gradient of the
+// state stays in shared memory.
+// Bound as forward, with kGates times the bytes exchanged.
+#pragma once
+
+#include "recurrent/grid.cuh"
+#include "recurrent/terms.cuh"
+
+namespace my_ops::cuda {
+
+// 16 bytes of column `unit` of W_h: consecutive rows of one gate; beyond `hidden` they are zero.
+template <typename T>
+__device__ __forceinline__ uint4 load_column(const T* w_h, int64_t w_row, int64_t gate, int64_t k,
+                                             int64_t unit, int64_t hidden) {
+  constexpr int kCount = 16 / sizeof(T);
+  uint32_t word[4] = {};
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) {
+    if (k + e < hidden && unit < hidden) {
+      const T v = w_h[(gate * hidden + k + e) * w_row + unit];
+      word[e * sizeof(T) / 4] |= bits(v) << (e * sizeof(T) % 4 * 8);
+    }
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+
+template <typename Cell, typename T, int UnitTiles, int NTiles, int Chunks>
+__global__ void __launch_bounds__(kRecurrentThreads, 1)
+    grid_backward_kernel(const __grid_constant__ GridParams<RecurrentSequenceBackward<T>> params) {
+#if __CUDA_ARCH__ >= 800
+  using Weights = Slab<T, UnitTiles, NTiles, Cell::kGates * Chunks>;
+  using Block = GridBlock<T, Cell::kGates, UnitTiles, NTiles>;
+  constexpr int kItems = Block::kItems, kState = kStateValues<Cell>;
+  extern __shared__ uint4 shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Weights::Shared*>(shared_bytes);
+  auto* const tile_state =
+      reinterpret_cast<float (*)[kItems][kStateRoom<Cell>][kRecurrentThreads]>(&shared + 1);
+  const RecurrentSequenceBackward<T>& seq = params.seq;
+  const Block block(params);
+  const int64_t hidden = seq.hidden;
+
+  Weights weights;
+  weights.load(shared, block.chunks, [&](int m, int half, int chunk) {
+    // Rows r and r + 8 of a tile are the units 2r and 2r + 1.
+    const int lane = threadIdx.x % 32;
+    const int64_t unit = block.first_unit + m * 16 + lane / 4 * 2 + half;
+    const int64_t k = chunk % block.unit_chunks * kChunkUnits<T> + lane % 4 * (16 / sizeof(T));
+    return load_column(seq.w_h, seq.w_row, chunk / block.unit_chunks, k, unit, hidden);
+  });
+
+  for (int tile = 0; tile < block.row_tiles && block.working; ++tile) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const bool given = seq.grad_carried_n != nullptr && block.real(i, tile);
+#pragma unroll
+      for (int j = 0; j < kState; ++j) {
+        const int64_t at = block.at(tile, i, Cell::kCarried) + j * hidden;
+        tile_state[tile][i][j][threadIdx.x] =
+            given && j < Cell::kCarried ? load(seq.grad_carried_n[at]) : 0.0f;
+      }
+    }
+  }
+
+  Kept<Cell> kept[kItems] = {};  // of the step and tile at hand
+  auto load_step = [&](int64_t t, int tile) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (block.real(i, tile)) {
+        const auto at = [&](int64_t step, int values) { return block.at(step, tile, i, values); };
+        kept[i].template load<kGridAhead>(seq, t, at, asks_for_sector());
+      }
+    }
+  };
+  load_step(seq.steps - 1, 0);
+  int set = 0;
+
+  // Round s handles step t = steps - 1 - s; the last round only has grad_h0 left to do. It reads
+  // vector s - 1 of the exchange and publishes vector s.
+  for (int64_t s = 0; s <= seq.steps; ++s) {
+    const int64_t t = seq.steps - 1 - s;
+    for (int tile = 0; tile < block.row_tiles; ++tile) {
+      if (s > 0) block.multiply(weights, shared, set, tile);
+
+      float grad_terms[kItems][kTerms<Cell>];
+      if (block.working) {
+        uint32_t* published = block.published(s, tile);
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const bool active = block.active(i, tile), real = block.real(i, tile);
+          const int64_t at = block.at(tile, i, 1);
+          float through = 0.0f;  // what reaches h_t from step t + 1
+          if (s > 0) {
+            through = block.item[i].total(shared.partial[set], block.item[i].unit_tile);
+            if constexpr (Cell::kReadsH) through += tile_state[tile][i][kState - 1][threadIdx.x];
+          } else if (real && seq.grad_h_n != nullptr) {
+            through = load(seq.grad_h_n[at]);
+          }
+          if (t < 0) {
+            if (real) seq.grad_h0[at] = store<T>(through);
+            continue;
+          }
+          Values<float, kState> state;
+#pragma unroll
+          for (int j = 0; j < kState; ++j) state.at[j] = tile_state[tile][i][j][threadIdx.x];
+          kept[i].template backward<T>(through, state, grad_terms[i]);
+#pragma unroll
+          for (int j = 0; j < kState; ++j) tile_state[tile][i][j][threadIdx.x] = state.at[j];
+#pragma unroll
+          for (int term = 0; term < kTerms<Cell>; ++term) {
+            // 0 * inf of a padding unit must not reach the others.
+            if (!real) grad_terms[i][term] = 0.0f;
+            if (term < Cell::kGates) {
+              publish<T>(published + term * block.vector_words + block.own_word[i],
+                         grad_terms[i][term], active);
+            }
+          }
+          if (t == 0 && real) {
+            store_values<Cell::kCarried>(seq.grad_carried0 + block.at(tile, i, Cell::kCarried),
+                                         hidden, state.at);
+          }
+        }
+      }
+
+      // What follows is not what the group waits for, so it comes after the first request for the
+      // next vector: kGates times the bytes of forward, of which some are there early.
+      const bool last_tile = tile + 1 == block.row_tiles;
+      const int64_t next_s = last_tile ? s + 1 : s;
+      const int next_tile = last_tile ? 0 : tile + 1;
+      if (next_s > 0 && next_s <= seq.steps) block.begin(weights, next_s - 1, next_tile);
+      if (block.working && t >= 0) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          if (block.real(i, tile)) {
+            store_values<kTerms<Cell>>(seq.grad_terms + block.at(t, tile, i, kTerms<Cell>), hidden,
+                                       grad_terms[i]);
+          }
+        }
+        if (next_s < seq.steps) load_step(seq.steps - 1 - next_s, next_tile);
+      }
+      if (s > 0) set ^= 1;
+    }
+    block.recycle(s - 1);
+  }
+#endif
+}
+
+template <typename Cell, typename T>
+cudaError_t grid_backward(const RecurrentSequenceBackward<T>& args, const GridPlan& plan,
+                          void* workspace, cudaStream_t stream) {
+  const void* kernel =
+      visit_grid_plan<T>(plan, [&]<int UnitTiles, int NTiles, int Chunks>() -> const void* {
+        return reinterpret_cast<const void*>(
+            &grid_backward_kernel<Cell, T, UnitTiles, NTiles, Chunks>);
+      });
+  const int64_t bytes =
+      grid_exchange_bytes<Cell, T>(Pass::kBackward, args.steps, args.batch, args.hidden);
+  return launch_grid(kernel, plan, bytes, args, workspace, stream);
+}
+
+}  // namespace my_ops::cuda
+
+#define MY_OPS_GRID_BACKWARD(Cell, T)                                                            \
+  template cudaError_t my_ops::cuda::grid_backward<Cell, T>(const RecurrentSequenceBackward<T>&, \
+                                                            const GridPlan&, void*, cudaStream_t);

@@ -1,0 +1,75 @@
+// The router of the persistent kernels: preconditions, then a plan, then its launcher.
+#pragma once
+
+#include "recurrent/persistent.h"
+
+namespace my_ops::cuda {
+
+template <typename Cell, typename T>
+cudaError_t plan_for_current_device(Pass pass, int64_t steps, int64_t batch, int64_t hidden,
+                                    RecurrentPlan& plan) {
+  if (steps <= 0 || batch < 0 || hidden < 0) return cudaErrorInvalidValue;
+  DeviceFacts facts;
+  if (auto err = current_device(&facts); err != cudaSuccess) return err;
+  plan = make_recurrent_plan(kCellFacts<Cell>, pass, sizeof(T), batch, hidden, facts);
+  return plan.kind == RecurrentPlan::Kind::kNone ? cudaErrorNotSupported : cudaSuccess;
+}
+
+template <typename Cell, typename T>
+bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden) {
+  if (batch <= 0 || hidden <= 0) return batch >= 0 && hidden >= 0;
+  DeviceFacts facts;
+  if (current_device(&facts) != cudaSuccess) return false;  // the launch will meet it again
+  const RecurrentPlan plan =
+      make_recurrent_plan(kCellFacts<Cell>, pass, sizeof(T), batch, hidden, facts);
+  if (plan.kind != RecurrentPlan::Kind::kCluster) return plan.kind == RecurrentPlan::Kind::kGrid;
+  return (pass == Pass::kForward ? cluster_forward_resident<Cell, T>(plan.cluster)
+                                 : cluster_backward_resident<Cell, T>(plan.cluster)) > 0;
+}
+
+template <typename Cell, typename T>
+size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int64_t hidden) {
+  if (steps <= 0) return 0;
+  return static_cast<size_t>(grid_exchange_bytes<Cell, T>(pass, steps, batch, hidden));
+}
+
+template <typename Cell, typename T>
+cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, void* workspace,
+                               cudaStream_t stream) {
+  if (args.steps > 0 && (args.batch == 0 || args.hidden == 0)) return cudaSuccess;
+  RecurrentPlan plan;
+  if (auto err = plan_for_current_device<Cell, T>(Pass::kForward, args.steps, args.batch,
+                                                  args.hidden, plan);
+      err != cudaSuccess) {
+    return err;
+  }
+  return plan.kind == RecurrentPlan::Kind::kCluster
+             ? cluster_forward<Cell, T>(args, plan.cluster, stream)
+             : grid_forward<Cell, T>(args, plan.grid, workspace, stream);
+}
+
+template <typename Cell, typename T>
+cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args, void* workspace,
+                                        cudaStream_t stream) {
+  if (args.steps > 0 && (args.batch == 0 || args.hidden == 0)) return cudaSuccess;
+  RecurrentPlan plan;
+  if (auto err = plan_for_current_device<Cell, T>(Pass::kBackward, args.steps, args.batch,
+                                                  args.hidden, plan);
+      err != cudaSuccess) {
+    return err;
+  }
+  return plan.kind == RecurrentPlan::Kind::kCluster
+             ? cluster_backward<Cell, T>(args, plan.cluster, stream)
+             : grid_backward<Cell, T>(args, plan.grid, workspace, stream);
+}
+
+}  // namespace my_ops::cuda
+
+#define MY_OPS_RECURRENT_SEQUENCE(Cell, T)                                                        \
+  template bool my_ops::cuda::recurrent_sequence_supported<Cell, T>(Pass, int64_t, int64_t);      \
+  template size_t my_ops::cuda::recurrent_sequence_workspace<Cell, T>(Pass, int64_t, int64_t,     \
+                                                                      int64_t);                   \
+  template cudaError_t my_ops::cuda::recurrent_sequence<Cell>(const RecurrentSequence<T>&, void*, \
+                                                              cudaStream_t);                      \
+  template cudaError_t my_ops::cuda::recurrent_sequence_backward<Cell>(                           \
+      const RecurrentSequenceBackward<T>&, void*, cudaStream_t);

@@ -1,0 +1,15 @@
+// Products for the steps of a recurrent layer on the CPU: a few rows times weights that stay in the
+// cache, packed once for all steps by pack() of include/recurrent.h. A library would pack them at
+// every step, and share the step among threads.
+#pragma once
+
+#include <cstdint>
+
+namespace my_ops::cpu {
+
+// c[m, n] = a[m, k] @ packed, for float and double.
+template <typename T>
+void product(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m, int64_t n,
+             int64_t k);
+
+}  // namespace my_ops::cpu

@@ -1,0 +1,19 @@
+// What surrounds the steps of a ragged batch, on the CPU.
+#include "recurrent/ragged.h"
+
+namespace my_ops::cpu {
+
+template <typename Ragged>
+void ragged(const Ragged& args) {
+  for (int64_t line = 0; line < lines_of(args); ++line) ragged_line(args, line, 0, 1);
+}
+
+#define MY_OPS_RAGGED(T)                      \
+  template void ragged(const RaggedRows<T>&); \
+  template void ragged(const RaggedShut<T>&); \
+  template void ragged(const RaggedEnds<T>&); \
+  template void ragged(const RaggedEndsBackward<T>&);
+MY_OPS_RAGGED(double)
+MY_OPS_RAGGED(float)
+
+}  // namespace my_ops::cpu

@@ -1,0 +1,155 @@
+// The pointwise part of one step, forward and backward: one thread a unit of a row.
+// Bound by memory: 6 to 9 values of [batch, hidden] are moved once in LLTM.
+#pragma once
+
+#include "recurrent.h"
+
+#include "common/launch.cuh"
+#include "common/numeric.cuh"
+#include "recurrent/cells/cell.h"
+
+namespace my_ops::cuda {
+
+constexpr int kStepThreads = 128;
+
+// The functions of cells, to a few units in the last place.
+struct StepMath {
+  template <typename C>
+  struct Tanh {
+    C value, slope;
+  };
+
+  template <typename C>
+  __device__ static C sigmoid(C x) {
+    return cuda::sigmoid(x);
+  }
+  template <typename C>
+  __device__ static C tanh(C x) {
+    return ::tanh(x);
+  }
+  template <typename C>
+  __device__ static Tanh<C> tanh_with_slope(C x) {
+    return {::tanh(x), tanh_slope(x)};
+  }
+  template <typename C>
+  __device__ static C elu(C x) {
+    return cuda::elu(x);
+  }
+  // ELU'(x) = 1 for x > 0, else exp(x) = y + 1: exact at 0, and nothing can overflow.
+  template <typename C>
+  __device__ static C elu_slope(C y) {
+    return y > C(0) ? C(1) : y + C(1);
+  }
+};
+
+template <typename Cell, typename T, typename Acc>
+__global__ void __launch_bounds__(kStepThreads)
+    recurrent_step_kernel(const __grid_constant__ RecurrentStep<T, Acc> args) {
+  const int64_t at = int64_t{blockIdx.x} * kStepThreads + threadIdx.x;  // in [batch, hidden]
+  if (at >= args.batch * args.hidden) return;
+  const int64_t row = at / args.hidden, unit = at % args.hidden;
+  // The first of an item's values in [batch, values, hidden].
+  const auto first = [&](int values) {
+    return values == 1 ? at : row * values * args.hidden + unit;
+  };
+  const auto bias = [&](int term) -> Acc { return load(args.bias[unit + term * args.hidden]); };
+  Acc z[kTerms<Cell>];
+#pragma unroll
+  for (int gate = 0; gate < Cell::kGates; ++gate) {
+    const int64_t place = first(Cell::kGates) + gate * args.hidden;
+    const int term = input_term<Cell>(gate);
+    if (term == gate) {
+      z[gate] = args.gates_x[place] + args.gates_h[place] + bias(gate);
+    } else {
+      z[gate] = args.gates_h[place] + bias(gate);
+      z[term] = args.gates_x[place] + bias(term);
+    }
+  }
+  Values<Acc, Cell::kCarried> carried;
+#pragma unroll
+  for (int j = 0; j < Cell::kCarried; ++j) {
+    carried.at[j] = args.carried[first(Cell::kCarried) + j * args.hidden];
+  }
+  Acc h = 0, saved[Cell::kSaved];
+  if constexpr (Cell::kReadsH) h = load(args.h[at]);
+  h = Cell::template forward<StepMath>(z, h, carried.at, saved);
+#pragma unroll
+  for (int j = 0; j < Cell::kCarried; ++j) {
+    args.new_carried[first(Cell::kCarried) + j * args.hidden] = carried.at[j];
+  }
+  args.new_h[at] = store<T>(h);
+  if (args.saved) {
+#pragma unroll
+    for (int j = 0; j < Cell::kSaved; ++j) {
+      args.saved[first(Cell::kSaved) + j * args.hidden] = store<T>(saved[j]);
+    }
+  }
+}
+
+template <typename Cell, typename T, typename Acc>
+__global__ void __launch_bounds__(kStepThreads)
+    recurrent_step_backward_kernel(const __grid_constant__ RecurrentStepBackward<T, Acc> args) {
+  const int64_t at = int64_t{blockIdx.x} * kStepThreads + threadIdx.x;  // in [batch, hidden]
+  if (at >= args.batch * args.hidden) return;
+  const int64_t row = at / args.hidden, unit = at % args.hidden;
+  const auto first = [&](int values) {
+    return values == 1 ? at : row * values * args.hidden + unit;
+  };
+  Acc saved[Cell::kSaved];
+#pragma unroll
+  for (int j = 0; j < Cell::kSaved; ++j) {
+    saved[j] = load(args.saved[first(Cell::kSaved) + j * args.hidden]);
+  }
+  Values<Acc, Cell::kCarried> previous, carried, grad_carried;
+#pragma unroll
+  for (int j = 0; j < Cell::kCarried; ++j) {
+    const int64_t place = first(Cell::kCarried) + j * args.hidden;
+    previous.at[j] = carried.at[j] = args.carried[place];
+    grad_carried.at[j] = args.grad_carried ? args.grad_carried[place] : Acc(0);
+  }
+  Cell::advance(saved, carried.at);
+  Acc grad_h = args.grad_h ? load(args.grad_h[at]) : Acc(0), h = 0;
+  if (args.grad_h_next) grad_h += args.grad_h_next[at];
+  if constexpr (Cell::kReadsH) {
+    h = load(args.h[at]);
+    grad_h += args.grad_h_direct[at];
+  }
+  Acc grad_terms[kTerms<Cell>];
+  const Acc direct = Cell::template backward<StepMath>(saved, previous.at, carried.at, h, grad_h,
+                                                       grad_carried.at, grad_terms);
+#pragma unroll
+  for (int term = 0; term < kTerms<Cell>; ++term) {
+    args.grad_terms[first(kTerms<Cell>) + term * args.hidden] = store<T>(grad_terms[term]);
+  }
+  if constexpr (Cell::kReadsH) args.grad_h_direct[at] = direct;
+#pragma unroll
+  for (int j = 0; j < Cell::kCarried; ++j) {
+    args.grad_carried_before[first(Cell::kCarried) + j * args.hidden] = grad_carried.at[j];
+  }
+}
+
+template <typename Args>
+cudaError_t launch_step(void (*kernel)(Args), const Args& args, cudaStream_t stream) {
+  const int64_t units = args.batch * args.hidden;
+  if (units == 0) return cudaSuccess;
+  return launch(kernel, ceil_div(units, kStepThreads), kStepThreads, 0, stream, args);
+}
+
+template <typename Cell, typename T, typename Acc>
+cudaError_t recurrent_step(const RecurrentStep<T, Acc>& args, cudaStream_t stream) {
+  return launch_step(recurrent_step_kernel<Cell, T, Acc>, args, stream);
+}
+
+template <typename Cell, typename T, typename Acc>
+cudaError_t recurrent_step_backward(const RecurrentStepBackward<T, Acc>& args,
+                                    cudaStream_t stream) {
+  return launch_step(recurrent_step_backward_kernel<Cell, T, Acc>, args, stream);
+}
+
+}  // namespace my_ops::cuda
+
+#define MY_OPS_RECURRENT_STEP(Cell, T, Acc)                                             \
+  template cudaError_t my_ops::cuda::recurrent_step<Cell>(const RecurrentStep<T, Acc>&, \
+                                                          cudaStream_t);                \
+  template cudaError_t my_ops::cuda::recurrent_step_backward<Cell>(                     \
+      const RecurrentStepBackward<T, Acc>&, cudaStream_t);
