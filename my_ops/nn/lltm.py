@@ -12,7 +12,8 @@ from torch.fx.proxy import TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from my_ops.ops._common import check_tensor
-from my_ops.ops.lltm import lltm, lltm_cell, running_steps
+from my_ops.recurrent._formulas import running_steps
+from my_ops.recurrent.lltm import lltm, lltm_cell
 
 State = Tuple[Tensor, Tensor]  # noqa: UP006
 
@@ -151,7 +152,7 @@ class LLTMDirection(_Parameters):
         if lengths is None:
             runs = torch.ones([x.size(0), x.size(1)], dtype=torch.bool, device=x.device)
         else:
-            runs = running_steps(x, lengths)
+            runs = running_steps(x, lengths).squeeze(2)
         outputs: List[Tensor] = []  # noqa: UP006
         for t in range(x.size(0)):
             if torch.jit.is_scripting():

@@ -1,0 +1,116 @@
+"""LLTM, a recurrent unit with three gates and no forget gate: description, functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function, has_torch_function
+
+from my_ops.ops._common import check_tensor
+from my_ops.recurrent._cell import Cell, Values
+from my_ops.recurrent._ops import define
+
+
+def _forward(z: Values, h: Tensor, carried: Values) -> tuple[Tensor, Values, Values]:
+    z_i, z_o, z_g = z
+    (c,) = carried
+    i, o = torch.sigmoid(z_i), torch.sigmoid(z_o)
+    below = torch.clamp(z_g, max=0.0)
+    g = torch.where(z_g > 0, z_g, torch.expm1(below))  # elu, which DTensor lacks before torch 2.13
+    c = c + g * i
+    return torch.tanh(c) * o, (c,), (i, o, g)
+
+
+def _backward(
+    saved: Values,
+    previous: Values,
+    carried: Values,
+    h: Tensor | None,
+    grad_h: Tensor,
+    grad_carried: Values,
+) -> tuple[Values, None, Values]:
+    i, o, g = saved
+    squashed = torch.tanh(carried[0])
+    grad_c = grad_carried[0] + grad_h * o * (1 - squashed * squashed)
+    elu_slope = torch.where(g > 0, 1.0, g + 1)
+    grad_z = (
+        grad_c * g * i * (1 - i),
+        grad_h * squashed * o * (1 - o),
+        grad_c * i * elu_slope,
+    )
+    return grad_z, None, (grad_c,)
+
+
+CELL = Cell("lltm", gates=3, saved=3, carried={"c": "cell"}, forward=_forward, backward=_backward)
+_lltm_cell, _lltm = define(CELL)
+
+
+def lltm_cell(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One step of LLTM, a recurrent unit with three gates and no forget gate.
+
+    ``gates = [old_h, input] @ weights.T + bias`` in the order input, output, candidate;
+    ``i, o = sigmoid``; ``g = elu``; ``new_cell = old_cell + g * i``; ``new_h = tanh(new_cell) *
+    o``. Source: the PyTorch tutorial on custom C++ and CUDA extensions.
+
+    Args:
+        input: ``(batch, input_size)``, dtype float64, float32, float16 or bfloat16.
+        weights: ``(3 * hidden_size, hidden_size + input_size)``.
+        bias: ``(3 * hidden_size,)`` or ``(1, 3 * hidden_size)``.
+        old_h, old_cell: ``(batch, hidden_size)``.
+
+    Returns:
+        ``(new_h, new_cell)``, both ``(batch, hidden_size)``. The 16-bit types compute in float32.
+        The gradient goes to all five and can be differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+    tensors = (input, weights, bias, old_h, old_cell)
+    if has_torch_function(tensors) and not is_compiling():
+        return handle_torch_function(lltm_cell, tensors, *tensors)
+    check_tensor(
+        "lltm_cell", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell
+    )
+    return _lltm_cell(*tensors)
+
+
+def lltm(
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """LLTM over time: :func:`lltm_cell` applied to each step of ``input``.
+
+    Args:
+        input: ``(steps, batch, input_size)``, dtype float64, float32, float16 or bfloat16.
+        h0, c0: ``(batch, hidden_size)``, the state before the first step.
+        weights: ``(3 * hidden_size, hidden_size + input_size)``.
+        bias: ``(3 * hidden_size,)`` or ``(1, 3 * hidden_size)``.
+        lengths: ``(batch,)``, int64, on the device of ``input``, in any order: row ``b`` ends after
+            ``lengths[b]`` steps, which may be 0. What stands in ``input`` beyond does not matter.
+            Values outside 0 to steps count as the nearest of these. None: every row has all steps.
+
+    Returns:
+        ``(output, h_n, c_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, 0 beyond a
+        row's end, and the state at every row's end. The cell state of the 16-bit types is kept in
+        float32 between steps. The gradient goes to all five and can be differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+    tensors = (input, h0, c0, weights, bias)
+    if has_torch_function((*tensors, lengths)) and not is_compiling():
+        return handle_torch_function(lltm, (*tensors, lengths), *tensors, lengths=lengths)
+    check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
+    if lengths is not None:
+        check_tensor("lltm", lengths=lengths)
+    return _lltm(*tensors, lengths)
