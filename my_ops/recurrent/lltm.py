@@ -1,6 +1,6 @@
-"""LLTM, a recurrent unit with three gates and no forget gate: description, functions."""
+"""LLTM, a recurrent unit with three gates and no forget gate: description, functions, layers."""
 
-from __future__ import annotations
+from typing import Tuple  # noqa: UP035  TorchScript reads these
 
 import torch
 from torch import Tensor
@@ -9,6 +9,15 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops.ops._common import check_tensor
 from my_ops.recurrent._cell import Cell, Values
+from my_ops.recurrent._layers import (
+    CarryingCell,
+    CarryingDirection,
+    CarryingLayer,
+    MaybeTensor,
+    OneMatrixParameters,
+    State,
+    Tensors,
+)
 from my_ops.recurrent._ops import define
 
 
@@ -114,3 +123,94 @@ def lltm(
     if lengths is not None:
         check_tensor("lltm", lengths=lengths)
     return _lltm(*tensors, lengths)
+
+
+# -------------------------------------------------------------------------------------- layers
+
+
+class _Ops(OneMatrixParameters):
+    """What the layers call."""
+
+    _gates = CELL.gates
+
+    def _step(self, x: Tensor, h: Tensor, c: Tensor, parameters: Tensors) -> State:
+        if torch.jit.is_scripting():
+            return torch.ops.my_ops.lltm_cell(x, parameters[0], parameters[1], h, c)
+        else:
+            return lltm_cell(x, parameters[0], parameters[1], h, c)
+
+    def _sequence(
+        self, x: Tensor, h: Tensor, c: Tensor, parameters: Tensors, lengths: MaybeTensor
+    ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
+        if torch.jit.is_scripting():
+            return torch.ops.my_ops.lltm(x, h, c, parameters[0], parameters[1], lengths)
+        else:
+            return lltm(x, h, c, parameters[0], parameters[1], lengths=lengths)
+
+
+class LLTMCell(_Ops, CarryingCell):
+    """:func:`my_ops.lltm_cell` with its parameters, called like ``torch.nn.LSTMCell``.
+
+    Args:
+        input_size, hidden_size: sizes of the last dimension of input and state.
+        bias: whether to add a learned bias.
+        device, dtype: of the parameters.
+
+    Parameters: ``weights``, ``(3 * hidden_size, hidden_size + input_size)``, and ``bias``,
+    ``(3 * hidden_size,)`` or None, drawn from U(-1/sqrt(hidden_size), 1/sqrt(hidden_size)).
+
+    Shapes: ``cell(input, (h, c))`` with input ``(batch, input_size)`` and h, c
+    ``(batch, hidden_size)`` (zeros if left out) returns ``(h, c)``; all without the batch for one
+    row.
+
+    Raises:
+        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        ValueError: ``input`` has other dimensions.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+
+    _name = "LLTMCell"
+
+
+class LLTMDirection(_Ops, CarryingDirection):
+    """One direction of one layer of :class:`LLTM`, over all steps of a call.
+
+    Shapes: as of :func:`my_ops.lltm`; the probabilities as of :class:`LLTM`, None for 0.
+    """
+
+
+class LLTM(CarryingLayer):
+    """LLTM over time, in one or more layers and directions, used like ``torch.nn.LSTM``.
+
+    Args:
+        input_size, hidden_size: sizes of the last dimension of input and state.
+        num_layers: layers, each taking the output of the one before.
+        bias: whether to add learned biases.
+        batch_first: whether input and output are ``(batch, steps, size)``.
+        dropout: probability, in training, of an element of every layer's output but the last's.
+        bidirectional: whether a second direction runs from the end; outputs are concatenated.
+        weight_dropout: DropConnect: probability, in training, of a recurrent weight, drawn once for
+            all steps of a call.
+        zoneout: probability, in training, that an element of ``h`` keeps its value of the step
+            before; in evaluation the mean of that. Runs step by step: many times slower.
+        device, dtype: of the parameters.
+
+    Parameters stand in ``cells``, one module per layer and direction, directions of one layer side
+    by side: ``cells.0.weights`` and ``cells.0.bias`` are those of :class:`LLTMCell`. Each is called
+    once a call, for all steps: hooks on it, pruning, ``weight_norm`` and ``fully_shard`` act.
+
+    Shapes: ``layer(input, (h_0, c_0), lengths)``; input ``(steps, batch, input_size)``, without the
+    batch for one sequence, or a ``PackedSequence``; h_0, c_0 ``(num_layers * directions, batch,
+    hidden_size)``, zeros if left out; lengths as in :func:`my_ops.lltm`. Returns ``output, (h_n,
+    c_n)``: output ``(steps, batch, directions * hidden_size)``, packed as the input was, and the
+    states at the ends, shaped like h_0.
+
+    Raises:
+        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        ValueError: shapes do not fit, or ``lengths``.
+        RuntimeError: dtypes or devices do not fit.
+    """
+
+    _name = "LLTM"
+    proj_size = 0  # for what asks an nn.LSTM: LLTM has no projections
+    _direction = LLTMDirection
