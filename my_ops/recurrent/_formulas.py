@@ -7,8 +7,8 @@ has, says whether a row still runs, ``(*, steps, batch, 1)``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,15 @@ def _product(x: Tensor, linear: Linear) -> Tensor:
     return (y if bias is None else y + bias.unsqueeze(1)).unflatten(1, x.shape[1:-1])
 
 
+class Step(NamedTuple):
+    """What backward reads of a step: states are h, then what is carried."""
+
+    before: Sequence[Any]  # h None where the cell does not read it
+    after: Sequence[Any]
+    saved: tuple[Tensor, ...]
+    running: Tensor | None
+
+
 def _stack(steps: list[Tensor], like: Tensor, columns: int) -> Tensor:
     """Of ``like``, ``(*, steps, batch, .)``, the shape if there are no steps."""
     return torch.stack(steps, -3) if steps else like.new_empty((*like.shape[:-1], columns))
@@ -52,33 +61,60 @@ def _where(running: Tensor | None, yes: Tensor, no: Tensor | float) -> Tensor:
     return yes if running is None else torch.where(running, yes, no)
 
 
-def forward(
+def _walk(
     cell: Cell, input: Tensor, states: Tensors, parameters: Tensors, runs: Tensor | None
-) -> tuple[Tensor, ...]:
-    """What NAME_forward returns: the output, the last states, the saved values, the sequences."""
-    hidden = states[0].shape[-1]
-    of_input, of_h = cell.weights.split(hidden, *parameters)
+) -> Iterator[Step]:
+    of_input, of_h = cell.weights.split(states[0].shape[-1], *parameters)
     shares = _product(input, of_input)
-    outputs: list[Tensor] = []
-    kept: list[Tensor] = []
-    sequences: list[list[Tensor]] = [[] for _ in cell.carried]
     for t in range(input.shape[-3]):  # DTensor unbinds no sharded dimension
         h, *carried = states
         z = cell.join(shares.select(-3, t), _product(h, of_h))
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
         running = None if runs is None else runs.select(-3, t)
         new = (new_h, *new_carried)
-        states = [_where(running, n, s) for n, s in zip(new, states, strict=True)]
-        outputs.append(_where(running, states[0], 0.0))
-        kept.append(_where(running, torch.cat(saved, -1), 0.0))
-        for sequence, state in zip(sequences, states[1:], strict=True):
-            sequence.append(state)
+        after = [_where(running, n, s) for n, s in zip(new, states, strict=True)]
+        yield Step(states, after, saved, running)
+        states = after
+
+
+def forward(
+    cell: Cell, input: Tensor, states: Tensors, parameters: Tensors, runs: Tensor | None
+) -> tuple[Tensor, ...]:
+    """What NAME_forward returns: the output, the last states, the saved values, the sequences."""
+    hidden = states[0].shape[-1]
+    steps = list(_walk(cell, input, states, parameters, runs))
+    outputs = [_where(s.running, s.after[0], 0.0) for s in steps]
+    kept = [_where(s.running, torch.cat(s.saved, -1), 0.0) for s in steps]
+    sequences = [[s.after[k] for s in steps] for k in range(1, len(states))]
     return (
         _stack(outputs, input, hidden),
-        *states,
+        *(steps[-1].after if steps else states),
         _stack(kept, input, cell.saved * hidden),
         *(_stack(sequence, input, hidden) for sequence in sequences),
     )
+
+
+def _walk_back(
+    cell: Cell, grads: Sequence[Tensor | None], steps: Sequence[Step], of_h: Tensor, zeros: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of the terms of every step, and of the states before the first."""
+    grad_output, *grad_last = grads
+    grad_states = [zeros if g is None else g.to(zeros.dtype) for g in grad_last]
+    terms: list[Tensor] = []
+    for t in range(len(steps) - 1, -1, -1):
+        before, after, saved, running = steps[t]
+        if grad_output is not None:
+            h_too = grad_states[0] + grad_output.select(-3, t)
+            grad_states[0] = _where(running, h_too, grad_states[0])
+        grad_h, *grad_carried = (_where(running, g, 0.0) for g in grad_states)
+        grad_z, direct, grad_carried_before = cell.backward(
+            saved, tuple(before[1:]), tuple(after[1:]), before[0], grad_h, tuple(grad_carried)
+        )
+        terms.append(torch.cat(grad_z, -1))
+        grad_h = ops.gemm(cell.of_h(terms[-1]), of_h)
+        new = (grad_h if direct is None else grad_h + direct, *grad_carried_before)
+        grad_states = [_where(running, n, g) for n, g in zip(new, grad_states, strict=True)]
+    return terms[::-1], grad_states
 
 
 def backward(
@@ -96,29 +132,16 @@ def backward(
     every step, ``states`` the same before the first, h None where the cell does not read it;
     ``of_h`` is the matrix of the product with h.
     """
-    grad_output, *grad_last = grads
-    hidden, terms = kept.shape[-1] // cell.saved, []
-    start = kept.new_zeros((*kept.shape[:-3], kept.shape[-2], hidden))
-    grad_states = [start if g is None else g.to(kept.dtype) for g in grad_last]
-    for t in range(kept.shape[-3] - 1, -1, -1):
-        running = None if runs is None else runs.select(-3, t)
+    steps, before = [], states
+    for t in range(kept.shape[-3]):
         after = [None if s is None else s.select(-3, t) for s in sequences]
-        before = [None if s is None else s.select(-3, t - 1) for s in sequences] if t else states
-        if grad_output is not None:
-            h_too = grad_states[0] + grad_output.select(-3, t)
-            grad_states[0] = _where(running, h_too, grad_states[0])
-        grad_h, *grad_carried = (_where(running, g, 0.0) for g in grad_states)
         saved = kept.select(-3, t).chunk(cell.saved, -1)
-        previous: Any = tuple(before[1:])
-        carried: Any = tuple(after[1:])
-        grad_z, direct, grad_carried_before = cell.backward(
-            saved, previous, carried, before[0], grad_h, tuple(grad_carried)
-        )
-        terms.append(torch.cat(grad_z, -1))
-        grad_h = ops.gemm(cell.of_h(terms[-1]), of_h)
-        new = (grad_h if direct is None else grad_h + direct, *grad_carried_before)
-        grad_states = [_where(running, n, g) for n, g in zip(new, grad_states, strict=True)]
-    return _stack(terms[::-1], kept, cell.terms * hidden), *grad_states
+        steps.append(Step(before, after, saved, None if runs is None else runs.select(-3, t)))
+        before = after
+    hidden = kept.shape[-1] // cell.saved
+    zeros = kept.new_zeros((*kept.shape[:-3], kept.shape[-2], hidden))
+    terms, grad_states = _walk_back(cell, grads, steps, of_h, zeros)
+    return _stack(terms, kept, cell.terms * hidden), *grad_states
 
 
 def gradient(
@@ -130,14 +153,15 @@ def gradient(
     runs: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """What NAME_backward returns, and the output, from the arguments of the op."""
-    dtype, count = input.dtype, len(states)
+    dtype, count, hidden = input.dtype, len(states), states[0].shape[-1]
     input, *rest = in_compute_dtype([input, *states, *parameters])
     states, parameters = rest[:count], rest[count:]
-    output, *more = forward(cell, input, states, parameters, runs)
-    kept, *sequences = more[count:]
-    of_h = cell.weights.split(states[0].shape[-1], *parameters)[1][0]
-    found = backward(cell, grads, kept, [output, *sequences], states, of_h, runs)
-    return tuple(t.to(dtype) for t in (*found, output))
+    steps = list(_walk(cell, input, states, parameters, runs))
+    of_h = cell.weights.split(hidden, *parameters)[1][0]
+    terms, grad_states = _walk_back(cell, grads, steps, of_h, torch.zeros_like(states[0]))
+    output = _stack([s.after[0] for s in steps], input, hidden)
+    grad = _stack(terms, input, cell.terms * hidden)
+    return tuple(t.to(dtype) for t in (grad, *grad_states, output))
 
 
 def jvp(

@@ -403,12 +403,15 @@ def traced_call(layer: Any, input: Any, *others: Any) -> Any:
 
 def check_pair(layer: str, input: Any, hx: Any, lengths: Any = None) -> None:
     if hx is None:
-        check_tensor(layer, input=input)
+        if not isinstance(input, Tensor):
+            check_tensor(layer, input=input)
     else:
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:
             got = f"{len(hx)} of them" if isinstance(hx, (tuple, list)) else type(hx).__name__
             raise TypeError(f"{layer}: hx must be a pair of tensors (h_0, c_0), got {got}")
-        check_tensor(layer, input=input, h_0=hx[0], c_0=hx[1])
+        h_0, c_0 = hx
+        if not (isinstance(input, Tensor) and isinstance(h_0, Tensor) and isinstance(c_0, Tensor)):
+            check_tensor(layer, input=input, h_0=h_0, c_0=c_0)
     if lengths is not None:
         check_tensor(layer, lengths=lengths)
 

@@ -81,9 +81,10 @@ def lltm_cell(
     tensors = (input, weights, bias, old_h, old_cell)
     if has_torch_function(tensors) and not is_compiling():
         return handle_torch_function(lltm_cell, tensors, *tensors)
-    check_tensor(
-        "lltm_cell", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell
-    )
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            named = {"weights": weights, "bias": bias, "old_h": old_h, "old_cell": old_cell}
+            check_tensor("lltm_cell", input=input, **named)
     return _lltm_cell(*tensors)
 
 
@@ -119,7 +120,9 @@ def lltm(
     tensors = (input, h0, c0, weights, bias)
     if has_torch_function((*tensors, lengths)) and not is_compiling():
         return handle_torch_function(lltm, (*tensors, lengths), *tensors, lengths=lengths)
-    check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
     if lengths is not None:
         check_tensor("lltm", lengths=lengths)
     return _lltm(*tensors, lengths)
