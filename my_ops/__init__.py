@@ -26,11 +26,10 @@ from my_ops.ops import (
     fill_index,
     gemm,
     linear,
-    lltm,
-    lltm_cell,
     prepack,
     round_ste,
 )
+from my_ops.recurrent.lltm import lltm, lltm_cell
 
 __version__ = _version("my_ops")
 cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_package(my_ops)

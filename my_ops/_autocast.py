@@ -1,6 +1,6 @@
 """Autocast: the ops made of products run in the dtype of ``torch.autocast``.
 
-gemm, linear, lltm_cell and lltm cast their floating arguments, float64 excepted, as torch's own
+gemm, linear and the recurrent ops cast their floating arguments, float64 excepted, as torch's own
 products do, and like these they cast a weight once in a region, not once a call. The elementwise
 ops follow their arguments: they need no rule.
 """
@@ -93,6 +93,11 @@ def _kernel(op: Any, device: str) -> Callable[..., Any]:
     return kernel
 
 
-for _op in (ops.gemm, ops.linear, ops.lltm_cell, ops.lltm):
-    for _device in ("cpu", "cuda"):
-        library.impl(_op.__name__, _kernel(_op.default, _device), f"Autocast{_device.upper()}")
+def register(op: Any) -> None:
+    """Gives the rule to an op of products."""
+    for device in ("cpu", "cuda"):
+        library.impl(op.__name__, _kernel(op.default, device), f"Autocast{device.upper()}")
+
+
+register(ops.gemm)
+register(ops.linear)

@@ -1,7 +1,8 @@
 """Floating-point operations of each op, for ``torch.utils.flop_counter.FlopCounterMode``.
 
 As for torch's own ops only products count, two operations for a multiplication and an addition.
-Gradients of gemm and linear are products themselves and need no formula.
+Gradients of gemm and linear are products themselves and need no formula; those of the recurrent ops
+are in recurrent/_ops.py.
 """
 
 from __future__ import annotations
@@ -25,19 +26,3 @@ def gemm_flop(a: Shape, b: Shape, *_: Any, out_shape: Shape, **__: Any) -> int:
 @register_flop_formula(ops.linear)
 def linear_flop(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * prod(x) * weight[0]
-
-
-@register_flop_formula([ops.lltm_cell, ops.lltm_cell_forward])
-def lltm_cell_flop(input: Shape, weights: Shape, *_: Any, **__: Any) -> int:
-    return 2 * input[0] * prod(weights)
-
-
-@register_flop_formula([ops.lltm, ops.lltm_forward])
-def lltm_flop(input: Shape, h0: Shape, c0: Shape, weights: Shape, *_: Any, **__: Any) -> int:
-    return 2 * input[0] * input[1] * prod(weights)
-
-
-@register_flop_formula(ops.lltm_backward)
-def lltm_backward_flop(*args: Any, **_: Any) -> int:
-    gates, c0 = args[3], args[5]
-    return 2 * prod(gates) * c0[-1]

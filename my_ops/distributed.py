@@ -6,7 +6,7 @@ Afterwards every op takes ``DTensor`` arguments, and ``parallelize_module`` take
 - elementwise ops: any dimension;
 - gemm and linear: rows (and a batch), columns, or the summed dimension, whose result is
   ``Partial`` (linear: without an activation, which needs the whole sum);
-- lltm_cell and lltm: the batch.
+- lltm_cell and lltm, and the ops of other recurrent cells: the batch.
 
 Arguments that are laid out otherwise are redistributed first, as for torch's own ops. Backward of
 linear and lltm takes rows that are split in any dimension; those that are split unevenly it gathers
@@ -25,6 +25,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from my_ops.ops._common import UNARY, UNARY_BACKWARD, ops
+from my_ops.recurrent._cell import CELLS, Cell
 
 __all__: list[str] = []
 
@@ -103,29 +104,37 @@ def _linear(
     return _for_given(layouts, (x, weight, bias, activation, residual))
 
 
-_CELL = [Shard(0), Replicate(), Replicate(), Shard(0), Shard(0)]
-_LAYER = [Shard(1), Shard(0), Shard(0), Replicate(), Replicate(), Shard(0)]
-
-
-def _register_batch(op: Any, results: list[Any], arguments: list[Any]) -> None:
-    @register_sharding(op)
+def _register_batch(name: str, results: list[Any], arguments: list[Any]) -> None:
+    @register_sharding(getattr(ops, name).default)
     def _(*args: Any) -> list[Layout]:
         whole: Layout = [Replicate()] * len(results), [Replicate()] * len(arguments)
         return _for_given([(results, arguments), whole], args)
 
 
-_register_batch(ops.lltm_cell.default, [Shard(0)] * 2, _CELL)
-_register_batch(ops.lltm_cell_forward.default, [Shard(0)] * 3, _CELL)
-_register_batch(ops.lltm_cell_backward.default, [Shard(0)] * 2, [Shard(0)] * 4)
-_register_batch(ops.lltm.default, [Shard(1), Shard(0), Shard(0)], _LAYER)
-_register_batch(
-    ops.lltm_forward.default, [Shard(1), Shard(0), Shard(0), Shard(1), Shard(1)], _LAYER
-)
-_register_batch(
-    ops.lltm_backward.default,
-    [Shard(1), Shard(0), Shard(0)],
-    [Shard(1), Shard(0), Shard(0), Shard(1), Shard(1), Shard(0), Replicate(), Shard(0)],
-)
+def _register_recurrent(cell: Cell) -> None:
+    """``(batch, .)`` is sharded at 0, ``(steps, batch, .)`` at 1; the parameters are whole."""
+    row, steps = Shard(0), Shard(1)
+    parameters, states = [Replicate()] * len(cell.weights.names), [row] * len(cell.states)
+    sequences = [steps] * len(cell.sequences)
+    arguments = [row, *parameters, *states]
+    _register_batch(f"{cell.name}_cell", states, arguments)
+    _register_batch(f"{cell.name}_cell_forward", [*states, row], arguments)
+    grads = [row] * (len(cell.step_backward_arguments) - len(states))
+    _register_batch(f"{cell.name}_cell_backward", grads, [row] * len(cell.step_backward_arguments))
+    arguments = [steps, *states, *parameters, row]
+    _register_batch(cell.name, [steps, *states], arguments)
+    kept = [steps] * (1 + len(cell.carried))
+    _register_batch(f"{cell.name}_forward", [steps, *states, *kept], arguments)
+    read = [row] * len(cell.sequences)
+    _register_batch(
+        f"{cell.name}_backward",
+        [steps, *states],
+        [steps, *states, steps, *sequences, *read, Replicate(), row],
+    )
+
+
+for _cell in CELLS:
+    _register_recurrent(_cell)
 
 
 def flattenable(tensors: Sequence[Any]) -> tuple[Any, ...]:

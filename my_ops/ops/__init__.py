@@ -1,4 +1,4 @@
-"""The operators as Python functions, one module a family."""
+"""The operators as Python functions, one module a family; my_ops.recurrent holds the rest."""
 
 from my_ops import _autocast as _autocast  # register the rules of the ops above
 from my_ops import _flops as _flops
@@ -12,5 +12,3 @@ from my_ops.ops.gemm import PackedWeight as PackedWeight
 from my_ops.ops.gemm import gemm as gemm
 from my_ops.ops.gemm import linear as linear
 from my_ops.ops.gemm import prepack as prepack
-from my_ops.ops.lltm import lltm as lltm
-from my_ops.ops.lltm import lltm_cell as lltm_cell

@@ -1,0 +1,120 @@
+"""What a recurrent cell is: the arithmetic of a hidden unit, and the names of its ops' arguments.
+
+The counterpart of kernels/recurrent/cells/cell.h, with the same terms; formulas work on tensors
+``(*, hidden_size)``, one for each value of a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from my_ops.recurrent._weights import OneMatrix
+
+Values = tuple[Tensor, ...]
+
+# z, h, carried -> h, carried, saved
+Forward = Callable[[Values, Tensor, Values], tuple[Tensor, Values, Values]]
+# saved, carried before the step and after it, h before it (only where the cell reads that), grad_h,
+# grad_carried -> grad_z, grad_h other than through the weights or None, grad_carried
+Backward = Callable[[Values, Values, Values, Any, Tensor, Values], tuple[Values, Any, Values]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of cell.
+
+    ``forward`` and ``backward`` are what the kernels compute, in plain PyTorch and differentiable:
+    for second gradients, forward mode, and vmap over parameters. ``z`` holds the pre-activations,
+    as many as the cell has terms: of each gate the sum of the input's share and the product with
+    ``h``, but of the last ``apart`` gates the product alone, and the input's share of these behind
+    all gates. What ``forward`` saves is all that ``backward`` gets of ``z``.
+    """
+
+    name: str  # of the op over all steps; NAME_cell is the op of one step
+    gates: int  # rows of the weights per unit
+    saved: int  # values that forward keeps for backward
+    forward: Forward
+    backward: Backward
+    carried: dict[str, str] = field(default_factory=dict)  # besides h: {"c": "cell"} in LSTM
+    apart: int = 0  # gates that need the product with h apart from the input: 1 in GRU
+    reads_h: bool = False  # whether h of the step before enters other than through the weights
+    weights: OneMatrix = field(default_factory=OneMatrix)
+
+    @cached_property
+    def terms(self) -> int:
+        return self.gates + self.apart
+
+    # ------------------------------------------------------------- names of arguments and results
+
+    @cached_property
+    def step_states(self) -> list[str]:
+        return ["old_h", *(f"old_{word}" for word in self.carried.values())]
+
+    @cached_property
+    def states(self) -> list[str]:
+        return ["h0", *(f"{letter}0" for letter in self.carried)]
+
+    @cached_property
+    def step_arguments(self) -> list[str]:
+        return ["input", *self.weights.names, *self.step_states]
+
+    @cached_property
+    def arguments(self) -> list[str]:
+        """``lengths`` may be left out."""
+        return ["input", *self.states, *self.weights.names, "lengths"]
+
+    @cached_property
+    def step_backward_arguments(self) -> list[str]:
+        words = ["h", *self.carried.values()]
+        read = self.step_states[0 if self.reads_h else 1 :]
+        return [*(f"grad_{word}" for word in words), "gates", *read]
+
+    @cached_property
+    def sequences(self) -> list[str]:
+        """Of all steps, what backward reads besides the saved values: ``(steps, batch, .)``."""
+        words = [f"{word}s" for word in self.carried.values()]
+        return ["output", *words] if self.reads_h else words
+
+    @cached_property
+    def backward_arguments(self) -> list[str]:
+        """``lengths`` may be left out."""
+        letters = ["h", *self.carried]
+        grads = ["grad_output", *(f"grad_{letter}_n" for letter in letters)]
+        read = self.states[0 if self.reads_h else 1 :]
+        return [*grads, "gates", *self.sequences, *read, self.weights.recurrent, "lengths"]
+
+    # ---------------------------------------------------------------------------------- the terms
+
+    def join(self, x: Tensor, h: Tensor) -> Values:
+        """``z`` from the input's share and the product with h, both ``(*, gates * hidden)``."""
+        if not self.apart:
+            return (x + h).chunk(self.gates, -1)
+        shares, products = x.chunk(self.gates, -1), h.chunk(self.gates, -1)
+        sums = self.gates - self.apart
+        summed = (a + b for a, b in zip(shares[:sums], products[:sums], strict=True))
+        return (*summed, *products[sums:], *shares[sums:])
+
+    def of_h(self, terms: Tensor) -> Tensor:
+        """Of ``(*, terms * hidden)`` the part that belongs to the product with h."""
+        return terms[..., : terms.shape[-1] // self.terms * self.gates] if self.apart else terms
+
+    def of_input(self, terms: Tensor) -> Tensor:
+        """Of ``(*, terms * hidden)`` the part that belongs to the input's share."""
+        if not self.apart:
+            return terms
+        parts = terms.chunk(self.terms, -1)
+        return torch.cat([*parts[: self.gates - self.apart], *parts[self.gates :]], -1)
+
+
+CELLS: list[Cell] = []  # all that _ops.define has made
+
+
+def with_lengths(given: tuple[Any, ...], names: list[str]) -> tuple[Any, ...]:
+    """All arguments: the dispatcher strips lengths where they are None."""
+    return given if len(given) == len(names) else (*given, None)

@@ -1,0 +1,138 @@
+"""The checks of a recurrent cell's arguments, of fake tensors: csrc/lltm_checks.h in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from my_ops.ops._checks import (
+    Sizes,
+    check,
+    check_floating,
+    check_same_device,
+    check_same_dtype,
+    check_same_shape,
+    check_shape,
+    show,
+)
+from my_ops.recurrent._cell import Cell
+from my_ops.recurrent._formulas import compute_dtype
+
+STATE = "(batch, hidden_size)"
+
+
+def _check_inputs(
+    cell: Cell, op: str, input: Tensor, steps: bool, named: Sequence[tuple[Tensor, str]]
+) -> None:
+    """``named``: the parameters, then the states."""
+    check_floating(input, op, "input")
+    for t, name in named:
+        check_same_device(t, name, input, "input", op)
+        check_same_dtype(t, name, input, "input", op)
+    rule = "(steps, batch, input_size)" if steps else "(batch, input_size)"
+    check(input.dim() == 2 + steps, f"{op}: input must be {rule}, got {show(input)}")
+    count = len(cell.weights.names)
+    states = named[count:]
+    h, h_name = states[0]
+    check(h.dim() == 2, f"{op}: {h_name} must be {STATE}, got {show(h)}")
+    batch, hidden = input.shape[-2], h.shape[1]
+    for state, name in states:
+        check_shape(state, name, (batch, hidden), STATE, op)
+    cell.weights.check(op, cell.gates, input.shape[-1], hidden, *(t for t, _ in named[:count]))
+
+
+def check_step(cell: Cell, tensors: Sequence[Tensor]) -> None:
+    input, *others = tensors
+    named = list(zip(others, cell.step_arguments[1:], strict=True))
+    _check_inputs(cell, f"{cell.name}_cell", input, False, named)
+
+
+def check_layer(cell: Cell, tensors: Sequence[Tensor]) -> None:
+    input, *others, lengths = tensors
+    named = list(zip(others, cell.arguments[1:-1], strict=True))
+    count = len(cell.states)
+    _check_inputs(cell, cell.name, input, True, [*named[count:], *named[:count]])
+    _check_lengths(lengths, input, "input", input.shape[1], cell.name)
+
+
+def _check_lengths(
+    lengths: Tensor | None, like: Tensor, like_name: str, batch: int, op: str
+) -> None:
+    if lengths is None:
+        return
+    check_same_device(lengths, "lengths", like, like_name, op)
+    check(
+        lengths.dtype == torch.int64,
+        f"{op}: lengths must be of dtype int64, got {show(lengths.dtype)}",
+    )
+    check_shape(lengths, "lengths", (batch,), "(batch,)", op)
+
+
+def _check_like(t: Tensor | None, name: str, like: Tensor, like_name: str, op: str) -> None:
+    if t is None:
+        return
+    check_same_device(t, name, like, like_name, op)
+    check_same_dtype(t, name, like, like_name, op)
+    check_same_shape(t, name, like, like_name, op)
+
+
+def check_step_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
+    op, names = f"{cell.name}_cell_backward", cell.step_backward_arguments
+    at = names.index("gates")
+    gates, state, state_name = tensors[at], tensors[at + 1], names[at + 1]
+    check_floating(gates, op, "gates")
+    for t, name in zip(tensors[at + 1 :], names[at + 1 :], strict=True):
+        check_same_device(t, name, gates, "gates", op)
+        check_same_dtype(t, name, gates, "gates", op)
+    check(state.dim() == 2, f"{op}: {state_name} must be {STATE}, got {show(state)}")
+    for t, name in zip(tensors[at + 2 :], names[at + 2 :], strict=True):
+        check_same_shape(t, name, state, state_name, op)
+    want = (state.shape[0], cell.saved * state.shape[1])
+    check_shape(gates, "gates", want, f"(batch, {cell.saved} * hidden_size)", op)
+    for t, name in zip(tensors[:at], names[:at], strict=True):
+        _check_like(t, name, state, state_name, op)
+
+
+def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
+    op, names = f"{cell.name}_backward", cell.backward_arguments
+    at = names.index("gates")
+    gates, lengths = tensors[at], tensors[-1]
+    named = list(zip(tensors[at + 1 : -1], names[at + 1 : -1], strict=True))
+    count = len(cell.sequences)
+    sequences, (*states, (recurrent, _)) = named[:count], named[count:]
+    check_floating(gates, op, "gates")
+    for t, name in sequences:
+        check_same_device(t, name, gates, "gates", op)
+        if name == "output":
+            check_same_dtype(t, name, gates, "gates", op)
+        else:
+            check(
+                t.dtype == compute_dtype(gates.dtype),
+                f"{op}: {name} must be float32, or float64 where gates are, got {show(t.dtype)}",
+            )
+    for t, name in named[count:]:
+        check_same_device(t, name, gates, "gates", op)
+        check_same_dtype(t, name, gates, "gates", op)
+    first, first_name = sequences[0]
+    check(
+        first.dim() == 3,
+        f"{op}: {first_name} must be (steps, batch, hidden_size), got {show(first)}",
+    )
+    for t, name in sequences[1:]:
+        check_same_shape(t, name, first, first_name, op)
+    steps, batch, hidden = first.shape
+    want: Sizes = (steps, batch, cell.saved * hidden)
+    check_shape(gates, "gates", want, f"(steps, batch, {cell.saved} * hidden_size)", op)
+    for t, name in states:
+        check_shape(t, name, (batch, hidden), STATE, op)
+    cell.weights.check_recurrent(op, cell.gates, hidden, recurrent)
+    grad_output = tensors[0]
+    if grad_output is not None:
+        check_same_device(grad_output, "grad_output", gates, "gates", op)
+        check_same_dtype(grad_output, "grad_output", gates, "gates", op)
+        check_same_shape(grad_output, "grad_output", first, first_name, op)
+    for t, name in zip(tensors[1:at], names[1:at], strict=True):
+        _check_like(t, name, states[0][0], states[0][1], op)
+    _check_lengths(lengths, gates, "gates", batch, op)

@@ -1,0 +1,217 @@
+"""The ops over time by a cell's formulas: what the kernels compute, differentiable, step by step.
+
+For second gradients and forward mode, and for vmap over parameters, in which all tensors have one
+more dimension in front. The arithmetic is that of the tensors' type; ``runs``, which a ragged batch
+has, says whether a row still runs, ``(*, steps, batch, 1)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from my_ops.ops._common import ops
+from my_ops.recurrent._cell import Cell
+from my_ops.recurrent._weights import Linear
+
+Tensors = Sequence[Tensor]
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which the ops compute, and keep what a unit carries besides h."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def in_compute_dtype(tensors: Tensors) -> list[Tensor]:
+    return [t.to(compute_dtype(t.dtype)) for t in tensors]
+
+
+def running_steps(input: Tensor, lengths: Tensor) -> Tensor:
+    """Whether a row still runs, ``(*, steps, batch, 1)``; without arange, for DTensor's sake."""
+    steps = input.new_ones(input.shape[:-1], dtype=torch.int64).cumsum(-2)
+    return (steps <= lengths.unsqueeze(-2)).unsqueeze(-1)
+
+
+def _product(x: Tensor, linear: Linear) -> Tensor:
+    weight, bias = linear
+    if weight.dim() == 2:
+        return ops.linear(x, weight, bias)
+    y = ops.gemm(x.flatten(1, -2), weight.mT)
+    return (y if bias is None else y + bias.unsqueeze(1)).unflatten(1, x.shape[1:-1])
+
+
+class Step(NamedTuple):
+    """What backward reads of a step: states are h, then what is carried."""
+
+    before: Sequence[Any]  # h None where the cell does not read it
+    after: Sequence[Any]
+    saved: tuple[Tensor, ...]
+    running: Tensor | None
+
+
+def _stack(steps: list[Tensor], like: Tensor, columns: int) -> Tensor:
+    """Of ``like``, ``(*, steps, batch, .)``, the shape if there are no steps."""
+    return torch.stack(steps, -3) if steps else like.new_empty((*like.shape[:-1], columns))
+
+
+def _where(running: Tensor | None, yes: Tensor, no: Tensor | float) -> Tensor:
+    return yes if running is None else torch.where(running, yes, no)
+
+
+def _walk(
+    cell: Cell, input: Tensor, states: Tensors, parameters: Tensors, runs: Tensor | None
+) -> Iterator[Step]:
+    of_input, of_h = cell.weights.split(states[0].shape[-1], *parameters)
+    shares = _product(input, of_input)
+    for t in range(input.shape[-3]):  # DTensor unbinds no sharded dimension
+        h, *carried = states
+        z = cell.join(shares.select(-3, t), _product(h, of_h))
+        new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
+        running = None if runs is None else runs.select(-3, t)
+        new = (new_h, *new_carried)
+        after = [_where(running, n, s) for n, s in zip(new, states, strict=True)]
+        yield Step(states, after, saved, running)
+        states = after
+
+
+def forward(
+    cell: Cell, input: Tensor, states: Tensors, parameters: Tensors, runs: Tensor | None
+) -> tuple[Tensor, ...]:
+    """What NAME_forward returns: the output, the last states, the saved values, the sequences."""
+    hidden = states[0].shape[-1]
+    steps = list(_walk(cell, input, states, parameters, runs))
+    outputs = [_where(s.running, s.after[0], 0.0) for s in steps]
+    kept = [_where(s.running, torch.cat(s.saved, -1), 0.0) for s in steps]
+    sequences = [[s.after[k] for s in steps] for k in range(1, len(states))]
+    return (
+        _stack(outputs, input, hidden),
+        *(steps[-1].after if steps else states),
+        _stack(kept, input, cell.saved * hidden),
+        *(_stack(sequence, input, hidden) for sequence in sequences),
+    )
+
+
+def _walk_back(
+    cell: Cell, grads: Sequence[Tensor | None], steps: Sequence[Step], of_h: Tensor, zeros: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of the terms of every step, and of the states before the first."""
+    grad_output, *grad_last = grads
+    grad_states = [zeros if g is None else g.to(zeros.dtype) for g in grad_last]
+    terms: list[Tensor] = []
+    for t in range(len(steps) - 1, -1, -1):
+        before, after, saved, running = steps[t]
+        if grad_output is not None:
+            h_too = grad_states[0] + grad_output.select(-3, t)
+            grad_states[0] = _where(running, h_too, grad_states[0])
+        grad_h, *grad_carried = (_where(running, g, 0.0) for g in grad_states)
+        grad_z, direct, grad_carried_before = cell.backward(
+            saved, tuple(before[1:]), tuple(after[1:]), before[0], grad_h, tuple(grad_carried)
+        )
+        terms.append(torch.cat(grad_z, -1))
+        grad_h = ops.gemm(cell.of_h(terms[-1]), of_h)
+        new = (grad_h if direct is None else grad_h + direct, *grad_carried_before)
+        grad_states = [_where(running, n, g) for n, g in zip(new, grad_states, strict=True)]
+    return terms[::-1], grad_states
+
+
+def backward(
+    cell: Cell,
+    grads: Sequence[Tensor | None],
+    kept: Tensor,
+    sequences: Sequence[Tensor | None],
+    states: Sequence[Tensor | None],
+    of_h: Tensor,
+    runs: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """What NAME_backward returns: the gradients of the terms of all steps and of the states.
+
+    ``grads`` are of the output and of the last states; ``sequences`` h and what is carried after
+    every step, ``states`` the same before the first, h None where the cell does not read it;
+    ``of_h`` is the matrix of the product with h.
+    """
+    steps, before = [], states
+    for t in range(kept.shape[-3]):
+        after = [None if s is None else s.select(-3, t) for s in sequences]
+        saved = kept.select(-3, t).chunk(cell.saved, -1)
+        steps.append(Step(before, after, saved, None if runs is None else runs.select(-3, t)))
+        before = after
+    hidden = kept.shape[-1] // cell.saved
+    zeros = kept.new_zeros((*kept.shape[:-3], kept.shape[-2], hidden))
+    terms, grad_states = _walk_back(cell, grads, steps, of_h, zeros)
+    return _stack(terms, kept, cell.terms * hidden), *grad_states
+
+
+def gradient(
+    cell: Cell,
+    grads: Sequence[Tensor | None],
+    input: Tensor,
+    states: Tensors,
+    parameters: Tensors,
+    runs: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """What NAME_backward returns, and the output, from the arguments of the op."""
+    dtype, count, hidden = input.dtype, len(states), states[0].shape[-1]
+    input, *rest = in_compute_dtype([input, *states, *parameters])
+    states, parameters = rest[:count], rest[count:]
+    steps = list(_walk(cell, input, states, parameters, runs))
+    of_h = cell.weights.split(hidden, *parameters)[1][0]
+    terms, grad_states = _walk_back(cell, grads, steps, of_h, torch.zeros_like(states[0]))
+    output = _stack([s.after[0] for s in steps], input, hidden)
+    grad = _stack(terms, input, cell.terms * hidden)
+    return tuple(t.to(dtype) for t in (grad, *grad_states, output))
+
+
+def jvp(
+    cell: Cell,
+    input: Tensor,
+    states: Tensors,
+    parameters: Tensors,
+    input_t: Tensor,
+    states_t: Tensors,
+    parameters_t: Tensors,
+    runs: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """The tangents of the output and of the last states, from those of the arguments."""
+    dtype, hidden = input.dtype, states[0].shape[-1]
+    input, input_t = in_compute_dtype([input, input_t])
+    states, states_t = in_compute_dtype(states), in_compute_dtype(states_t)
+    parameters, parameters_t = in_compute_dtype(parameters), in_compute_dtype(parameters_t)
+    primals = cell.weights.split(hidden, *parameters)
+    tangents = cell.weights.split(hidden, *parameters_t)
+    of_input, of_h = primals
+    shares = _product(input, of_input)
+    shares_t = _product(input_t, (of_input[0], None)) + _product(input, tangents[0])
+    outputs_t = []
+    for t in range(input.shape[-3]):
+        h, *carried = states
+        z = cell.join(shares.select(-3, t), _product(h, of_h))
+        product_t = _product(states_t[0], (of_h[0], None)) + _product(h, tangents[1])
+        z_t = cell.join(shares_t.select(-3, t), product_t)
+        new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
+        new = (new_h, *new_carried)
+        new_t = [
+            _pushed(cell, k, saved, states, new, (*z_t, *states_t)) for k in range(len(states))
+        ]
+        running = None if runs is None else runs.select(-3, t)
+        states = [_where(running, n, s) for n, s in zip(new, states, strict=True)]
+        states_t = [_where(running, n, s) for n, s in zip(new_t, states_t, strict=True)]
+        outputs_t.append(_where(running, states_t[0], 0.0))
+    results = (_stack(outputs_t, input_t, hidden), *states_t)
+    return tuple(t.to(dtype) if outputs_t else t.clone().to(dtype) for t in results)
+
+
+def _pushed(
+    cell: Cell, k: int, saved: Tensors, before: Tensors, after: Tensors, tangents: Tensors
+) -> Tensor:
+    """The tangent of state ``k`` after a step: a unit's Jacobian has a row for each of its states,
+    which is what backward makes of a gradient of 1 there and 0 elsewhere."""
+    grads = [torch.ones_like(s) if i == k else torch.zeros_like(s) for i, s in enumerate(after)]
+    grad_z, grad_h, grad_carried = cell.backward(
+        tuple(saved), tuple(before[1:]), tuple(after[1:]), before[0], grads[0], tuple(grads[1:])
+    )
+    row = (*grad_z, grad_h, *grad_carried)
+    terms = [slope * t for slope, t in zip(row, tangents, strict=True) if slope is not None]
+    return sum(terms[1:], terms[0])

@@ -1,0 +1,204 @@
+"""The gradients of a cell's ops: first by the kernels of NAME_backward, then by the formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from my_ops._autograd import differentiated, register_gradient, save
+from my_ops._errors import raise_out_of_memory
+from my_ops.ops._common import ops
+from my_ops.recurrent import _formulas
+from my_ops.recurrent._cell import Cell
+
+Grads = tuple[Tensor | None, ...]
+Call = Callable[..., Any]
+
+
+def register(cell: Cell) -> tuple[Call, Call]:
+    """NAME_cell and NAME for callers in a hurry: see register_gradient."""
+    states, calls = len(cell.states), []
+    for name, function, arguments, results, kept in (
+        (f"{cell.name}_cell", _step(cell), cell.step_arguments, states, 1),
+        (cell.name, _layer(cell), cell.arguments, 1 + states, 1 + len(cell.carried)),
+    ):
+        function.__name__ = f"_{name}"
+        function.forward.__signature__ = _signature(arguments)  # type: ignore[attr-defined]
+        saving = _saving(function, results, kept)
+        calls.append(register_gradient(getattr(ops, name).default, function, results))
+        register_gradient(getattr(ops, f"{name}_forward").default, saving, results + kept)
+    return calls[0], calls[1]
+
+
+def _signature(names: Sequence[str]) -> Signature:
+    """For register_gradient, which asks for names and defaults."""
+    kind, defaults = Parameter.POSITIONAL_OR_KEYWORD, {"lengths": None}
+    return Signature([Parameter(n, kind, default=defaults.get(n, Parameter.empty)) for n in names])
+
+
+def _run(op: Any, *args: Any) -> Any:
+    try:
+        return op(*args)
+    except RuntimeError as error:
+        raise_out_of_memory(error)
+        raise
+
+
+def _with_zeros(tangents: Sequence[Tensor | None], primals: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(p) if t is None else t for t, p in zip(tangents, primals, strict=True)]
+
+
+def _without_what_takes_no_part(
+    lengths: Tensor, input: Tensor, states: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """``runs``, and the others with 0 there: it must not reach sums, as 0 times NaN is NaN."""
+    runs = _formulas.running_steps(input, lengths)
+    none = (lengths <= 0).unsqueeze(1)
+    return runs, input.masked_fill(~runs, 0.0), [s.masked_fill(none, 0.0) for s in states]
+
+
+def _step(cell: Cell) -> type[torch.autograd.Function]:
+    """Of NAME_cell: its arguments are the input, the parameters, the states."""
+    weights, reads_h, count = cell.weights, cell.reads_h, len(cell.states)
+    end = 1 + len(weights.names)  # of the parameters, where h stands
+    read = end if reads_h else end + 1
+    forward_op = getattr(ops, f"{cell.name}_cell_forward")
+    backward_op = getattr(ops, f"{cell.name}_cell_backward")
+
+    class Step(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
+            return forward_op(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.set_materialize_grads(False)
+            save(ctx, *inputs, output[count] if len(output) > count else None)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> Grads:
+            *inputs, gates = ctx.saved_tensors
+            input, parameters, h = inputs[0], inputs[1:end], inputs[end]
+            needs, hidden = ctx.needs_input_grad, h.shape[1]
+            grad_h: Tensor | None
+            if gates is None or differentiated():
+                one_step = input.unsqueeze(0), inputs[end:], parameters
+                grad, grad_h, *grad_carried, _ = _formulas.gradient(
+                    cell, (None, *grads), *one_step, None
+                )
+                grad = grad.squeeze(0)
+                grad_x, _ = weights.grad_step(cell, grad, hidden, (needs[0], False), *parameters)
+            else:
+                grad, *grad_carried = _run(backward_op, *grads, gates, *inputs[read:])
+                direct = grad_carried.pop(0) if reads_h else None
+                which = needs[0], needs[end]
+                grad_x, grad_h = weights.grad_step(cell, grad, hidden, which, *parameters)
+                if direct is not None and grad_h is not None:
+                    grad_h = grad_h + direct
+            grad_states = (grad_h, *grad_carried)
+            return (
+                grad_x,
+                *weights.grad_parameters(cell, grad, input, h, needs[1:end], *parameters),
+                *(g if n else None for g, n in zip(grad_states, needs[end:], strict=True)),
+            )
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Grads:
+            primals = ctx.saved_tensors[:-1]
+            tensors = _with_zeros(tangents, primals)
+            pair = [(t[0].unsqueeze(0), list(t[end:]), list(t[1:end])) for t in (primals, tensors)]
+            return _formulas.jvp(cell, *pair[0], *pair[1], None)[1:]
+
+    return Step
+
+
+def _layer(cell: Cell) -> type[torch.autograd.Function]:
+    """Of NAME: its arguments are the input, the states, the parameters, lengths."""
+    weights, reads_h, count = cell.weights, cell.reads_h, len(cell.states)
+    start, end = 1 + count, 1 + count + len(weights.names)  # of the parameters
+    recurrent = weights.names.index(weights.recurrent)
+    results, missing = 1 + count, [None] * (1 + len(cell.carried))
+    forward_op = getattr(ops, f"{cell.name}_forward")
+    backward_op = getattr(ops, f"{cell.name}_backward")
+
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return forward_op(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.set_materialize_grads(False)
+            save(ctx, *inputs, output[0], *(output[results:] or missing))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> Grads:
+            saved, needs = ctx.saved_tensors, ctx.needs_input_grad
+            input, states, parameters = saved[0], saved[1:start], saved[start:end]
+            lengths, output, gates, *sequences = saved[end:]
+            runs = None
+            if lengths is not None:
+                runs, input, states = _without_what_takes_no_part(lengths, input, states)
+            if gates is None or differentiated():
+                grad, *grad_states, output = _formulas.gradient(
+                    cell, grads, input, states, parameters, runs
+                )
+            else:
+                read = (output, *sequences, *states) if reads_h else (*sequences, *states[1:])
+                grad, *grad_states = _run(
+                    backward_op, *grads, gates, *read, parameters[recurrent], lengths
+                )
+            hidden, grad_input = states[0].shape[1], None
+            grad_parameters: Sequence[Tensor | None] = [None] * len(parameters)
+            if needs[0]:
+                grad_input = weights.grad_input(cell, grad, hidden, *parameters)
+            if any(needs[start:end]):
+                before = torch.cat([states[0].unsqueeze(0), output])[:-1]
+                grad_parameters = weights.grad_parameters(
+                    cell, grad, input, before, needs[start:end], *parameters
+                )
+            return (
+                grad_input,
+                *(g if n else None for g, n in zip(grad_states, needs[1:start], strict=True)),
+                *grad_parameters,
+                None,
+            )
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Grads:
+            *primals, lengths = ctx.saved_tensors[: end + 1]
+            tensors, runs = _with_zeros(tangents[:-1], primals), None
+            if lengths is not None:
+                taking_part = _without_what_takes_no_part(lengths, primals[0], primals[1:start])
+                runs, primals[0], primals[1:start] = taking_part
+                tensors[0] = tensors[0].masked_fill(~runs, 0.0)
+            pair = [(t[0], t[1:start], t[start:]) for t in (primals, tensors)]
+            return _formulas.jvp(cell, *pair[0], *pair[1], runs)
+
+    return Layer
+
+
+def _saving(
+    function: type[torch.autograd.Function], results: int, kept: int
+) -> type[torch.autograd.Function]:
+    """Of the op that returns what backward needs, for transforms around one that runs it."""
+
+    class Saving(function):  # type: ignore[misc, valid-type]
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            function.setup_context(ctx, inputs, output)
+            ctx.mark_non_differentiable(*output[results:])
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> Grads:
+            return function.backward(ctx, *grads[:results])
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Grads:
+            return *function.jvp(ctx, *tangents), *[None] * kept
+
+    return Saving

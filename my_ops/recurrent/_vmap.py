@@ -1,0 +1,136 @@
+"""What ``torch.vmap`` does to a cell's ops: the batch takes in the dimension that is mapped over.
+
+Where each element has other parameters, which no fold reaches, the cell's formulas run step by step
+with batched products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from my_ops._vmap import Dims, front, register_rule, unfold
+from my_ops.ops._common import ops
+from my_ops.recurrent import _formulas
+from my_ops.recurrent._cell import Cell, with_lengths
+
+Result = tuple[tuple[Tensor, ...], tuple[int, ...]]
+
+
+def register(cell: Cell) -> None:
+    states = len(cell.states)
+    for suffix, kept in (("", 0), ("_forward", 1)):
+        _register_step(cell, f"{cell.name}_cell{suffix}", states + kept)
+        carried = kept * len(cell.carried)
+        _register_layer(cell, f"{cell.name}{suffix}", 1 + states + kept + carried)
+    _register_step_backward(f"{cell.name}_cell_backward")
+    _register_layer_backward(cell)
+
+
+def _all_front(tensors: Any, in_dims: Any, size: int) -> list[Any]:
+    return [None if t is None else front(t, d, size) for t, d in zip(tensors, in_dims, strict=True)]
+
+
+def _fold(t: Tensor | None) -> Tensor | None:
+    """(size, steps, batch, .) or (size, batch, .) or (size, batch) without ``size``."""
+    if t is None:
+        return None
+    return t.transpose(0, 1).flatten(1, 2) if t.dim() == 4 else t.flatten(0, 1)
+
+
+def _unfold_batch(results: tuple[Tensor, ...], size: int) -> Result:
+    """(steps, size * batch, .) and (size * batch, .) with the dimension of ``size`` by itself."""
+    split = tuple(t.unflatten(t.dim() - 2, (size, t.shape[-2] // size)) for t in results)
+    return split, tuple(t.dim() - 3 for t in split)
+
+
+def _forward(
+    cell: Cell, input: Tensor, states: list[Tensor], parameters: list[Tensor], lengths: Any
+) -> tuple[Tensor, ...]:
+    """NAME_forward of tensors with one more dimension in front."""
+    dtype = input.dtype
+    if dtype != torch.float64 and torch.is_autocast_enabled(input.device.type):
+        dtype = torch.get_autocast_dtype(input.device.type)
+    runs = None if lengths is None else _formulas.running_steps(input, lengths)
+    if dtype != torch.float64:
+        input, *states = (t.float() for t in (input, *states))
+        parameters = [p.float() for p in parameters]
+    results = _formulas.forward(cell, input, states, parameters, runs)
+    own = 2 + len(states)  # the results of the type of the arguments
+    return *(t.to(dtype) for t in results[:own]), *results[own:]
+
+
+def _register_layer(cell: Cell, name: str, results: int) -> None:
+    op, end = getattr(ops, name), 1 + len(cell.states)
+
+    @register_rule(name)
+    def _(info: Any, in_dims: Dims, *given: Any) -> Result:
+        size = info.batch_size
+        tensors = with_lengths(given, cell.arguments)
+        in_dims = with_lengths(in_dims, cell.arguments)
+        parameters, lengths = tensors[end:-1], tensors[-1]
+        moved = _all_front((*tensors[:end], lengths), (*in_dims[:end], in_dims[-1]), size)
+        if any(d is not None for d in in_dims[end:-1]):
+            own = _all_front(parameters, in_dims[end:-1], size)
+            by_steps = _forward(cell, moved[0], moved[1:-1], own, moved[-1])
+            return by_steps[:results], (0,) * results
+        *folded, lengths = (_fold(t) for t in moved)
+        return _unfold_batch(op(*folded, *parameters, lengths), size)
+
+
+def _register_layer_backward(cell: Cell) -> None:
+    op, count = getattr(ops, f"{cell.name}_backward"), 1 + len(cell.states)
+
+    @register_rule(f"{cell.name}_backward")
+    def _(info: Any, in_dims: Dims, *given: Any) -> Result:
+        size = info.batch_size
+        tensors = with_lengths(given, cell.backward_arguments)
+        in_dims = with_lengths(in_dims, cell.backward_arguments)
+        *moved, lengths = _all_front(
+            (*tensors[:-2], tensors[-1]), (*in_dims[:-2], in_dims[-1]), size
+        )
+        recurrent, dim = tensors[-2], in_dims[-2]
+        if dim is None:
+            *folded, ends = (_fold(t) for t in (*moved, lengths))
+            return _unfold_batch(op(*folded, recurrent, ends), size)
+        grads, gates, read = moved[:count], moved[count], moved[count + 1 :]
+        own = cell.weights.of_h(gates.shape[-1] // cell.saved, recurrent.movedim(dim, 0))
+        dtype = gates.dtype
+        gates, own, *read = _formulas.in_compute_dtype([gates, own, *read])
+        if not cell.reads_h:
+            half = len(read) // 2
+            read = [None, *read[:half], None, *read[half:]]
+        half = len(read) // 2
+        runs = None if lengths is None else _formulas.running_steps(gates, lengths)
+        found = _formulas.backward(cell, grads, gates, read[:half], read[half:], own, runs)
+        return tuple(t.to(dtype) for t in found), (0,) * len(found)
+
+
+def _register_step(cell: Cell, name: str, results: int) -> None:
+    op, end = getattr(ops, name), 1 + len(cell.weights.names)
+
+    @register_rule(name)
+    def _(info: Any, in_dims: Dims, *tensors: Tensor) -> Result:
+        size = info.batch_size
+        input, *states = _all_front(
+            (tensors[0], *tensors[end:]), (in_dims[0], *in_dims[end:]), size
+        )
+        if any(d is not None for d in in_dims[1:end]):
+            own = _all_front(tensors[1:end], in_dims[1:end], size)
+            _, *found = _forward(cell, input[:, None], states, own, None)
+            *found, gates = found[: len(states) + 1]
+            return (*found, gates[:, 0])[:results], (0,) * results
+        folded = op(input.flatten(0, 1), *tensors[1:end], *(s.flatten(0, 1) for s in states))
+        return tuple(unfold(t, size) for t in folded), (0,) * results
+
+
+def _register_step_backward(name: str) -> None:
+    op = getattr(ops, name)
+
+    @register_rule(name)
+    def _(info: Any, in_dims: Dims, *tensors: Tensor | None) -> Result:
+        size = info.batch_size
+        found = op(*(_fold(t) for t in _all_front(tensors, in_dims, size)))
+        return tuple(unfold(t, size) for t in found), (0,) * len(found)

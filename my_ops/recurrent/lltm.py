@@ -1,0 +1,219 @@
+"""LLTM, a recurrent unit with three gates and no forget gate: description, functions, layers."""
+
+from typing import Tuple  # noqa: UP035  TorchScript reads these
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function, has_torch_function
+
+from my_ops.ops._common import check_tensor
+from my_ops.recurrent._cell import Cell, Values
+from my_ops.recurrent._layers import (
+    CarryingCell,
+    CarryingDirection,
+    CarryingLayer,
+    MaybeTensor,
+    OneMatrixParameters,
+    State,
+    Tensors,
+)
+from my_ops.recurrent._ops import define
+
+
+def _forward(z: Values, h: Tensor, carried: Values) -> tuple[Tensor, Values, Values]:
+    z_i, z_o, z_g = z
+    (c,) = carried
+    i, o = torch.sigmoid(z_i), torch.sigmoid(z_o)
+    below = torch.clamp(z_g, max=0.0)
+    g = torch.where(z_g > 0, z_g, torch.expm1(below))  # elu, which DTensor lacks before torch 2.13
+    c = c + g * i
+    return torch.tanh(c) * o, (c,), (i, o, g)
+
+
+def _backward(
+    saved: Values,
+    previous: Values,
+    carried: Values,
+    h: Tensor | None,
+    grad_h: Tensor,
+    grad_carried: Values,
+) -> tuple[Values, None, Values]:
+    i, o, g = saved
+    squashed = torch.tanh(carried[0])
+    grad_c = grad_carried[0] + grad_h * o * (1 - squashed * squashed)
+    elu_slope = torch.where(g > 0, 1.0, g + 1)
+    grad_z = (
+        grad_c * g * i * (1 - i),
+        grad_h * squashed * o * (1 - o),
+        grad_c * i * elu_slope,
+    )
+    return grad_z, None, (grad_c,)
+
+
+CELL = Cell("lltm", gates=3, saved=3, carried={"c": "cell"}, forward=_forward, backward=_backward)
+_lltm_cell, _lltm = define(CELL)
+
+
+def lltm_cell(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One step of LLTM, a recurrent unit with three gates and no forget gate.
+
+    ``gates = [old_h, input] @ weights.T + bias`` in the order input, output, candidate;
+    ``i, o = sigmoid``; ``g = elu``; ``new_cell = old_cell + g * i``; ``new_h = tanh(new_cell) *
+    o``. Source: the PyTorch tutorial on custom C++ and CUDA extensions.
+
+    Args:
+        input: ``(batch, input_size)``, dtype float64, float32, float16 or bfloat16.
+        weights: ``(3 * hidden_size, hidden_size + input_size)``.
+        bias: ``(3 * hidden_size,)`` or ``(1, 3 * hidden_size)``.
+        old_h, old_cell: ``(batch, hidden_size)``.
+
+    Returns:
+        ``(new_h, new_cell)``, both ``(batch, hidden_size)``. The 16-bit types compute in float32.
+        The gradient goes to all five and can be differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+    tensors = (input, weights, bias, old_h, old_cell)
+    if has_torch_function(tensors) and not is_compiling():
+        return handle_torch_function(lltm_cell, tensors, *tensors)
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            named = {"weights": weights, "bias": bias, "old_h": old_h, "old_cell": old_cell}
+            check_tensor("lltm_cell", input=input, **named)
+    return _lltm_cell(*tensors)
+
+
+def lltm(
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """LLTM over time: :func:`lltm_cell` applied to each step of ``input``.
+
+    Args:
+        input: ``(steps, batch, input_size)``, dtype float64, float32, float16 or bfloat16.
+        h0, c0: ``(batch, hidden_size)``, the state before the first step.
+        weights: ``(3 * hidden_size, hidden_size + input_size)``.
+        bias: ``(3 * hidden_size,)`` or ``(1, 3 * hidden_size)``.
+        lengths: ``(batch,)``, int64, on the device of ``input``, in any order: row ``b`` ends after
+            ``lengths[b]`` steps, which may be 0. What stands in ``input`` beyond does not matter.
+            Values outside 0 to steps count as the nearest of these. None: every row has all steps.
+
+    Returns:
+        ``(output, h_n, c_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, 0 beyond a
+        row's end, and the state at every row's end. The cell state of the 16-bit types is kept in
+        float32 between steps. The gradient goes to all five and can be differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+    tensors = (input, h0, c0, weights, bias)
+    if has_torch_function((*tensors, lengths)) and not is_compiling():
+        return handle_torch_function(lltm, (*tensors, lengths), *tensors, lengths=lengths)
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
+    if lengths is not None:
+        check_tensor("lltm", lengths=lengths)
+    return _lltm(*tensors, lengths)
+
+
+# -------------------------------------------------------------------------------------- layers
+
+
+class _Ops(OneMatrixParameters):
+    """What the layers call."""
+
+    _gates = CELL.gates
+
+    def _step(self, x: Tensor, h: Tensor, c: Tensor, parameters: Tensors) -> State:
+        if torch.jit.is_scripting():
+            return torch.ops.my_ops.lltm_cell(x, parameters[0], parameters[1], h, c)
+        else:
+            return lltm_cell(x, parameters[0], parameters[1], h, c)
+
+    def _sequence(
+        self, x: Tensor, h: Tensor, c: Tensor, parameters: Tensors, lengths: MaybeTensor
+    ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
+        if torch.jit.is_scripting():
+            return torch.ops.my_ops.lltm(x, h, c, parameters[0], parameters[1], lengths)
+        else:
+            return lltm(x, h, c, parameters[0], parameters[1], lengths=lengths)
+
+
+class LLTMCell(_Ops, CarryingCell):
+    """:func:`my_ops.lltm_cell` with its parameters, called like ``torch.nn.LSTMCell``.
+
+    Args:
+        input_size, hidden_size: sizes of the last dimension of input and state.
+        bias: whether to add a learned bias.
+        device, dtype: of the parameters.
+
+    Parameters: ``weights``, ``(3 * hidden_size, hidden_size + input_size)``, and ``bias``,
+    ``(3 * hidden_size,)`` or None, drawn from U(-1/sqrt(hidden_size), 1/sqrt(hidden_size)).
+
+    Shapes: ``cell(input, (h, c))`` with input ``(batch, input_size)`` and h, c
+    ``(batch, hidden_size)`` (zeros if left out) returns ``(h, c)``; all without the batch for one
+    row.
+
+    Raises:
+        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        ValueError: ``input`` has other dimensions.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+
+    _name = "LLTMCell"
+
+
+class LLTMDirection(_Ops, CarryingDirection):
+    """One direction of one layer of :class:`LLTM`, over all steps of a call.
+
+    Shapes: as of :func:`my_ops.lltm`; the probabilities as of :class:`LLTM`, None for 0.
+    """
+
+
+class LLTM(CarryingLayer):
+    """LLTM over time, in one or more layers and directions, used like ``torch.nn.LSTM``.
+
+    Args:
+        input_size, hidden_size: sizes of the last dimension of input and state.
+        num_layers: layers, each taking the output of the one before.
+        bias: whether to add learned biases.
+        batch_first: whether input and output are ``(batch, steps, size)``.
+        dropout: probability, in training, of an element of every layer's output but the last's.
+        bidirectional: whether a second direction runs from the end; outputs are concatenated.
+        weight_dropout: DropConnect: probability, in training, of a recurrent weight, drawn once for
+            all steps of a call.
+        zoneout: probability, in training, that an element of ``h`` keeps its value of the step
+            before; in evaluation the mean of that. Runs step by step: many times slower.
+        device, dtype: of the parameters.
+
+    Parameters stand in ``cells``, one module per layer and direction, directions of one layer side
+    by side: ``cells.0.weights`` and ``cells.0.bias`` are those of :class:`LLTMCell`. Each is called
+    once a call, for all steps: hooks on it, pruning, ``weight_norm`` and ``fully_shard`` act.
+
+    Shapes: ``layer(input, (h_0, c_0), lengths)``; input ``(steps, batch, input_size)``, without the
+    batch for one sequence, or a ``PackedSequence``; h_0, c_0 ``(num_layers * directions, batch,
+    hidden_size)``, zeros if left out; lengths as in :func:`my_ops.lltm`. Returns ``output, (h_n,
+    c_n)``: output ``(steps, batch, directions * hidden_size)``, packed as the input was, and the
+    states at the ends, shaped like h_0.
+
+    Raises:
+        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        ValueError: shapes do not fit, or ``lengths``.
+        RuntimeError: dtypes or devices do not fit.
+    """
+
+    _name = "LLTM"
+    proj_size = 0  # for what asks an nn.LSTM: LLTM has no projections
+    _direction = LLTMDirection
