@@ -61,8 +61,9 @@ def test_gradients_and_losses_are_those_of_one_process(way, alone, tmp_path):
 
         def compare_and_train(options, device, mesh):
             torch.manual_seed(0)
-            plain = train_distributed.CharLM(90)
-            text = torch.randint(90, (1000,))
+            vocabulary = len(set("".join(train_distributed.topics.values())))
+            plain = train_distributed.CharLM(vocabulary)
+            text = torch.randint(vocabulary, (1000,))
             shared = train_distributed.parallel(copy.deepcopy(plain), mesh, options.parallel)
             whole = argparse.Namespace(parallel="tp", batch=options.batch)
             before = [p.detach().clone() for p in plain.parameters()]
