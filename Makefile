@@ -117,7 +117,7 @@ asan: build/environment
 # Random mistakes, one at a time, and which of them no test sees:
 # make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
 mutants: build/environment
-	$(PIP) install -q cosmic-ray
+	$(PIP) install -q cosmic-ray coverage
 	$(PY) tools/mutants.py $(MUTANTS)
 
 clean:

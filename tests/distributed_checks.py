@@ -122,6 +122,15 @@ def placements_of_products(mesh):
             got = my_ops.linear(args[0], args[1].mT)
             assert got.placements == (out,), (left, right, got.placements)
             assert_close(got, a @ b)
+    for batches in ((2, 2), (2, 1), (1, 2)):
+        factors = [t.expand(n, *t.shape) for t, n in zip((a, b), batches, strict=True)]
+        args = [
+            distribute_tensor(t, mesh, [Shard(0) if t.shape[0] == 2 else Replicate()])
+            for t in factors
+        ]
+        got = my_ops.gemm(*args)
+        assert got.placements == (Shard(0),), (batches, got.placements)
+        assert_close(got, torch.matmul(*factors))
     bias = distribute_tensor(torch.randn(8, dtype=torch.float64), mesh, [Replicate()])
     x, w = distribute_tensor(a, mesh, [Shard(1)]), distribute_tensor(b, mesh, [Shard(0)]).mT
     assert_close(my_ops.linear(x, w, bias), a @ b + bias.full_tensor())

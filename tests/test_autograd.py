@@ -1,6 +1,7 @@
 """Gradients of every op: numerically, under torch.func, TorchScript, torch.compile, and of out=."""
 
 import io
+import itertools
 
 import pytest
 import torch
@@ -42,6 +43,20 @@ def test_gradient_of_each_argument_alone(op, device):
         assert gradcheck(op, args)
         results = [r for r in op(*args) if r.requires_grad]
         assert results  # every argument reaches a result
+
+
+@pytest.mark.parametrize(**named(SMOOTH))
+def test_gradient_of_every_choice_of_arguments(op, device):
+    tensors = [t.detach() for t in inputs(op, device)]
+    for choice in itertools.product([False, True], repeat=len(tensors)):
+        if not any(choice):
+            continue
+        found = []
+        for function in (op, op.reference):
+            args = [t.clone().requires_grad_(c) for t, c in zip(tensors, choice, strict=True)]
+            total = sum(r.sin().sum() for r in as_tuple(function(*args)))
+            found.append(torch.autograd.grad(total, [t for t in args if t.requires_grad]))
+        assert_close(*found)
 
 
 @pytest.mark.parametrize(**named(SMOOTH))

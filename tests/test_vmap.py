@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from samples import DIFFERENTIABLE, SIXTEEN_BIT, as_tuple, named
+from samples import DIFFERENTIABLE, SIXTEEN_BIT, as_tuple, lltm_inputs, named
 
 import my_ops
 
@@ -173,6 +173,19 @@ def test_own_weights_keep_the_state_of_16_bit_types_in_float32(dtype, device):
     input = torch.zeros(steps, 1, 1, dtype=dtype, device=device)
     run = torch.vmap(lambda w: my_ops.lltm(input, zeros, zeros + 1, w, bias))
     assert torch.equal(run(weights)[2], (zeros + 1 + steps * 2.0**-10).expand(SIZE, 1, hidden))
+
+
+@pytest.mark.parametrize("weights", [0, None])
+def test_no_steps(weights, device):
+    """Of layers with own weights, and with those of all."""
+    in_dims = (0, 0, 0, weights, weights)
+    args = mapped(lltm_inputs(0, 2, 3, 4, torch.float64, device), in_dims)
+    states = args[1:3]
+    got = torch.vmap(my_ops.lltm, in_dims=in_dims)(*args)
+    assert_close(got, (states[0].new_empty(SIZE, 0, 2, 4), *states))
+    grad = torch.func.grad(loss_of(my_ops.lltm), (1, 2))
+    with torch.no_grad():
+        assert_close(torch.vmap(grad, in_dims=in_dims)(*args), tuple(t.cos() for t in states))
 
 
 @pytest.mark.parametrize("in_dims", list(itertools.product([None, 0], repeat=2))[1:])

@@ -4,19 +4,22 @@
 
 Mutants of Python are cosmic-ray's and statements left out; those of C++ are a line's operator,
 comparison, constant, statement or order of arguments changed. Each is made in a copy of this tree
-in build/mutants, compiled for the CPU, and judged by the tests of its file. Those that live are
-printed: a test is missing, or the code says more than it does. Needs what the tests need, and
-cosmic-ray.
+in build/mutants, compiled for the CPU, and judged by the tests that run its line, then by those of
+its file. Those that live are printed: a test is missing, or the code says more than it does. Needs
+what the tests need, cosmic-ray and coverage.
 """
 
 import argparse
 import ast
+import itertools
+import json
 import os
 import random
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import parso.python.tree as tree
@@ -27,13 +30,13 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 HERE = Path(__file__).resolve().parents[1]
 COPY = HERE / "build/mutants"
-TIMEOUT = 900  # seconds: a loop that does not end is seen, too
+FOUND = HERE / "build/mutants.json"  # by watch_tests.py
 
 ELEMENTWISE = "elementwise memory registration c_api autograd vmap integration bounds"
 GEMM = "gemm gemm_options registration autograd vmap integration autocast nn bounds"
 LLTM = "lltm memory lltm_layer registration autograd vmap autocast integration bounds"
 LAYERS = "nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
-TESTS = {  # of the first prefix that fits, those that are likely to fail first
+TESTS = {  # of the first prefix that fits
     "my_ops/__main__": "report",
     "my_ops/__init__": "package private_names typing",
     "my_ops/_autocast": "autocast lltm_layer nn",
@@ -85,24 +88,33 @@ class LeaveOut(Operator):
         return ()
 
 
-def annotations(source):
-    """Lines and columns of what is never evaluated."""
+ALIAS = re.compile(r"[A-Z][a-z]+ = \w+\[")  # of a type, for annotations alone
+
+
+def ignored(source):
+    """Lines and columns of what is never evaluated, or makes no difference."""
     for node in ast.walk(ast.parse(source)):
-        for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            if part is not None:
-                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
+        parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        if isinstance(node, ast.Assign) and ALIAS.match(ast.unparse(node)):
+            parts.append(node)
+        for decorator in getattr(node, "decorator_list", []):
+            if isinstance(decorator, ast.Name) and decorator.id == "staticmethod":
+                parts.append(decorator)  # what is read from a class is a function anyway
+        for part in filter(None, parts):
+            start = part.lineno, part.col_offset - (part in getattr(node, "decorator_list", []))
+            yield start, (part.end_lineno, part.end_col_offset)
 
 
 def python_mutants(source):
     """By place: functions that return the changed source."""
     operators = [LeaveOut()]
     operators += [o() for o in map(get_operator, operator_names()) if not o.arguments()]
-    ignored, found = list(annotations(source)), {}
+    found, without = {}, list(ignored(source))
     nodes = list(ast_nodes(get_ast(source)))
     for operator in operators:
         positions = [start for node in nodes for start, _ in operator.mutation_positions(node)]
         for occurrence, place in enumerate(positions):
-            if not any(start <= place < end for start, end in ignored):
+            if not any(start <= place < end for start, end in without):
                 change = lambda o=operator, n=occurrence: mutate_code(source, o, n)  # noqa: E731
                 found.setdefault(place, []).append(change)
     return found
@@ -112,6 +124,8 @@ SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+"
 SWAPS |= {"*": "/", "/": "*", "%": "*", "&&": "||", "||": "&&", "+=": "-=", "-=": "+=", "&": "|"}
 SWAPS |= {"true": "false", "false": "true", "min": "max", "max": "min", "any_of": "all_of"}
 NOT_CODE = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|^[ \t]*#[^\n]*', re.M)
+# What is not compiled for the CPU, and how work is shared among threads, which shows in time alone.
+NO_EFFECT = re.compile(r"^[^\n]*(?:cuda::|kGrain|kCache|_a_thread)[^\n]*", re.M)
 OPERATOR = re.compile(r"(?<= )([<>=!]=|[<>+*/%&-]|&&|\|\||[+-]=)(?= )|\b(true|false|min|max)\b")
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 NEGATION = re.compile(r"!(?=[\w(])")
@@ -121,8 +135,9 @@ ARGUMENTS = re.compile(r"(?<=\()([\w.*]+), ([\w.*]+)(?=[,)])")
 
 
 def cpp_mutants(source):
-    blank = NOT_CODE.sub(lambda m: " " * len(m[0]), source)
-    found = {}
+    blank, found = source, {}
+    for pattern in (NOT_CODE, NO_EFFECT):
+        blank = pattern.sub(lambda m: " " * len(m[0]), blank)
 
     def add(match, *texts):
         start, end = match.span()
@@ -158,9 +173,14 @@ def draw(patterns, mutants_of, choose):
             yield path, source, changed
 
 
+def first_change(source, changed):
+    lines = zip(source.splitlines(), changed.splitlines(), strict=False)
+    return next((i for i, (a, b) in enumerate(lines) if a != b), 0)
+
+
 def shown(path, source, changed):
     before, after = source.splitlines(), changed.splitlines()
-    first = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), 0)
+    first = first_change(source, changed)
     rest = next((i for i, (a, b) in enumerate(zip(before[::-1], after[::-1], strict=False))
                  if a != b), 0)  # fmt: skip
     lines = [f"  - {line.strip()}" for line in before[first : max(len(before) - rest, first + 1)]]
@@ -168,14 +188,15 @@ def shown(path, source, changed):
     return "\n".join([f"{path}:{first + 1}", *lines])
 
 
-def run(*command, **more):
-    environment = {**os.environ, "PYTHONPATH": str(COPY), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"MY_OPS_WITH_CUDA": "0", "OMP_NUM_THREADS": "1"}
+def run(*command, limit=900.0, **more):
+    environment = {**os.environ, "PYTHONPATH": f"{COPY}:{COPY / 'tools'}", "OMP_NUM_THREADS": "1"}
+    environment |= {"MY_OPS_WITH_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"WATCH_TESTS": str(FOUND), "WATCH_SOURCE": str(COPY / "my_ops")}
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=environment, start_new_session=True, **silent, **more) as it:
         try:
-            return it.wait(TIMEOUT)
-        except subprocess.TimeoutExpired:
+            return it.wait(limit)
+        except subprocess.TimeoutExpired:  # a loop that does not end is seen, too
             os.killpg(it.pid, 9)
             return -9
 
@@ -184,13 +205,16 @@ def build():
     return run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=COPY) == 0
 
 
-def tests_pass(names):
-    files = [COPY / f"tests/test_{name}.py" for name in names]
-    options = ["-c", COPY / "pyproject.toml", "--rootdir", COPY, "-p", "no:cacheprovider"]
-    return run(sys.executable, "-m", "pytest", "-q", "-x", *options, *files, cwd=COPY.parent) == 0
+def tests_pass(tests, *options, **more):
+    ids = COPY.parent / "mutants.txt"
+    ids.write_text("".join(f"{COPY / test}\n" for test in tests))
+    options = ["-c", COPY / "pyproject.toml", "--rootdir", COPY, *options, f"@{ids}"]
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *options]
+    return run(*command, cwd=COPY.parent, **more) == 0
 
 
 def copy_tree():
+    """A copy that is built and passes; how long its tests take, and the lines that they run."""
     names = ["git", "-C", HERE, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(names, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -199,23 +223,69 @@ def copy_tree():
             shutil.copy(HERE / name, COPY / name)
     if not build() or run(sys.executable, "setup.py", "-q", "egg_info", cwd=COPY) != 0:
         raise SystemExit("mutants: the tree itself does not build")
-    if not tests_pass(sorted(set(" ".join(TESTS.values()).split()))):
+    files = [f"tests/test_{name}.py" for name in sorted(set(" ".join(TESTS.values()).split()))]
+    if not tests_pass(files, "-p", "watch_tests", limit=3600):
         raise SystemExit("mutants: the tests fail before any change")
+    return json.loads(FOUND.read_text())
 
 
-def trial(count, patterns, mutants_of, choose):
+def statement(source, line):
+    """The first and last line of the innermost statement there; of a compound one, of its head."""
+    found = line, line
+    for node in ast.walk(ast.parse(source)):  # outer ones first
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            last = max(body[0].lineno - 1, node.lineno) if body else node.end_lineno
+            if node.lineno <= line <= last:
+                found = node.lineno, last
+    return found
+
+
+def tests_of(path, source, line, watched):
+    """Those that run the line, and the others of its file; of each, quick files first."""
+    prefix = next(prefix for prefix in TESTS if str(path).startswith(prefix))
+    files = [f"tests/test_{name}.py" for name in TESTS[prefix].split()]
+    running, seconds = set(), watched["seconds"]
+    if path.suffix == ".py":
+        first, last = statement(source, line)
+        for number, tests in watched["lines"].get(str(COPY / path), {}).items():
+            if first <= int(number) <= last:
+                running.update(tests)
+    of_file = {True: {}, False: {}}
+    for test in seconds:
+        file = test.split("::")[0]
+        if test in running or file in files:
+            of_file[test in running].setdefault(file, []).append(test)
+    for groups in of_file.values():
+        by_time = sorted(groups.values(), key=lambda tests: sum(seconds[t] for t in tests))
+        yield [test for tests in by_time for test in tests]
+
+
+def lives(groups, watched):
+    for tests in groups:
+        limit = 60 + 5 * sum(watched["seconds"][test] for test in tests)
+        if tests and not tests_pass(tests, limit=limit):
+            return False
+    return True
+
+
+def trial(count, patterns, mutants_of, choose, watched):
     """How many of ``count`` mutants are killed; those that do not compile are not mutants."""
     killed = tried = 0
-    for path, source, changed in draw(patterns, mutants_of, choose):
-        if tried == count:
-            break
-        (COPY / path).write_text(changed)
-        if path.suffix == ".py" or build():
-            tests = next(names for prefix, names in TESTS.items() if str(path).startswith(prefix))
-            lives = tests_pass(tests.split())
-            tried, killed = tried + 1, killed + (not lives)
-            print("LIVES " if lives else "killed", shown(path, source, changed), flush=True)
-        (COPY / path).write_text(source)
+    drawn = draw(patterns, mutants_of, choose)
+    # By file: what a change in a header makes compile again is compiled once.
+    while batch := sorted(itertools.islice(drawn, count - tried)):
+        for path, source, changed in batch:
+            began = time.perf_counter()
+            (COPY / path).write_text(changed)
+            if path.suffix == ".py" or build():
+                line = first_change(source, changed) + 1
+                alive = lives(tests_of(path, source, line, watched), watched)
+                tried, killed = tried + 1, killed + (not alive)
+                took = f"{time.perf_counter() - began:.0f} s"
+                print("LIVES " if alive else "killed", took, shown(path, source, changed))
+                sys.stdout.flush()
+            (COPY / path).write_text(source)
     return killed, tried
 
 
@@ -225,12 +295,13 @@ def main():
     parser.add_argument("--cpp", type=int, default=40, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    copy_tree()
+    watched = copy_tree()
     for name, count, patterns, mutants_of in (
         ("Python", options.python, PYTHON, python_mutants),
         ("C++", options.cpp, CPP, cpp_mutants),
     ):
-        killed, tried = trial(count, patterns, mutants_of, random.Random(options.seed))
+        choose = random.Random(options.seed)
+        killed, tried = trial(count, patterns, mutants_of, choose, watched)
         if tried:
             print(f"{name}: {killed} of {tried} killed, {killed / tried:.0%}, seed {options.seed}")
 
