@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from my_ops.reference import ACTIVATIONS
+
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGER = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid")
 
 Sizes = Sequence[int]  # or torch.SymInt
 
