@@ -68,7 +68,14 @@ def test_from_the_command_line(tmp_path):
     assert done.stdout.splitlines() == answer("gemm 4096 4096 4096")
     refused = {
         "sizes must be from 0 to 2\\^20": ["gemm", "1", "2", str(2**20 + 1)],
-        "no activation of linear is called 'tanh'": "linear 1 2 3 --activation tanh".split(),
+        "no activation of linear is called 'tanh'": [
+            "linear",
+            "1",
+            "2",
+            "3",
+            "--activation",
+            "tanh",
+        ],
     }
     for message, wrong in refused.items():
         done = subprocess.run(

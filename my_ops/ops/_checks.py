@@ -226,7 +226,7 @@ def check_residual(residual: Tensor, x: Tensor, weight: Tensor) -> None:
 def check_activation(activation: str) -> None:
     check(
         activation in ACTIVATIONS,
-        "linear: activation must be none, relu, gelu, gelu_tanh, silu or sigmoid, "
+        f"linear: activation must be {', '.join(ACTIVATIONS[:-1])} or {ACTIVATIONS[-1]}, "
         f"got '{activation}'",
     )
 

@@ -1,4 +1,4 @@
-"""The checks of a recurrent cell's arguments, of fake tensors: csrc/recurrent_checks.h in Python."""
+"""The checks of a recurrent cell's arguments, of fake tensors: csrc/recurrent_checks.h."""
 
 from __future__ import annotations
 
