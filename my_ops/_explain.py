@@ -42,7 +42,8 @@ class _Problem(ctypes.Structure):
     """my_ops_gemm_problem of my_ops/c_api.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int) for name in Gpu._fields),
+        *((name, ctypes.c_int) for name in ("major", "minor", "sm_count", "shared_bytes")),
+        *((name, ctypes.c_int) for name in ("code", "hopper_code")),
         *((name, ctypes.c_char_p) for name in ("dtype", "activation")),
         *((name, ctypes.c_int64) for name in ("batch", "m", "n", "k")),
         *((name, ctypes.c_int) for name in ("a_transposed", "b_transposed", "linear")),
