@@ -25,7 +25,10 @@ extern "C" int multiply(const float* a, const float* b, float* out, const int64_
   args.b_row = strides[2], args.b_col = strides[3];
   args.out_row = args.n, args.out_col = 1;
   cuda::GemmPlan plan{.kernel = cuda::GemmKernel::kFp32Sm80};
-  plan.tile = cuda::fp32_sm80::stages({.major = 8, .shared_bytes = shared_bytes, .code = 80});
+  const cuda::DeviceFacts device{
+      .major = 8, .sm_count = 108, .shared_bytes = shared_bytes, .code = 80};
+  plan.tile = cuda::fp32_sm80::stages(device);
+  if (plan.tile == 0) return cudaErrorInvalidValue;
   return cuda::gemm_fp32_sm80(args, plan, static_cast<cudaStream_t>(stream));
 }
 """

@@ -81,10 +81,13 @@ MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row) {
 template <typename Cell, typename T>
 MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, int64_t row) {
   const int64_t hidden = args.hidden, state = row * Cell::kCarried * hidden;
-  const T* gh = args.grad_h ? args.grad_h + row * hidden : nullptr;
-  const T* gh_next = args.grad_h_next ? args.grad_h_next + row * hidden : nullptr;
-  const T* gc = args.grad_carried ? args.grad_carried + state : nullptr;
   const T* saved = args.saved + row * Cell::kSaved * hidden;
+  // Where a gradient is not given, something else is read and not used: with conditional loads the
+  // loop would not be vectorized.
+  const bool has_gh = args.grad_h, has_next = args.grad_h_next, has_gc = args.grad_carried;
+  const T* gh = has_gh ? args.grad_h + row * hidden : saved;
+  const T* gh_next = has_next ? args.grad_h_next + row * hidden : saved;
+  const T* gc = has_gc ? args.grad_carried + state : args.carried + state;
   const T* h = Cell::kReadsH ? args.h + row * hidden : nullptr;
   const T* old_carried = args.carried + state;
   T* grad_terms = args.grad_terms + row * kTerms<Cell> * hidden;
@@ -99,10 +102,12 @@ MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, in
 #pragma GCC unroll 8
     for (int j = 0; j < Cell::kCarried; ++j) {
       previous.at[j] = carried.at[j] = old_carried[j * hidden + u];
-      grad_carried.at[j] = gc ? gc[j * hidden + u] : T(0);
+      const T given = gc[j * hidden + u];
+      grad_carried.at[j] = has_gc ? given : T(0);
     }
     Cell::advance(values, carried.at);
-    T grad_h = (gh ? gh[u] : T(0)) + (gh_next ? gh_next[u] : T(0));
+    const T given = gh[u], given_next = gh_next[u];
+    T grad_h = (has_gh ? given : T(0)) + (has_next ? given_next : T(0));
     if constexpr (Cell::kReadsH) grad_h += direct[u];
     const T through_h = Cell::template backward<CellMath>(values, previous.at, carried.at,
                                                           Cell::kReadsH ? h[u] : T(0), grad_h,
