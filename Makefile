@@ -10,7 +10,7 @@ SAY := @printf '\n%s\n'
 IN_BUILD := cd build && PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PYTEST_HERE := python -m pytest -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
 SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
-  $(wildcard csrc/* kernels/*/* include/* tools/build/*.py my_ops/*.py my_ops/*/*.py) \
+  $(wildcard csrc/* kernels/*/* kernels/*/*/* include/* tools/build/*.py my_ops/*.py my_ops/*/*.py) \
   $(shell find my_ops/include my_ops/share -type f)
 
 # Compiles into a wheel against the torch of the environment, after pip's CUDA compiler where the
@@ -94,7 +94,7 @@ lint: build/tools
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python tools/readme_tables.py --check
-	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/*/* include/*) \
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/*/*.* kernels/*/*/* include/*) \
 	  $(wildcard my_ops/include/my_ops/*)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml

@@ -109,6 +109,25 @@ def test_no_graph_without_a_need(op, device):
         assert all(r.is_inference() for r in op(*tensors))
 
 
+@pytest.mark.parametrize("needed", [False, True])
+@pytest.mark.parametrize(**named(DIFFERENTIABLE))
+def test_one_kernel_without_a_graph(op, needed, device):
+    """The op itself, not what it is made of where something is saved for backward."""
+    seen = []
+
+    class Record(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    tensors = [t.requires_grad_(needed) for t in op.tensors(2, torch.float32, device)]
+    arguments = op.arguments(*tensors)
+    with torch.set_grad_enabled(not needed), Record():
+        op.overload(*arguments)
+        op(*tensors)
+    assert [f for f in seen if f.namespace == "my_ops"] == [op.overload] * 2
+
+
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_func_grad_and_vjp(op, device):
     tensors = tuple(t.detach() for t in inputs(op, device))

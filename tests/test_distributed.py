@@ -63,6 +63,10 @@ def test_batches_of_lltm_stay_sharded(on_both_ranks):
     on_both_ranks(distributed_checks.batches_of_lltm)
 
 
+def test_rows_are_flattened_where_they_lie(on_both_ranks):
+    on_both_ranks(distributed_checks.rows_that_are_flattened)
+
+
 def test_tensor_parallel_layers(on_both_ranks):
     on_both_ranks(distributed_checks.column_then_row)
 

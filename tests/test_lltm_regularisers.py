@@ -171,3 +171,10 @@ def test_torchscript_draws_the_same(change, training, device):
     for scripted in (torch.jit.script(layer), torch.jit.load(file)):
         for given in (None, lengths):
             same(seeded(scripted, x, state, given), seeded(layer, x, state, given))
+
+
+@pytest.mark.parametrize("wrong", [1.0, -0.1, float("nan"), False, True, "0.5", None])
+@pytest.mark.parametrize("name", ["dropout", "weight_dropout", "zoneout"])
+def test_no_probability(name, wrong):
+    with pytest.raises(ValueError, match=rf"LLTM: {name} must be in \[0, 1\), got"):
+        my_ops.nn.LLTM(3, 4, num_layers=2, **{name: wrong})

@@ -17,20 +17,32 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import parso.python.tree as tree
-from cosmic_ray.ast import ast_nodes, get_ast
-from cosmic_ray.mutating import mutate_code
-from cosmic_ray.operators.operator import Operator
-from cosmic_ray.plugins import get_operator, operator_names
-
 HERE = Path(__file__).resolve().parents[1]
 COPY = HERE / "build/mutants"
 FOUND = HERE / "build/mutants.json"  # by watch_tests.py
+
+# Of the processes that run tests, and of theirs. torch reads it as it is imported.
+sys.path.insert(0, str(COPY))
+sys.dont_write_bytecode = True
+os.environ |= {"PYTHONPATH": str(COPY), "PYTHONDONTWRITEBYTECODE": "1", "MY_OPS_WITH_CUDA": "0"}
+os.environ |= {"WATCH_TESTS": str(FOUND), "WATCH_SOURCE": str(COPY / "my_ops")}
+os.environ |= {"OMP_NUM_THREADS": "1"}
+
+import parso.python.tree as tree  # noqa: E402
+import pytest  # noqa: E402
+import torch._dynamo.testing  # noqa: E402
+import torch.distributed.tensor  # noqa: E402
+import torch.testing._internal.optests  # noqa: E402, F401
+from cosmic_ray.ast import ast_nodes, get_ast  # noqa: E402
+from cosmic_ray.mutating import mutate_code  # noqa: E402
+from cosmic_ray.operators.operator import Operator  # noqa: E402
+from cosmic_ray.plugins import get_operator, operator_names  # noqa: E402
 
 ELEMENTWISE = "elementwise memory registration c_api autograd vmap integration bounds"
 GEMM = "gemm gemm_options registration autograd vmap integration autocast nn bounds"
@@ -40,17 +52,21 @@ TESTS = {  # of the first prefix that fits
     "my_ops/__main__": "report",
     "my_ops/__init__": "package private_names typing",
     "my_ops/_autocast": "autocast lltm_layer nn",
+    "my_ops/_errors": "memory fake_kernels",
     "my_ops/_flops": "integration",
+    "my_ops/_install_hint": "report",
     "my_ops/_library": "private_names registration",
     "my_ops/_private": "private_names autograd registration distributed",
     "my_ops/_vmap": "vmap lltm_layer autocast",
     "my_ops/distributed": "distributed",
     "my_ops/nn": LAYERS,
+    "my_ops/ops/_": "fake_kernels elementwise gemm lltm registration",
     "my_ops/ops/elementwise": f"{ELEMENTWISE} fake_kernels overrides",
     "my_ops/ops/gemm": f"{GEMM} fake_kernels overrides",
     "my_ops/recurrent/_layers": LAYERS,
     "my_ops/recurrent/_vmap": "vmap lltm_layer autocast",
     "my_ops/recurrent": f"{LLTM} fake_kernels overrides",
+    "my_ops/reference": "gemm lltm elementwise",
     "my_ops": f"fake_kernels {ELEMENTWISE} gemm gemm_options lltm lltm_layer private_names",
     "csrc/elementwise": f"{ELEMENTWISE} fake_kernels cpp",
     "csrc/gemm": f"{GEMM} fake_kernels cpp",
@@ -188,29 +204,51 @@ def shown(path, source, changed):
     return "\n".join([f"{path}:{first + 1}", *lines])
 
 
-def run(*command, limit=900.0, **more):
-    environment = {**os.environ, "PYTHONPATH": f"{COPY}:{COPY / 'tools'}", "OMP_NUM_THREADS": "1"}
-    environment |= {"MY_OPS_WITH_CUDA": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"WATCH_TESTS": str(FOUND), "WATCH_SOURCE": str(COPY / "my_ops")}
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=environment, start_new_session=True, **silent, **more) as it:
+def ended(child, limit):
+    """Its exit status; a loop that does not end is seen, too."""
+    last = time.monotonic() + limit
+    while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > last:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return -signal.SIGKILL
+        time.sleep(0.05)
+    return os.waitstatus_to_exitcode(done[1])
+
+
+def run(function, limit=900.0):
+    """In a process forked from this one, which has loaded torch already."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1), os.dup2(null, 2)
         try:
-            return it.wait(limit)
-        except subprocess.TimeoutExpired:  # a loop that does not end is seen, too
-            os.killpg(it.pid, 9)
-            return -9
+            os._exit(function())
+        finally:
+            os._exit(1)
+    return ended(child, limit)
+
+
+def setup(command):
+    arguments = [sys.executable, "setup.py", "-q", *command.split()]
+    return run(lambda: subprocess.run(arguments, cwd=COPY, check=False).returncode) == 0
 
 
 def build():
-    return run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=COPY) == 0
+    return setup("build_ext --inplace")
 
 
-def tests_pass(tests, *options, **more):
+def tests_pass(tests, *options, limit=3600.0):
     ids = COPY.parent / "mutants.txt"
     ids.write_text("".join(f"{COPY / test}\n" for test in tests))
-    options = ["-c", COPY / "pyproject.toml", "--rootdir", COPY, *options, f"@{ids}"]
-    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *options]
-    return run(*command, cwd=COPY.parent, **more) == 0
+    options = ["-q", "-c", COPY / "pyproject.toml", "--rootdir", COPY, *options, f"@{ids}"]
+
+    def call():
+        os.chdir(COPY.parent)
+        return pytest.main(["-p", "no:cacheprovider", *map(str, options)])
+
+    return run(call, limit) == 0
 
 
 def copy_tree():
@@ -221,12 +259,14 @@ def copy_tree():
         if (HERE / name).is_file():
             (COPY / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(HERE / name, COPY / name)
-    if not build() or run(sys.executable, "setup.py", "-q", "egg_info", cwd=COPY) != 0:
+    if not (build() and setup("egg_info")):
         raise SystemExit("mutants: the tree itself does not build")
     files = [f"tests/test_{name}.py" for name in sorted(set(" ".join(TESTS.values()).split()))]
-    if not tests_pass(files, "-p", "watch_tests", limit=3600):
-        raise SystemExit("mutants: the tests fail before any change")
-    return json.loads(FOUND.read_text())
+    tests_pass(files, "-p", "watch_tests")
+    watched = json.loads(FOUND.read_text())
+    if watched["failed"] and not tests_pass(watched["failed"]):  # some do not like to be watched
+        raise SystemExit(f"mutants: before any change these fail: {watched['failed']}")
+    return watched
 
 
 def statement(source, line):
@@ -264,7 +304,7 @@ def tests_of(path, source, line, watched):
 def lives(groups, watched):
     for tests in groups:
         limit = 60 + 5 * sum(watched["seconds"][test] for test in tests)
-        if tests and not tests_pass(tests, limit=limit):
+        if tests and not tests_pass(tests, "-x", limit=limit):
             return False
     return True
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import coverage
 import pytest
 
-FOUND = Path(os.environ["WATCH_TESTS"])  # {"seconds": {test: .}, "lines": {file: {line: [test]}}}
+FOUND = Path(os.environ["WATCH_TESTS"])
 
 cover = coverage.Coverage(
     data_file=None, config_file=False, source=[os.environ["WATCH_SOURCE"]], messages=False
 )
 cover.start()  # before my_ops is imported: what runs then is of no test
-seconds = {}
+seconds, failed = {}, set()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -24,10 +24,12 @@ def pytest_runtest_protocol(item):
 
 def pytest_runtest_logreport(report):
     seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
+    if report.failed:
+        failed.add(report.nodeid)
 
 
 def pytest_sessionfinish():
     cover.stop()
     data = cover.get_data()
     lines = {file: data.contexts_by_lineno(file) for file in data.measured_files()}
-    FOUND.write_text(json.dumps({"seconds": seconds, "lines": lines}))
+    FOUND.write_text(json.dumps({"seconds": seconds, "failed": sorted(failed), "lines": lines}))
