@@ -89,7 +89,8 @@ class OneMatrix:
         bias: Tensor,
     ) -> list[Tensor | None]:
         """From the input and h before every step, of leading dimensions as ``grad`` has."""
-        grad_weights = grad_bias = None
+        grad_weights: Tensor | None = None
+        grad_bias: Tensor | None = None
         if needs[0]:
             if grad.dim() == 2 and not cell.apart:
                 grad_weights = _gemm(grad.mT, torch.cat([h, x], dim=1), None)
@@ -99,5 +100,7 @@ class OneMatrix:
                 of_x = _gemm(cell.of_input(rows).mT, x_rows, None)
                 grad_weights = torch.cat([of_h, of_x], dim=1)
         if needs[1]:
-            grad_bias = cell.of_input(grad).sum(tuple(range(grad.dim() - 1))).reshape(bias.shape)
+            grad_bias = cell.of_input(grad).sum((0,) if grad.dim() == 2 else (0, 1))
+            if bias.dim() == 2:
+                grad_bias = grad_bias.unsqueeze(0)
         return [grad_weights, grad_bias]
