@@ -47,7 +47,7 @@ TESTS = {  # of the first prefix that fits, those that are likely to fail first
     "my_ops/ops/gemm": f"{GEMM} fake_kernels overrides",
     "my_ops/recurrent/_layers": LAYERS,
     "my_ops/recurrent/_vmap": "vmap lltm_layer autocast",
-    "my_ops/recurrent": f"{LLTM} fake_kernels overrides",
+    "my_ops/recurrent": f"{LLTM} recurrent fake_kernels overrides",
     "my_ops": f"fake_kernels {ELEMENTWISE} gemm gemm_options lltm lltm_layer private_names",
     "csrc/elementwise": f"{ELEMENTWISE} fake_kernels cpp",
     "csrc/gemm": f"{GEMM} fake_kernels cpp",

@@ -81,7 +81,8 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             ctx.set_materialize_grads(False)
-            save(ctx, *inputs, output[count] if len(output) > count else None)
+            saved = isinstance(output, tuple) and len(output) > count
+            save(ctx, *inputs, output[count] if saved else None)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> Grads:
