@@ -137,11 +137,12 @@ def by_torch(cell, input, *tensors):
     """NAME by torch's own layer."""
     states, (weights, bias) = tensors[: len(cell.states)], tensors[len(cell.states) :]
     kind = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[cell.name]
+    sums, zeros = (cell.gates - cell.apart) * HIDDEN, bias.new_zeros(cell.gates * HIDDEN)
     parameters = {
         "weight_ih_l0": weights[:, HIDDEN:],
         "weight_hh_l0": weights[:, :HIDDEN],
-        "bias_ih_l0": bias,
-        "bias_hh_l0": torch.zeros_like(bias),
+        "bias_ih_l0": torch.cat([bias[:sums], bias[cell.gates * HIDDEN :]]) if cell.apart else bias,
+        "bias_hh_l0": torch.cat([zeros[:sums], bias[sums : cell.gates * HIDDEN]]),
     }
     hx = tuple(s[None] for s in states)
     hx = hx if len(hx) > 1 else hx[0]
@@ -152,7 +153,7 @@ def by_torch(cell, input, *tensors):
 
 def check(cell, step, layer):
     rows = cell.gates * HIDDEN
-    parameters = draw(rows, HIDDEN + INPUTS), draw(rows)
+    parameters = draw(rows, HIDDEN + INPUTS), draw(cell.terms * HIDDEN)
     states = [draw(BATCH, HIDDEN) for _ in cell.states]
     input, lengths = draw(STEPS, BATCH, INPUTS), torch.tensor([1, 3])
     arguments = (input, *states, *parameters)
