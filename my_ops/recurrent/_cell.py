@@ -118,3 +118,8 @@ CELLS: list[Cell] = []  # all that _ops.define has made
 def with_lengths(given: tuple[Any, ...], names: list[str]) -> tuple[Any, ...]:
     """All arguments: the dispatcher strips lengths where they are None."""
     return given if len(given) == len(names) else (*given, None)
+
+
+def one_or_all(results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | Tensor:
+    """As an op returns them: one tensor is no tuple."""
+    return results if len(results) > 1 else results[0]

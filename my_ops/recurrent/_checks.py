@@ -40,7 +40,7 @@ def _check_inputs(
     batch, hidden = input.shape[-2], h.shape[1]
     for state, name in states:
         check_shape(state, name, (batch, hidden), STATE, op)
-    cell.weights.check(op, cell.gates, input.shape[-1], hidden, *(t for t, _ in named[:count]))
+    cell.weights.check(cell, op, input.shape[-1], hidden, *(t for t, _ in named[:count]))
 
 
 def check_step(cell: Cell, tensors: Sequence[Tensor]) -> None:
@@ -127,7 +127,7 @@ def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
     check_shape(gates, "gates", want, f"(steps, batch, {cell.saved} * hidden_size)", op)
     for t, name in states:
         check_shape(t, name, (batch, hidden), STATE, op)
-    cell.weights.check_recurrent(op, cell.gates, hidden, recurrent)
+    cell.weights.check_recurrent(cell, op, hidden, recurrent)
     grad_output = tensors[0]
     if grad_output is not None:
         check_same_device(grad_output, "grad_output", gates, "gates", op)

@@ -52,6 +52,10 @@ def _with_zeros(tangents: Sequence[Tensor | None], primals: Sequence[Tensor]) ->
     return [torch.zeros_like(p) if t is None else t for t, p in zip(tangents, primals, strict=True)]
 
 
+def _asked(grads: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
+    return [grads[k] if need else None for k, need in enumerate(needs)]
+
+
 def _without_what_takes_no_part(
     lengths: Tensor, input: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -77,7 +81,8 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             ctx.set_materialize_grads(False)
-            save(ctx, *inputs, output[count] if len(output) > count else None)
+            saved = isinstance(output, tuple) and len(output) > count
+            save(ctx, *inputs, output[count] if saved else None)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> Grads:
@@ -99,11 +104,10 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
                 grad_x, grad_h = weights.grad_step(cell, grad, hidden, which, *parameters)
                 if direct is not None and grad_h is not None:
                     grad_h = grad_h + direct
-            grad_states = (grad_h, *grad_carried)
             return (
                 grad_x,
                 *weights.grad_parameters(cell, grad, input, h, needs[1:end], *parameters),
-                *(g if n else None for g, n in zip(grad_states, needs[end:], strict=True)),
+                *_asked([grad_h, *grad_carried], needs[end:]),
             )
 
         @staticmethod
@@ -163,7 +167,7 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                 )
             return (
                 grad_input,
-                *(g if n else None for g, n in zip(grad_states, needs[1:start], strict=True)),
+                *_asked(grad_states, needs[1:start]),
                 *grad_parameters,
                 None,
             )

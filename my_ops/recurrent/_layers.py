@@ -32,6 +32,9 @@ class Parameters(nn.Module):
     ``weight_dropout`` in training.
     """
 
+    __constants__ = ["_name", "_terms"]  # noqa: RUF012
+    _name: str = ""  # in messages
+    _terms: int = 0  # of a unit, which has as many biases
     input_size: int
     hidden_size: int
 
@@ -72,10 +75,10 @@ class OneMatrixParameters(Parameters):
         check_positive(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
         self.input_size = input_size
         self.hidden_size = hidden_size
-        rows = self._gates * hidden_size
-        matrix = torch.empty((rows, hidden_size + input_size), device=device, dtype=dtype)
-        self.weights = nn.Parameter(matrix)
-        vector = torch.empty(rows, device=device, dtype=dtype) if bias else None
+        shape = (self._gates * hidden_size, hidden_size + input_size)
+        self.weights = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        terms = self._terms * hidden_size
+        vector = torch.empty(terms, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if vector is None else nn.Parameter(vector))
         self.reset_parameters()
 
@@ -87,7 +90,7 @@ class OneMatrixParameters(Parameters):
         if bias is None:
             # The ops take no None. Made anew each call: a buffer would not go through what fills,
             # casts and shards parameters.
-            bias = weights.new_zeros(weights.size(0))
+            bias = weights.new_zeros(self._terms * self.hidden_size)
         if weight_dropout is not None and self.training:
             recurrent = F.dropout(weights[:, : self.hidden_size], weight_dropout)
             weights = torch.cat([recurrent, weights[:, self.hidden_size :]], 1)
@@ -96,9 +99,6 @@ class OneMatrixParameters(Parameters):
 
 class CarryingCell(Parameters):
     """One step of a cell with a state ``(h, c)``."""
-
-    __constants__ = ["_name"]  # noqa: RUF012
-    _name: str  # in messages
 
     def forward(self, input: Tensor, hx: Optional[State] = None) -> State:  # noqa: UP045
         if not torch.jit.is_scripting():

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import register_flop_formula
 from my_ops import _autocast
 from my_ops.ops._common import fake, ops
 from my_ops.recurrent import _checks, _formulas, _gradients, _vmap
-from my_ops.recurrent._cell import CELLS, Cell, with_lengths
+from my_ops.recurrent._cell import CELLS, Cell, one_or_all, with_lengths
 
 Call = Callable[..., Any]
 
@@ -50,12 +50,15 @@ def define(cell: Cell) -> tuple[Call, Call]:
 def _register_fakes(cell: Cell) -> None:
     count = len(cell.states)
 
-    def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+    def states_of_step(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         _checks.check_step(cell, tensors)
         return tuple(s.new_empty(s.shape) for s in tensors[-count:])
 
+    def step(*tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
+        return one_or_all(states_of_step(tensors))
+
     def step_forward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        states = step(*tensors)
+        states = states_of_step(tensors)
         batch, hidden = states[0].shape
         return *states, states[0].new_empty((batch, cell.saved * hidden))
 

@@ -112,7 +112,7 @@ def _register_step(cell: Cell, name: str, results: int) -> None:
     op, end = getattr(ops, name), 1 + len(cell.weights.names)
 
     @register_rule(name)
-    def _(info: Any, in_dims: Dims, *tensors: Tensor) -> Result:
+    def _(info: Any, in_dims: Dims, *tensors: Tensor) -> Any:
         size = info.batch_size
         input, *states = _all_front(
             (tensors[0], *tensors[end:]), (in_dims[0], *in_dims[end:]), size
@@ -121,9 +121,12 @@ def _register_step(cell: Cell, name: str, results: int) -> None:
             own = _all_front(tensors[1:end], in_dims[1:end], size)
             _, *found = _forward(cell, input[:, None], states, own, None)
             *found, gates = found[: len(states) + 1]
-            return (*found, gates[:, 0])[:results], (0,) * results
-        folded = op(input.flatten(0, 1), *tensors[1:end], *(s.flatten(0, 1) for s in states))
-        return tuple(unfold(t, size) for t in folded), (0,) * results
+            found = [*found, gates[:, 0]][:results]
+        else:
+            fold = (s.flatten(0, 1) for s in states)
+            folded = op(input.flatten(0, 1), *tensors[1:end], *fold)
+            found = [unfold(t, size) for t in (folded if results > 1 else [folded])]
+        return (tuple(found), (0,) * results) if results > 1 else (found[0], 0)
 
 
 def _register_step_backward(name: str) -> None:

@@ -21,41 +21,48 @@ Linear = tuple[Tensor, Tensor | None]  # a weight and a bias, or None
 
 @dataclass(frozen=True)
 class OneMatrix:
-    """``weights``, ``(gates * hidden_size, hidden_size + input_size)``, h first, and ``bias``."""
+    """``weights``, ``(gates * hidden_size, hidden_size + input_size)``, h first, and ``bias``.
+
+    The bias is ``(terms * hidden_size,)``: one value for each term of a unit.
+    """
 
     names = ("weights", "bias")
     matrices = 1  # the first of them, of which products are made
     recurrent = "weights"  # what the backward op over all steps takes
 
-    def split(self, hidden: int, weights: Tensor, bias: Tensor | None) -> tuple[Linear, Linear]:
+    def split(
+        self, cell: Cell, hidden: int, weights: Tensor, bias: Tensor
+    ) -> tuple[Linear, Linear]:
         """Of the input and of h; all with one more dimension in front, or without."""
-        if bias is not None:
-            bias = bias.reshape(weights.shape[:-1])
-        return (weights[..., hidden:], bias), (weights[..., :hidden], None)
+        bias, of_h = bias.reshape(*weights.shape[:-2], cell.terms * hidden), None
+        if cell.apart:  # each term's bias goes to the one product that has it
+            sums = (cell.gates - cell.apart) * hidden
+            of_h = torch.cat([torch.zeros_like(bias[..., :sums]), cell.of_h(bias)[..., sums:]], -1)
+        return (weights[..., hidden:], cell.of_input(bias)), (weights[..., :hidden], of_h)
 
     def of_h(self, hidden: int, recurrent: Tensor) -> Tensor:
         return recurrent[..., :hidden]
 
     def check(
-        self, op: str, gates: int, inputs: int, hidden: int, weights: Tensor, bias: Tensor
+        self, cell: Cell, op: str, inputs: int, hidden: int, weights: Tensor, bias: Tensor
     ) -> None:
-        rows = gates * hidden
-        rule = f"({gates} * hidden_size, hidden_size + input_size)"
-        check_shape(weights, "weights", (rows, hidden + inputs), rule, op)
-        want: Sizes = (1, rows)[2 - bias.dim() :] if bias.dim() in (1, 2) else (rows,)
+        rule = f"({cell.gates} * hidden_size, hidden_size + input_size)"
+        check_shape(weights, "weights", (cell.gates * hidden, hidden + inputs), rule, op)
+        terms = cell.terms * hidden
+        want: Sizes = (1, terms)[2 - bias.dim() :] if bias.dim() in (1, 2) else (terms,)
         message = (
-            f"{op}: bias must be ({gates} * hidden_size,) or (1, {gates} * hidden_size) = "
-            f"({rows},), got {show(bias)}"
+            f"{op}: bias must be ({cell.terms} * hidden_size,) or (1, {cell.terms} * hidden_size) "
+            f"= ({terms},), got {show(bias)}"
         )
         check_sizes(bias, want, message)
 
-    def check_recurrent(self, op: str, gates: int, hidden: int, weights: Tensor) -> None:
+    def check_recurrent(self, cell: Cell, op: str, hidden: int, weights: Tensor) -> None:
         message = (
-            f"{op}: weights must be ({gates} * hidden_size, hidden_size + input_size) with "
+            f"{op}: weights must be ({cell.gates} * hidden_size, hidden_size + input_size) with "
             f"hidden_size = {hidden}, got {show(weights)}"
         )
         check(weights.dim() == 2, message)
-        check(weights.shape[0] == gates * hidden, message)
+        check(weights.shape[0] == cell.gates * hidden, message)
         check(weights.shape[1] >= hidden, message)
 
     # ------------------------------------------ gradients, from those of the terms, differentiable
@@ -89,7 +96,8 @@ class OneMatrix:
         bias: Tensor,
     ) -> list[Tensor | None]:
         """From the input and h before every step, of leading dimensions as ``grad`` has."""
-        grad_weights = grad_bias = None
+        grad_weights: Tensor | None = None
+        grad_bias: Tensor | None = None
         if needs[0]:
             if grad.dim() == 2 and not cell.apart:
                 grad_weights = _gemm(grad.mT, torch.cat([h, x], dim=1), None)
@@ -99,5 +107,7 @@ class OneMatrix:
                 of_x = _gemm(cell.of_input(rows).mT, x_rows, None)
                 grad_weights = torch.cat([of_h, of_x], dim=1)
         if needs[1]:
-            grad_bias = cell.of_input(grad).sum(tuple(range(grad.dim() - 1))).reshape(bias.shape)
+            grad_bias = grad.sum((0,) if grad.dim() == 2 else (0, 1))
+            if bias.dim() == 2:
+                grad_bias = grad_bias.unsqueeze(0)
         return [grad_weights, grad_bias]

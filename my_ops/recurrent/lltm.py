@@ -134,7 +134,7 @@ def lltm(
 class _Ops(OneMatrixParameters):
     """What the layers call."""
 
-    _gates = CELL.gates
+    _gates, _terms = CELL.gates, CELL.terms
 
     def _step(self, x: Tensor, h: Tensor, c: Tensor, parameters: Tensors) -> State:
         if torch.jit.is_scripting():
