@@ -42,7 +42,7 @@ EDITS = {
         ),
     ],
     "my_ops/__init__.py": [
-        (")\n\n__version__ =", "    {name},\n"),
+        (")\nfrom my_ops.recurrent", "    {name},\n"),
         ("]\n\n\ndef get_include", '    "{name}",\n'),
     ],
     "my_ops/ops/__init__.py": [("", "from my_ops.ops.{name} import {name} as {name}\n")],
@@ -120,6 +120,7 @@ def main() -> None:
         if (ROOT / path).exists():
             raise SystemExit(f"new_op: NAME must be new, and there is a file {path}")
     for path, text in {**new, **changed}.items():
+        (ROOT / path).parent.mkdir(exist_ok=True)
         (ROOT / path).write_text(text)
     paths = [*new, *changed]
     python = [path for path in paths if path.endswith(".py")]
