@@ -121,7 +121,7 @@ def _register_recurrent(cell: Cell) -> None:
     _register_batch(f"{cell.name}_cell_forward", [*states, row], arguments)
     grads = [row] * (len(cell.step_backward_arguments) - len(states))
     _register_batch(f"{cell.name}_cell_backward", grads, [row] * len(cell.step_backward_arguments))
-    arguments = [steps, *states, *parameters, row]
+    arguments = [steps, *states, *parameters, row, steps]
     _register_batch(cell.name, [steps, *states], arguments)
     kept = [steps] * (1 + len(cell.carried))
     _register_batch(f"{cell.name}_forward", [steps, *states, *kept], arguments)
@@ -129,7 +129,7 @@ def _register_recurrent(cell: Cell) -> None:
     _register_batch(
         f"{cell.name}_backward",
         [steps, *states],
-        [steps, *states, steps, *sequences, *read, Replicate(), row],
+        [steps, *states, steps, *sequences, *read, Replicate(), row, steps],
     )
 
 
