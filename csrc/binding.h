@@ -275,6 +275,10 @@ template <typename T>
 const T* in(const std::optional<Tensor>& t) {
   return t ? in<T>(*t) : nullptr;
 }
+template <typename T>
+T* out(const std::optional<Tensor>& t) {
+  return t ? out<T>(*t) : nullptr;
+}
 
 inline Sizes contiguous_strides(const Sizes& sizes) {
   Sizes strides(sizes.size());

@@ -1,4 +1,5 @@
-// The ops' schemas; loading the module registers them. Kernels: elementwise_*, gemm_*, lltm_*.cpp.
+// The ops' schemas; loading the module registers them. Kernels: elementwise_*, gemm_*, lltm_*,
+// lstm_*, gru_*.cpp.
 #include "elementwise_checks.h"
 
 namespace my_ops {
@@ -48,25 +49,68 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
       " Tensor? residual=None, str? precision=None, Tensor? packed=None) -> Tensor");
   m.def("prepack(Tensor weight) -> Tensor");
   m.def(
-      "lltm_cell(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
-      " -> (Tensor new_h, Tensor new_cell)");
+      "lltm_cell(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell) -> "
+      "(Tensor new_h, Tensor new_cell)");
   m.def(
-      "lltm_cell_forward(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
-      " -> (Tensor new_h, Tensor new_cell, Tensor gates)");
+      "lltm_cell_forward(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell) "
+      "-> (Tensor new_h, Tensor new_cell, Tensor gates)");
   m.def(
-      "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor old_cell)"
-      " -> (Tensor grad_gates, Tensor grad_old_cell)");
+      "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor old_cell) -> "
+      "(Tensor grad_gates, Tensor grad_old_cell)");
   m.def(
-      "lltm(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias,"
-      " Tensor? lengths=None) -> (Tensor output, Tensor h_n, Tensor c_n)");
+      "lltm(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias, Tensor? lengths=None, "
+      "Tensor? reset=None) -> (Tensor output, Tensor h_n, Tensor c_n)");
   m.def(
-      "lltm_forward(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias,"
-      " Tensor? lengths=None) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor gates, Tensor "
-      "cells)");
+      "lltm_forward(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias, Tensor? "
+      "lengths=None, Tensor? reset=None) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor gates, "
+      "Tensor cells)");
   m.def(
-      "lltm_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor gates,"
-      " Tensor cells, Tensor c0, Tensor weights, Tensor? lengths=None)"
-      " -> (Tensor grad_gates, Tensor grad_h0, Tensor grad_c0)");
+      "lltm_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor gates, Tensor "
+      "cells, Tensor c0, Tensor weights, Tensor? lengths=None, Tensor? reset=None) -> (Tensor "
+      "grad_gates, Tensor grad_h0, Tensor grad_c0)");
+  m.def(
+      "lstm_cell(Tensor input, Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih, Tensor? "
+      "bias_hh, Tensor old_h, Tensor old_cell) -> (Tensor new_h, Tensor new_cell)");
+  m.def(
+      "lstm_cell_forward(Tensor input, Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih, "
+      "Tensor? bias_hh, Tensor old_h, Tensor old_cell) -> (Tensor new_h, Tensor new_cell, Tensor "
+      "gates)");
+  m.def(
+      "lstm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor old_cell) -> "
+      "(Tensor grad_gates, Tensor grad_old_cell)");
+  m.def(
+      "lstm(Tensor input, Tensor h0, Tensor c0, Tensor weight_ih, Tensor weight_hh, Tensor? "
+      "bias_ih=None, Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None) -> (Tensor "
+      "output, Tensor h_n, Tensor c_n)");
+  m.def(
+      "lstm_forward(Tensor input, Tensor h0, Tensor c0, Tensor weight_ih, Tensor weight_hh, "
+      "Tensor? bias_ih=None, Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None) -> "
+      "(Tensor output, Tensor h_n, Tensor c_n, Tensor gates, Tensor cells)");
+  m.def(
+      "lstm_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor gates, Tensor "
+      "cells, Tensor c0, Tensor weight_hh, Tensor? lengths=None, Tensor? reset=None) -> (Tensor "
+      "grad_gates, Tensor grad_h0, Tensor grad_c0)");
+  m.def(
+      "gru_cell(Tensor input, Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih, Tensor? "
+      "bias_hh, Tensor old_h) -> Tensor");
+  m.def(
+      "gru_cell_forward(Tensor input, Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih, Tensor? "
+      "bias_hh, Tensor old_h) -> (Tensor new_h, Tensor gates)");
+  m.def(
+      "gru_cell_backward(Tensor? grad_h, Tensor gates, Tensor old_h) -> (Tensor grad_gates, Tensor "
+      "grad_old_h)");
+  m.def(
+      "gru(Tensor input, Tensor h0, Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih=None, "
+      "Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None) -> (Tensor output, Tensor "
+      "h_n)");
+  m.def(
+      "gru_forward(Tensor input, Tensor h0, Tensor weight_ih, Tensor weight_hh, Tensor? "
+      "bias_ih=None, Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None) -> (Tensor "
+      "output, Tensor h_n, Tensor gates)");
+  m.def(
+      "gru_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor gates, Tensor output, Tensor h0, "
+      "Tensor weight_hh, Tensor? lengths=None, Tensor? reset=None) -> (Tensor grad_gates, Tensor "
+      "grad_h0)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m) {

@@ -1,56 +1,60 @@
-// Recurrent ops: the checks. my_ops/ops/_checks.py makes them of fake tensors.
+// Recurrent ops: their arguments and the checks of them. my_ops/recurrent/_checks.py makes the same
+// checks of fake tensors.
 //
 // Op: the ops of a cell; see recurrent_ops.h.
 #pragma once
 
-#include "binding.h"
+#include "recurrent/cells/cell.h"
+#include "recurrent_weights.h"
 
 namespace my_ops {
 
-// "(batch, 3 * hidden_size)"
-inline std::string rule_of(const char* before, int values, const char* after) {
-  std::string rule = before;
-  rule += std::to_string(values);
-  rule += " * hidden_size";
-  return rule += after;
-}
-
-// input is (batch, input_size), or with steps (steps, batch, input_size).
+// h and, where the cell carries a value, c.
+template <typename Cell>
+constexpr size_t kStates = 1 + Cell::kCarried;
+template <typename Cell>
+using States = std::array<Tensor, kStates<Cell>>;
+template <typename Cell>
+using GivenStates = std::array<std::optional<Tensor>, kStates<Cell>>;
 template <typename Op>
-void check_recurrent_inputs(const Tensor& input, bool steps, const Tensor& weights,
-                            const Tensor& bias, const Tensor& h, const char* h_name,
-                            const Tensor& c, const char* c_name, const char* op) {
-  check_floating(input, op, "input");
-  const std::pair<const Tensor*, const char*> others[] = {
-      {&weights, "weights"}, {&bias, "bias"}, {&h, h_name}, {&c, c_name}};
-  for (const auto& [t, name] : others) {
-    check_same_device(*t, name, input, "input", op);
-    check_same_dtype(*t, name, input, "input", op);
-  }
-  const int64_t dims = steps ? 3 : 2;
-  check(input.dim() == dims, op, ": input must be ",
-        steps ? "(steps, batch, input_size)" : "(batch, input_size)", ", got ", show(input));
-  check(h.dim() == 2, op, ": ", h_name, " must be (batch, hidden_size), got ", show(h));
-  const int64_t batch = input.size(dims - 2), hidden = h.size(1);
-  check_shape(h, h_name, {batch, hidden}, "(batch, hidden_size)", op);
-  check_shape(c, c_name, {batch, hidden}, "(batch, hidden_size)", op);
-  const int64_t gates = Op::Cell::kGates * hidden, terms = kTerms<typename Op::Cell> * hidden;
-  check_shape(weights, "weights", {gates, hidden + input.size(dims - 1)},
-              rule_of("(", Op::Cell::kGates, ", hidden_size + input_size)").c_str(), op);
-  const std::string rule = rule_of("", kTerms<typename Op::Cell>, "");
-  check((bias.dim() == 1 && bias.size(0) == terms) ||
-            (bias.dim() == 2 && bias.size(0) == 1 && bias.size(1) == terms),
-        op, ": bias must be (", rule, ",) or (1, ", rule, ") = (", terms, ",), got ", show(bias));
-}
+using Parameters = std::array<std::optional<Tensor>, Op::Weights::kNames.size()>;
 
-inline void check_lengths(const std::optional<Tensor>& lengths, const Tensor& like,
-                          const char* like_name, int64_t batch, const char* op) {
-  if (!lengths) return;
-  check_same_device(*lengths, "lengths", like, like_name, op);
-  check(lengths->scalar_type() == ScalarType::Long, op, ": lengths must be of dtype int64, got ",
-        show(lengths->scalar_type()));
-  check_shape(*lengths, "lengths", {batch}, "(batch,)", op);
-}
+// What a call of all steps takes besides.
+struct Masks {
+  std::optional<Tensor> lengths, reset;
+};
+
+template <typename Op>
+struct StepArguments {
+  Tensor input;
+  Parameters<Op> parameters;
+  States<typename Op::Cell> states;
+};
+
+template <typename Op>
+struct StepBackwardArguments {
+  GivenStates<typename Op::Cell> grads;
+  Tensor gates;
+  std::optional<Tensor> old_h, old_cell;  // those that the cell's backward reads
+};
+
+template <typename Op>
+struct LayerArguments {
+  Tensor input;
+  States<typename Op::Cell> states;
+  Parameters<Op> parameters;
+  Masks masks;
+};
+
+template <typename Op>
+struct LayerBackwardArguments {
+  std::optional<Tensor> grad_output;
+  GivenStates<typename Op::Cell> grads;
+  Tensor gates;
+  std::optional<Tensor> output, cells, h0, c0;  // those that the cell's backward reads
+  Tensor recurrent;
+  Masks masks;
+};
 
 inline void check_like(const std::optional<Tensor>& t, const char* name, const Tensor& like,
                        const char* like_name, const char* op) {
@@ -60,68 +64,125 @@ inline void check_like(const std::optional<Tensor>& t, const char* name, const T
   check_same_shape(*t, name, like, like_name, op);
 }
 
+inline void check_kind(const Tensor& t, const char* name, const Tensor& like, const char* like_name,
+                       const char* op) {
+  check_same_device(t, name, like, like_name, op);
+  check_same_dtype(t, name, like, like_name, op);
+}
+
+inline void check_masks(const Masks& masks, const Tensor& like, const char* like_name,
+                        int64_t steps, int64_t batch, const char* op) {
+  if (const auto& lengths = masks.lengths) {
+    check_same_device(*lengths, "lengths", like, like_name, op);
+    check(lengths->scalar_type() == ScalarType::Long, op, ": lengths must be of dtype int64, got ",
+          show(lengths->scalar_type()));
+    check_shape(*lengths, "lengths", {batch}, "(batch,)", op);
+  }
+  if (const auto& reset = masks.reset) {
+    check_same_device(*reset, "reset", like, like_name, op);
+    check(reset->scalar_type() == ScalarType::Bool, op, ": reset must be of dtype bool, got ",
+          show(reset->scalar_type()));
+    check_shape(*reset, "reset", {steps, batch}, "(steps, batch)", op);
+  }
+}
+
+// The input is (batch, input_size), or with steps (steps, batch, input_size).
 template <typename Op>
-void check_cell(const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& old_h,
-                const Tensor& old_cell) {
-  check_recurrent_inputs<Op>(input, false, weights, bias, old_h, "old_h", old_cell, "old_cell",
-                             Op::kCell);
+void check_inputs(const Tensor& input, bool steps, const Parameters<Op>& parameters,
+                  const States<typename Op::Cell>& states, const char* const (&names)[2],
+                  const char* op) {
+  using Weights = typename Op::Weights;
+  check_floating(input, op, "input");
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i]) check_kind(*parameters[i], Weights::kNames[i], input, "input", op);
+  }
+  for (size_t i = 0; i < states.size(); ++i) check_kind(states[i], names[i], input, "input", op);
+  const int64_t dims = steps ? 3 : 2;
+  check(input.dim() == dims, op, ": input must be ",
+        steps ? "(steps, batch, input_size)" : "(batch, input_size)", ", got ", show(input));
+  check(states[0].dim() == 2, op, ": ", names[0], " must be (batch, hidden_size), got ",
+        show(states[0]));
+  const int64_t batch = input.size(dims - 2), hidden = states[0].size(1);
+  for (size_t i = 0; i < states.size(); ++i) {
+    check_shape(states[i], names[i], {batch, hidden}, "(batch, hidden_size)", op);
+  }
+  Weights::check(parameters, Op::Cell::kGates, input.size(dims - 1), hidden, op);
 }
 
 template <typename Op>
-void check_layer(const Tensor& input, const Tensor& h0, const Tensor& c0, const Tensor& weights,
-                 const Tensor& bias, const std::optional<Tensor>& lengths) {
-  check_recurrent_inputs<Op>(input, true, weights, bias, h0, "h0", c0, "c0", Op::kLayer);
-  check_lengths(lengths, input, "input", input.size(1), Op::kLayer);
+void check_step(const StepArguments<Op>& a) {
+  check_inputs<Op>(a.input, false, a.parameters, a.states, {"old_h", "old_cell"}, Op::kCell);
 }
 
 template <typename Op>
-void check_cell_backward(const std::optional<Tensor>& grad_h,
-                         const std::optional<Tensor>& grad_cell, const Tensor& gates,
-                         const Tensor& old_cell) {
+void check_layer(const LayerArguments<Op>& a) {
+  check_inputs<Op>(a.input, true, a.parameters, a.states, {"h0", "c0"}, Op::kLayer);
+  check_masks(a.masks, a.input, "input", a.input.size(0), a.input.size(1), Op::kLayer);
+}
+
+template <typename Op>
+void check_step_backward(const StepBackwardArguments<Op>& a) {
   constexpr const char* op = Op::kCellBackward;
-  check_floating(gates, op, "gates");
-  check_same_device(old_cell, "old_cell", gates, "gates", op);
-  check_same_dtype(old_cell, "old_cell", gates, "gates", op);
-  check(old_cell.dim() == 2, op, ": old_cell must be (batch, hidden_size), got ", show(old_cell));
+  const std::pair<const std::optional<Tensor>*, const char*> states[] = {{&a.old_h, "old_h"},
+                                                                         {&a.old_cell, "old_cell"}};
+  const auto& [first, first_name] = states[a.old_h ? 0 : 1];
+  const Tensor& state = **first;
+  check_floating(a.gates, op, "gates");
+  for (const auto& [t, name] : states) {
+    if (*t) check_kind(**t, name, a.gates, "gates", op);
+  }
+  check(state.dim() == 2, op, ": ", first_name, " must be (batch, hidden_size), got ", show(state));
+  if (a.old_h && a.old_cell) check_same_shape(*a.old_cell, "old_cell", *a.old_h, "old_h", op);
   constexpr int kSaved = Op::Cell::kSaved;
-  check_shape(gates, "gates", {old_cell.size(0), kSaved * old_cell.size(1)},
+  check_shape(a.gates, "gates", {state.size(0), kSaved * state.size(1)},
               rule_of("(batch, ", kSaved, ")").c_str(), op);
-  check_like(grad_h, "grad_h", old_cell, "old_cell", op);
-  check_like(grad_cell, "grad_cell", old_cell, "old_cell", op);
+  constexpr const char* kNames[] = {"grad_h", "grad_cell"};
+  for (size_t i = 0; i < a.grads.size(); ++i) {
+    check_like(a.grads[i], kNames[i], state, first_name, op);
+  }
 }
 
 template <typename Op>
-void check_layer_backward(const std::optional<Tensor>& grad_output,
-                          const std::optional<Tensor>& grad_h_n,
-                          const std::optional<Tensor>& grad_c_n, const Tensor& gates,
-                          const Tensor& cells, const Tensor& c0, const Tensor& weights,
-                          const std::optional<Tensor>& lengths) {
+void check_layer_backward(const LayerBackwardArguments<Op>& a) {
   constexpr const char* op = Op::kLayerBackward;
-  check_floating(gates, op, "gates");
-  check_same_device(cells, "cells", gates, "gates", op);
-  check(cells.scalar_type() == compute_dtype(gates.scalar_type()), op,
-        ": cells must be float32, or float64 where gates are, got ", show(cells.scalar_type()));
-  for (const auto& [t, name] : {std::pair(&c0, "c0"), std::pair(&weights, "weights")}) {
-    check_same_device(*t, name, gates, "gates", op);
-    check_same_dtype(*t, name, gates, "gates", op);
+  using Weights = typename Op::Weights;
+  check_floating(a.gates, op, "gates");
+  if (a.output) check_kind(*a.output, "output", a.gates, "gates", op);
+  if (a.cells) {
+    check_same_device(*a.cells, "cells", a.gates, "gates", op);
+    check(a.cells->scalar_type() == compute_dtype(a.gates.scalar_type()), op,
+          ": cells must be float32, or float64 where gates are, got ",
+          show(a.cells->scalar_type()));
   }
-  check(cells.dim() == 3, op, ": cells must be (steps, batch, hidden_size), got ", show(cells));
-  const int64_t steps = cells.size(0), batch = cells.size(1), hidden = cells.size(2);
-  constexpr int kGates = Op::Cell::kGates, kSaved = Op::Cell::kSaved;
-  check_shape(gates, "gates", {steps, batch, kSaved * hidden},
+  const std::pair<const std::optional<Tensor>*, const char*> states[] = {{&a.h0, "h0"},
+                                                                         {&a.c0, "c0"}};
+  for (const auto& [t, name] : states) {
+    if (*t) check_kind(**t, name, a.gates, "gates", op);
+  }
+  check_kind(a.recurrent, Weights::kRecurrent, a.gates, "gates", op);
+  const char* first_name = a.output ? "output" : "cells";
+  const Tensor& first = a.output ? *a.output : *a.cells;
+  check(first.dim() == 3, op, ": ", first_name, " must be (steps, batch, hidden_size), got ",
+        show(first));
+  if (a.output && a.cells) check_same_shape(*a.cells, "cells", *a.output, "output", op);
+  const int64_t steps = first.size(0), batch = first.size(1), hidden = first.size(2);
+  constexpr int kSaved = Op::Cell::kSaved;
+  check_shape(a.gates, "gates", {steps, batch, kSaved * hidden},
               rule_of("(steps, batch, ", kSaved, ")").c_str(), op);
-  check_shape(c0, "c0", {batch, hidden}, "(batch, hidden_size)", op);
-  check(weights.dim() == 2 && weights.size(0) == kGates * hidden && weights.size(1) >= hidden, op,
-        ": weights must be ", rule_of("(", kGates, ", hidden_size + input_size)"),
-        " with hidden_size = ", hidden, ", got ", show(weights));
-  if (grad_output) {
-    check_same_device(*grad_output, "grad_output", gates, "gates", op);
-    check_same_dtype(*grad_output, "grad_output", gates, "gates", op);
-    check_same_shape(*grad_output, "grad_output", cells, "cells", op);
+  for (const auto& [t, name] : states) {
+    if (*t) check_shape(**t, name, {batch, hidden}, "(batch, hidden_size)", op);
   }
-  check_like(grad_h_n, "grad_h_n", c0, "c0", op);
-  check_like(grad_c_n, "grad_c_n", c0, "c0", op);
-  check_lengths(lengths, gates, "gates", batch, op);
+  Weights::check_recurrent(a.recurrent, Op::Cell::kGates, hidden, op);
+  if (a.grad_output) {
+    check_kind(*a.grad_output, "grad_output", a.gates, "gates", op);
+    check_same_shape(*a.grad_output, "grad_output", first, first_name, op);
+  }
+  const auto& [state, state_name] = states[a.h0 ? 0 : 1];
+  constexpr const char* kNames[] = {"grad_h_n", "grad_c_n"};
+  for (size_t i = 0; i < a.grads.size(); ++i) {
+    check_like(a.grads[i], kNames[i], **state, state_name, op);
+  }
+  check_masks(a.masks, a.gates, "gates", steps, batch, op);
 }
 
 }  // namespace my_ops

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "binding_cpu.h"
-#include "recurrent_ops.h"
+#include "recurrent_steps.h"
 
 namespace my_ops {
 
@@ -21,13 +21,13 @@ struct Cpu {
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
     aten("aten::mm", "out", a, b, out);
   }
-  void cell(const CellTensors& step) const {
-    rows(step.new_h, [&]<typename T>(int64_t begin, int64_t end) {
+  void step(const StepTensors& step) const {
+    rows(step.gates_h, [&]<typename T>(int64_t begin, int64_t end) {
       cpu::recurrent_step<Cell>(step.args<T, T>(), begin, end);
     });
   }
-  void cell_backward(const CellBackwardTensors& step) const {
-    rows(step.old_cell, [&]<typename T>(int64_t begin, int64_t end) {
+  void step_backward(const StepBackwardTensors& step) const {
+    rows(step.grad_terms, [&]<typename T>(int64_t begin, int64_t end) {
       cpu::recurrent_step_backward<Cell>(step.args<T, T>(), begin, end);
     });
   }
@@ -46,29 +46,32 @@ struct Cpu {
 
   bool sequence(const SequenceTensors& s) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
-    if (!stays_in_cache(s.weights)) return false;
+    const int64_t weights = s.weights.x.numel() + s.weights.h.numel();
+    if (!stays_in_cache(weights, s.output)) return false;
     dispatch(s.output.scalar_type(), [&]<typename T>() {
       const Tensor input = as_contiguous(s.input);
-      const auto [weights_h, weights_x] = split_weights(s.weights, hidden);
-      const Tensor packed_x = pack<T>(weights_x), packed_h = pack<T>(weights_h);
-      const Tensor workspace = empty(s.output, {batch, 2 * s.weights.size(0)});
+      const Tensor packed_x = pack<T>(transposed(s.weights.x));
+      const Tensor packed_h = pack<T>(transposed(s.weights.h));
+      const Tensor workspace = empty(s.output, {batch, 2 * s.weights.h.size(0)});
       const cpu::RecurrentSequence<T> args{.input = in<T>(input),
-                                           .bias = in<T>(s.bias),
+                                           .bias_x = in<T>(s.weights.bias_x),
+                                           .bias_h = in<T>(s.weights.bias_h),
                                            .weights_x = in<T>(packed_x),
                                            .weights_h = in<T>(packed_h),
                                            .h0 = in<T>(s.h0),
                                            .carried0 = in<T>(s.c0),
-                                           .lengths = in<int64_t>(s.lengths),
+                                           .lengths = in<int64_t>(s.masks.lengths),
+                                           .reset = in<bool>(s.masks.reset),
                                            .output = out<T>(s.output),
                                            .carried_n = out<T>(s.c_n),
-                                           .saved = s.gates ? out<T>(*s.gates) : nullptr,
-                                           .carried = s.cells ? out<T>(*s.cells) : nullptr,
+                                           .saved = out<T>(s.saved),
+                                           .carried = out<T>(s.carried),
                                            .workspace = out<T>(workspace),
                                            .steps = steps,
                                            .batch = batch,
                                            .inputs = input.size(2),
                                            .hidden = hidden};
-      parallel(batch, rows_a_thread(steps, s.weights), [&](int64_t begin, int64_t end) {
+      parallel(batch, rows_a_thread(steps, weights), [&](int64_t begin, int64_t end) {
         cpu::recurrent_sequence<Cell>(args, begin, end);
       });
     });
@@ -76,29 +79,31 @@ struct Cpu {
   }
 
   bool sequence_backward(const SequenceBackwardTensors& s) const {
-    const int64_t steps = s.cells.size(0), batch = s.cells.size(1), hidden = s.cells.size(2);
-    if (!stays_in_cache(s.weights)) return false;
-    dispatch(s.gates.scalar_type(), [&]<typename T>() {
-      const Tensor c0 = as_contiguous(s.c0);
-      const auto grad_h_n = as_contiguous(s.grad_h_n), grad_c_n = as_contiguous(s.grad_c_n);
-      const Tensor packed_h = pack<T>(recurrent_weights(s.weights, hidden));
+    const int64_t weights = s.weights_h.numel();
+    if (!stays_in_cache(weights, s.saved)) return false;
+    dispatch(s.saved.scalar_type(), [&]<typename T>() {
+      const auto c0 = as_contiguous(s.c0), grad_h_n = as_contiguous(s.grad_h_n),
+                 grad_c_n = as_contiguous(s.grad_c_n);
+      const Tensor packed_h = pack<T>(s.weights_h);
+      const Tensor workspace = empty(s.saved, {s.batch, Cell::kReadsH ? s.hidden : 0});
       const cpu::RecurrentSequenceBackward<T> args{.grad_output = in<T>(s.grad_output),
                                                    .grad_h_n = in<T>(grad_h_n),
                                                    .grad_carried_n = in<T>(grad_c_n),
-                                                   .saved = in<T>(s.gates),
-                                                   .carried = in<T>(s.cells),
-                                                   .output = nullptr,
-                                                   .h0 = nullptr,
+                                                   .saved = in<T>(s.saved),
+                                                   .carried = in<T>(s.carried),
+                                                   .output = in<T>(s.output),
+                                                   .h0 = in<T>(s.h0),
                                                    .carried0 = in<T>(c0),
                                                    .weights_h = in<T>(packed_h),
-                                                   .grad_terms = out<T>(s.grad_gates),
+                                                   .reset = in<bool>(s.reset),
+                                                   .grad_terms = out<T>(s.grad_terms),
                                                    .grad_h0 = out<T>(s.grad_h0),
                                                    .grad_carried0 = out<T>(s.grad_c0),
-                                                   .workspace = nullptr,
-                                                   .steps = steps,
-                                                   .batch = batch,
-                                                   .hidden = hidden};
-      parallel(batch, rows_a_thread(steps, s.weights), [&](int64_t begin, int64_t end) {
+                                                   .workspace = out<T>(workspace),
+                                                   .steps = s.steps,
+                                                   .batch = s.batch,
+                                                   .hidden = s.hidden};
+      parallel(s.batch, rows_a_thread(s.steps, weights), [&](int64_t begin, int64_t end) {
         cpu::recurrent_sequence_backward<Cell>(args, begin, end);
       });
     });
@@ -107,11 +112,11 @@ struct Cpu {
 
  private:
   // Whether every thread may read all weights at every step.
-  static bool stays_in_cache(const Tensor& weights) {
-    return weights.numel() * static_cast<int64_t>(weights.element_size()) <= kCache;
+  static bool stays_in_cache(int64_t weights, const Tensor& like) {
+    return weights * static_cast<int64_t>(like.element_size()) <= kCache;
   }
-  static int64_t rows_a_thread(int64_t steps, const Tensor& weights) {
-    return kGrainProducts / (steps * weights.numel() + 1) + 1;
+  static int64_t rows_a_thread(int64_t steps, int64_t weights) {
+    return kGrainProducts / (steps * weights + 1) + 1;
   }
   template <typename T>
   static Tensor pack(const Tensor& b) {
@@ -122,7 +127,8 @@ struct Cpu {
   }
   template <typename F>
   static void rows(const Tensor& like, const F& f) {
-    parallel(like.size(0), kGrain / (like.size(1) + 1) + 1, [&](int64_t begin, int64_t end) {
+    const int64_t hidden = like.size(1) / Cell::kGates;
+    parallel(like.size(0), kGrain / (hidden + 1) + 1, [&](int64_t begin, int64_t end) {
       dispatch(like.scalar_type(), [&]<typename T>() { f.template operator()<T>(begin, end); });
     });
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gemm_cuda.h"
-#include "recurrent_ops.h"
+#include "recurrent_steps.h"
 
 namespace my_ops {
 
@@ -31,14 +31,14 @@ class Cuda {
       }
     });
   }
-  void cell(const CellTensors& step) const {
+  void step(const StepTensors& step) const {
     dispatch_floating<CudaTypes>(step.new_h.scalar_type(), [&]<typename T>() {
       check_launch(cuda::recurrent_step<Cell>(step.args<T, acc_t<T>>(), device_.stream()),
                    Op::kCell);
     });
   }
-  void cell_backward(const CellBackwardTensors& step) const {
-    dispatch_floating<CudaTypes>(step.gates.scalar_type(), [&]<typename T>() {
+  void step_backward(const StepBackwardTensors& step) const {
+    dispatch_floating<CudaTypes>(step.saved.scalar_type(), [&]<typename T>() {
       check_launch(cuda::recurrent_step_backward<Cell>(step.args<T, acc_t<T>>(), device_.stream()),
                    Op::kCellBackward);
     });
@@ -59,63 +59,63 @@ class Cuda {
       return cuda::recurrent_sequence_supported<Cell, T>(Pass::kForward, batch, hidden);
     };
     return persistent(s.output, supported, [&]<typename T>() {
-      const Tensor gates_x = gates_of_input(*this, s.input, s.weights, s.lengths, hidden);
-      const Tensor h0 = aligned(s.h0), c0 = aligned(s.c0), weights = unit_columns(s.weights);
+      const Tensor gates_x = gates_of_input(*this, s);
+      const Tensor h0 = aligned(s.h0), weights = unit_columns(s.weights.h);
+      const auto c0 = aligned(s.c0);
       const Tensor workspace = scratch(s.output, cuda::recurrent_sequence_workspace<Cell, T>(
                                                      Pass::kForward, steps, batch, hidden));
-      check_launch(
-          cuda::recurrent_sequence<Cell>(
-              cuda::RecurrentSequence<T>{.gates_x = in<float>(gates_x),
-                                         .bias = in<T>(s.bias),
-                                         .w_h = in<T>(weights),
-                                         .w_row = weights.stride(0),
-                                         .h0 = in<T>(h0),
-                                         .carried0 = in<T>(c0),
-                                         .output = out<T>(s.output),
-                                         .carried_n = out<T>(s.c_n),
-                                         .saved = s.gates ? out<T>(*s.gates) : nullptr,
-                                         .carried = s.cells ? out<float>(*s.cells) : nullptr,
-                                         .steps = steps,
-                                         .batch = batch,
-                                         .hidden = hidden},
-              workspace.mutable_data_ptr(), device_.stream()),
-          Op::kLayer);
+      check_launch(cuda::recurrent_sequence<Cell>(
+                       cuda::RecurrentSequence<T>{.gates_x = in<float>(gates_x),
+                                                  .bias_x = in<T>(s.weights.bias_x),
+                                                  .bias_h = in<T>(s.weights.bias_h),
+                                                  .w_h = in<T>(weights),
+                                                  .w_row = weights.stride(0),
+                                                  .h0 = in<T>(h0),
+                                                  .carried0 = in<T>(c0),
+                                                  .reset = in<bool>(s.masks.reset),
+                                                  .output = out<T>(s.output),
+                                                  .carried_n = out<T>(s.c_n),
+                                                  .saved = out<T>(s.saved),
+                                                  .carried = out<float>(s.carried),
+                                                  .steps = steps,
+                                                  .batch = batch,
+                                                  .hidden = hidden},
+                       workspace.mutable_data_ptr(), device_.stream()),
+                   Op::kLayer);
     });
   }
 
   bool sequence_backward(const SequenceBackwardTensors& s) const {
-    const int64_t steps = s.cells.size(0), batch = s.cells.size(1), hidden = s.cells.size(2);
     const auto supported = [&]<typename T>() {
-      return cuda::recurrent_sequence_supported<Cell, T>(Pass::kBackward, batch, hidden);
+      return cuda::recurrent_sequence_supported<Cell, T>(Pass::kBackward, s.batch, s.hidden);
     };
-    return persistent(s.gates, supported, [&]<typename T>() {
-      const auto dense = [](const std::optional<Tensor>& t) {
-        return t ? std::optional(aligned(as_contiguous(*t))) : std::nullopt;
-      };
+    return persistent(s.saved, supported, [&]<typename T>() {
+      const auto dense = [](const std::optional<Tensor>& t) { return aligned(as_contiguous(t)); };
       const auto grad_output = dense(s.grad_output), grad_h_n = dense(s.grad_h_n),
-                 grad_c_n = dense(s.grad_c_n);
-      const auto c0 = dense(Cell::kReadsPrevious ? std::optional(s.c0) : std::nullopt);
-      const Tensor gates = aligned(s.gates), cells = aligned(s.cells),
-                   weights = unit_columns(s.weights);
-      const Tensor workspace = scratch(s.gates, cuda::recurrent_sequence_workspace<Cell, T>(
-                                                    Pass::kBackward, steps, batch, hidden));
+                 grad_c_n = dense(s.grad_c_n), carried = aligned(s.carried),
+                 output = aligned(s.output), h0 = aligned(s.h0);
+      const auto c0 = dense(Cell::kReadsPrevious ? s.c0 : std::nullopt);
+      const Tensor saved = aligned(s.saved), weights = unit_columns(s.weights_h);
+      const Tensor workspace = scratch(s.saved, cuda::recurrent_sequence_workspace<Cell, T>(
+                                                    Pass::kBackward, s.steps, s.batch, s.hidden));
       check_launch(cuda::recurrent_sequence_backward<Cell>(
                        cuda::RecurrentSequenceBackward<T>{.grad_output = in<T>(grad_output),
                                                           .grad_h_n = in<T>(grad_h_n),
                                                           .grad_carried_n = in<T>(grad_c_n),
-                                                          .saved = in<T>(gates),
-                                                          .carried = in<float>(cells),
-                                                          .output = nullptr,
-                                                          .h0 = nullptr,
+                                                          .saved = in<T>(saved),
+                                                          .carried = in<float>(carried),
+                                                          .output = in<T>(output),
+                                                          .h0 = in<T>(h0),
                                                           .carried0 = in<T>(c0),
                                                           .w_h = in<T>(weights),
                                                           .w_row = weights.stride(0),
-                                                          .grad_terms = out<T>(s.grad_gates),
+                                                          .reset = in<bool>(s.reset),
+                                                          .grad_terms = out<T>(s.grad_terms),
                                                           .grad_h0 = out<T>(s.grad_h0),
                                                           .grad_carried0 = out<T>(s.grad_c0),
-                                                          .steps = steps,
-                                                          .batch = batch,
-                                                          .hidden = hidden},
+                                                          .steps = s.steps,
+                                                          .batch = s.batch,
+                                                          .hidden = s.hidden},
                        workspace.mutable_data_ptr(), device_.stream()),
                    Op::kLayerBackward);
     });
@@ -137,6 +137,9 @@ class Cuda {
   static Tensor aligned(const Tensor& t) {
     const bool fits = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
     return fits ? t : copy(t, t.scalar_type());
+  }
+  static std::optional<Tensor> aligned(const std::optional<Tensor>& t) {
+    return t ? std::optional(aligned(*t)) : std::nullopt;
   }
   static Tensor unit_columns(const Tensor& weights) {
     return weights.stride(1) == 1 ? weights : as_contiguous(weights);

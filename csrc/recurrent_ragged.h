@@ -1,5 +1,5 @@
-// Ragged batches: what surrounds the steps, from tensors to the structs of include/recurrent.h.
-// Backend: see recurrent_ops.h.
+// What surrounds the steps, of ragged batches and resets: from tensors to the structs of
+// include/recurrent.h. Backend: see recurrent_steps.h.
 #pragma once
 
 #include "../include/recurrent.h"
@@ -69,21 +69,53 @@ Tensor output_ends(const Backend& backend, const Tensor& lengths, const Tensor& 
 
 // The gradient of the steps' own output.
 template <typename Backend>
-Tensor output_ends_backward(const Backend& backend, const Tensor& lengths, const Tensor& cells,
-                            const std::optional<Tensor>& grad_output,
-                            const std::optional<Tensor>& grad_h_n, ScalarType dtype) {
+Tensor output_ends_backward(const Backend& backend, const Tensor& lengths, const Tensor& like,
+                            const Sizes& sizes, const std::optional<Tensor>& grad_output,
+                            const std::optional<Tensor>& grad_h_n) {
   const auto grad_output_ = as_contiguous(grad_output), grad_h_n_ = as_contiguous(grad_h_n);
-  const Tensor grad = empty(cells, sizes_of(cells), dtype);
-  backend.dispatch(dtype, [&]<typename T>() {
+  const Tensor grad = empty(like, sizes);
+  backend.dispatch(like.scalar_type(), [&]<typename T>() {
     backend.ragged(RaggedEndsBackward<T>{.grad_output = in<T>(grad_output_),
                                          .grad_h_n = in<T>(grad_h_n_),
                                          .grad = out<T>(grad),
                                          .lengths = in<int64_t>(lengths),
-                                         .steps = cells.size(0),
-                                         .batch = cells.size(1),
-                                         .hidden = cells.size(2)});
+                                         .steps = sizes[0],
+                                         .batch = sizes[1],
+                                         .hidden = sizes[2]});
   });
   return grad;
+}
+
+// Resets without those beyond the ends.
+template <typename Backend>
+Tensor resets_of_steps(const Backend& backend, const Tensor& lengths, const Tensor& reset) {
+  const Tensor result = empty(reset, sizes_of(reset));
+  backend.ragged(RaggedReset{.reset = in<bool>(reset),
+                             .out = out<bool>(result),
+                             .lengths = in<int64_t>(lengths),
+                             .steps = reset.size(0),
+                             .batch = reset.size(1)});
+  return result;
+}
+
+// The gradient of the first h, of dtype.
+template <typename Backend>
+Tensor start_backward(const Backend& backend, const Tensor& through,
+                      const std::optional<Tensor>& direct, const std::optional<Tensor>& reset,
+                      ScalarType dtype) {
+  const Tensor grad_h0 = empty(through, sizes_of(through), dtype);
+  backend.dispatch(dtype, [&]<typename T>() {
+    using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    backend.ragged(RaggedStartBackward<T, Acc>{.through = in<Acc>(through),
+                                               .direct = in<Acc>(direct),
+                                               .reset = in<bool>(reset),
+                                               .grad_h0 = out<T>(grad_h0),
+                                               .lengths = nullptr,
+                                               .steps = 1,
+                                               .batch = through.size(0),
+                                               .hidden = through.size(1)});
+  });
+  return grad_h0;
 }
 
 }  // namespace my_ops

@@ -9,8 +9,11 @@
 //
 // A ragged batch takes the same steps: beyond a row's end the cell is shut, so that the carried
 // values stay, h is 0 and no gradient arises. What stands around the steps is in the structs
-// RaggedRows to RaggedEndsBackward; row b ends after lengths[b] steps, of which values below 0 and
+// RaggedRows to RaggedStartBackward; row b ends after lengths[b] steps, of which values below 0 and
 // above `steps` count as these.
+//
+// Where `reset`, [steps, batch], is true, h and the carried values count as zero before that step:
+// whatever they hold reaches no result and gets no gradient.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +31,11 @@ template <typename T, typename Acc>
 struct RecurrentStep {
   const Acc* gates_x;  // [batch, kGates, hidden] pre-activations: the input's share
   const Acc* gates_h;  // [batch, kGates, hidden] the product with h
-  const T* bias;       // [kTerms, hidden]
+  const T* bias_x;     // [kGates, hidden] of the input's share, or null
+  const T* bias_h;     // [kGates, hidden] of the product with h, or null
   const T* h;          // [batch, hidden] before the step; kReadsH
   const Acc* carried;  // [batch, kCarried, hidden]
+  const bool* reset;   // [batch] of this step, or null
   T* new_h;            // [batch, hidden]
   Acc* new_carried;    // [batch, kCarried, hidden]; may be carried
   T* saved;            // [batch, kSaved, hidden] for backward, or null
@@ -49,6 +54,8 @@ struct RecurrentStepBackward {
   Acc* grad_h_direct;        // [batch, hidden]; kReadsH. In: a third term of grad_h; out: the
                              // gradient of h other than through the product
   Acc* grad_carried_before;  // [batch, kCarried, hidden]; may be grad_carried
+  const bool* reset;         // [batch] of this step, or null
+  const bool* reset_next;    // [batch] of the step after, whose grad_h_next does not count; or null
   int64_t batch, hidden;
 };
 
@@ -94,18 +101,41 @@ struct RaggedEndsBackward {
   int64_t steps, batch, hidden;
 };
 
+// Resets, of which those beyond a row's end do not count.
+struct RaggedReset {
+  static constexpr int64_t hidden = 1;
+
+  const bool* reset;  // [steps, batch]
+  bool* out;          // [steps, batch]
+  const int64_t* lengths;
+  int64_t steps, batch;
+};
+
+// The gradient of the first h. Of no ragged batch in particular: lengths is null.
+template <typename T, typename Acc>
+struct RaggedStartBackward {
+  const Acc* through;  // [batch, hidden] through the product of the first step
+  const Acc* direct;   // [batch, hidden] otherwise, or null
+  const bool* reset;   // [batch] of the first step, or null
+  T* grad_h0;          // [batch, hidden]
+  const int64_t* lengths;
+  int64_t steps, batch, hidden;
+};
+
 namespace cpu {
 
 // All steps of a layer.
 template <typename T>
 struct RecurrentSequence {
   const T* input;          // [steps, batch, inputs]
-  const T* bias;           // [kTerms, hidden]
+  const T* bias_x;         // [kGates, hidden] of the input's share, or null
+  const T* bias_h;         // [kGates, hidden] of the product with h, or null
   const T* weights_x;      // the weights of the input transposed, [inputs, kGates, hidden], packed
   const T* weights_h;      // the weights of h transposed, [hidden, kGates, hidden], packed
   const T* h0;             // [batch, hidden]
   const T* carried0;       // [batch, kCarried, hidden]
   const int64_t* lengths;  // [batch] of a ragged batch, or null
+  const bool* reset;       // [steps, batch], false beyond a row's end, or null
   T* output;               // [steps, batch, hidden]
   T* carried_n;            // [batch, kCarried, hidden]
   T* saved;                // [steps, batch, kSaved, hidden] for backward, or null
@@ -125,6 +155,7 @@ struct RecurrentSequenceBackward {
   const T* h0;              // [batch, hidden]; kReadsH
   const T* carried0;        // [batch, kCarried, hidden]
   const T* weights_h;       // the weights of h, [kGates, hidden, hidden], packed
+  const bool* reset;        // [steps, batch], or null
   T* grad_terms;            // [steps, batch, kTerms, hidden]
   T* grad_h0;               // [batch, hidden]
   T* grad_carried0;         // [batch, kCarried, hidden]
@@ -151,7 +182,7 @@ template <typename Cell, typename T>
 void recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args, int64_t begin,
                                  int64_t end);
 
-// RaggedRows, RaggedShut, RaggedEnds or RaggedEndsBackward.
+// One of the structs Ragged...
 template <typename Ragged>
 void ragged(const Ragged& args);
 
@@ -165,7 +196,7 @@ cudaError_t recurrent_step(const RecurrentStep<T, Acc>& args, cudaStream_t strea
 template <typename Cell, typename T, typename Acc>
 cudaError_t recurrent_step_backward(const RecurrentStepBackward<T, Acc>& args, cudaStream_t stream);
 
-// RaggedRows, RaggedShut, RaggedEnds or RaggedEndsBackward.
+// One of the structs Ragged...
 template <typename Ragged>
 cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 
@@ -180,11 +211,13 @@ cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 template <typename T>
 struct RecurrentSequence {
   const float* gates_x;  // [steps, batch, kGates, hidden]
-  const T* bias;         // [kTerms, hidden]
+  const T* bias_x;       // [kGates, hidden] of the input's share, or null
+  const T* bias_h;       // [kGates, hidden] of the product with h, or null
   const T* w_h;          // [kGates * hidden, hidden], consecutive rows w_row elements apart
   int64_t w_row;
   const T* h0;        // [batch, hidden]
   const T* carried0;  // [batch, kCarried, hidden]
+  const bool* reset;  // [steps, batch], false beyond a row's end, or null
   T* output;          // [steps, batch, hidden]            h of every step
   T* carried_n;       // [batch, kCarried, hidden]         of the last step
   T* saved;           // [steps, batch, kSaved, hidden]    for backward; null in inference
@@ -207,9 +240,10 @@ struct RecurrentSequenceBackward {
   const T* carried0;        // [batch, kCarried, hidden]; kReadsPrevious
   const T* w_h;             // [kGates * hidden, hidden], consecutive rows w_row elements apart
   int64_t w_row;
-  T* grad_terms;     // [steps, batch, kTerms, hidden]  before the activations
-  T* grad_h0;        // [batch, hidden]
-  T* grad_carried0;  // [batch, kCarried, hidden]
+  const bool* reset;  // [steps, batch], or null
+  T* grad_terms;      // [steps, batch, kTerms, hidden]  before the activations
+  T* grad_h0;         // [batch, hidden]
+  T* grad_carried0;   // [batch, kCarried, hidden]
   int64_t steps;
   int64_t batch;
   int64_t hidden;

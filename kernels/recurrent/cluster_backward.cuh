@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   Kept<Cell> kept = {};
   auto load_step = [&](int64_t t) {
     const auto at = [&](int64_t step, int values) { return block.at(step, values); };
-    kept.template load<kClusterAhead>(seq, t, at, true);
+    kept.template load<kClusterAhead>(seq, t, t * batch + block.row, at, true);
   };
   if (block.real) load_step(seq.steps - 1);
 
@@ -61,13 +61,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     if (t < 0) break;
 
     float grad_terms[kTerms<Cell>], published[kGates];
-    kept.template backward<T>(through, state, grad_terms);
-#pragma unroll
-    for (int term = 0; term < kTerms<Cell>; ++term) {
-      // 0 * inf of a padding unit must not reach the others.
-      if (!block.real) grad_terms[term] = 0.0f;
-      if (term < kGates) published[term] = grad_terms[term];
-    }
+    kept.template backward<T>(through, block.real, state, grad_terms, published);
     // Round `steps` still reads this one, and nothing is pushed in it.
     Exchange::push(targets, static_cast<uint32_t>(s) + 1, published);
     if (block.writes) {

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   if (block.real) {
     load_values<kCarried>(seq.carried0 + block.at(0, kCarried), hidden, state.at);
     if constexpr (Cell::kReadsH) state.at[kCarried] = load(seq.h0[block.at(0, 1)]);
-    load_values<kTerms<Cell>>(seq.bias + block.unit, hidden, bias);
+    load_biases<Cell>(seq, block.unit, bias);
   }
   // These move on by one step at the end of a step.
   const int64_t row_step = batch * hidden;
@@ -54,7 +54,10 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   const typename Exchange::Targets targets(shared, rank, blocks);
 
   float addend[kTerms<Cell>] = {};
-  auto load_step = [&](bool ahead) {
+  bool resets = false;
+  auto load_step = [&](int64_t t) {
+    const bool ahead = t + kClusterAhead < seq.steps;
+    resets = seq.reset != nullptr && seq.reset[t * batch + block.row];
 #pragma unroll
     for (int gate = 0; gate < kGates; ++gate) {
       const int term = input_term<Cell>(gate);
@@ -65,7 +68,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
       gates_x[gate] += kGates * row_step;
     }
   };
-  if (block.real) load_step(seq.steps > kClusterAhead);
+  if (block.real) load_step(0);
 
   for (int64_t t = 0; t < seq.steps; ++t) {
     if (t > 0) Exchange::wait(shared, static_cast<uint32_t>(t), blocks);
@@ -74,16 +77,12 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     Exchange::sum_items(sum);
 
     float z[kTerms<Cell>], saved[Cell::kSaved], h[1];
-#pragma unroll
-    for (int term = 0; term < kTerms<Cell>; ++term) {
-      z[term] = addend[term];
-      if (term < kGates) z[term] += sum[term][0];
-    }
-    h[0] = forward_of<Cell, T>(z, state, saved);
+    add_products<Cell>(addend, resets, [&](int gate) { return sum[gate][0]; }, z);
+    h[0] = forward_of<Cell, T>(z, resets, state, saved);
     // The last step is nobody's input, and a block that has finished must not be written to.
     if (t + 1 < seq.steps) {
       Exchange::push(targets, static_cast<uint32_t>(t) + 1, h);
-      if (block.real) load_step(t + 1 + kClusterAhead < seq.steps);
+      if (block.real) load_step(t + 1);
     }
 
     if (block.writes) {

@@ -43,7 +43,11 @@ MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row) {
   const int64_t hidden = args.hidden;
   const T* zx = args.gates_x + row * Cell::kGates * hidden;
   const T* zh = args.gates_h + row * Cell::kGates * hidden;
-  const T* bias = args.bias;
+  // Where a bias is not given, something else is read and not used: with conditional loads the loop
+  // would not be vectorized.
+  const bool has_bx = args.bias_x, has_bh = args.bias_h, keeps = !(args.reset && args.reset[row]);
+  const T* bx = has_bx ? args.bias_x : zx;
+  const T* bh = has_bh ? args.bias_h : zx;
   const T* h = Cell::kReadsH ? args.h + row * hidden : nullptr;
   const T* carried = args.carried + row * Cell::kCarried * hidden;
   T* new_h = args.new_h + row * hidden;
@@ -55,19 +59,28 @@ MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row) {
 #pragma GCC unroll 8
     for (int gate = 0; gate < Cell::kGates; ++gate) {
       const int64_t at = gate * hidden + u;
-      const int term = input_term<Cell>(gate);
-      if (term == gate) {
-        z[gate] = zx[at] + zh[at] + bias[at];
+      const T product = zh[at], given_x = bx[at], given_h = bh[at];
+      const T share = zx[at] + (has_bx ? given_x : T(0));
+      const T of_h = (keeps ? product : T(0)) + (has_bh ? given_h : T(0));
+      if (is_sum<Cell>(gate)) {
+        z[gate] = share + of_h;
       } else {
-        z[gate] = zh[at] + bias[at];
-        z[term] = zx[at] + bias[term * hidden + u];
+        z[gate] = of_h;
+        z[input_term<Cell>(gate)] = share;
       }
     }
     Values<T, Cell::kCarried> state;
 #pragma GCC unroll 8
-    for (int j = 0; j < Cell::kCarried; ++j) state.at[j] = carried[j * hidden + u];
-    const T result =
-        Cell::template forward<CellMath>(z, Cell::kReadsH ? h[u] : T(0), state.at, values);
+    for (int j = 0; j < Cell::kCarried; ++j) {
+      const T before = carried[j * hidden + u];
+      state.at[j] = keeps ? before : T(0);
+    }
+    T h_prev = 0;
+    if constexpr (Cell::kReadsH) {
+      const T before = h[u];
+      h_prev = keeps ? before : T(0);
+    }
+    const T result = Cell::template forward<CellMath>(z, h_prev, state.at, values);
 #pragma GCC unroll 8
     for (int j = 0; j < Cell::kCarried; ++j) new_carried[j * hidden + u] = state.at[j];
     new_h[u] = result;
@@ -84,7 +97,9 @@ MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, in
   const T* saved = args.saved + row * Cell::kSaved * hidden;
   // Where a gradient is not given, something else is read and not used: with conditional loads the
   // loop would not be vectorized.
-  const bool has_gh = args.grad_h, has_next = args.grad_h_next, has_gc = args.grad_carried;
+  const bool has_gh = args.grad_h, has_gc = args.grad_carried;
+  const bool has_next = args.grad_h_next && !(args.reset_next && args.reset_next[row]);
+  const bool keeps = !(args.reset && args.reset[row]);
   const T* gh = has_gh ? args.grad_h + row * hidden : saved;
   const T* gh_next = has_next ? args.grad_h_next + row * hidden : saved;
   const T* gc = has_gc ? args.grad_carried + state : args.carried + state;
@@ -101,23 +116,29 @@ MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, in
     Values<T, Cell::kCarried> previous, carried, grad_carried;
 #pragma GCC unroll 8
     for (int j = 0; j < Cell::kCarried; ++j) {
-      previous.at[j] = carried.at[j] = old_carried[j * hidden + u];
+      const T before = old_carried[j * hidden + u];
+      previous.at[j] = carried.at[j] = keeps ? before : T(0);
       const T given = gc[j * hidden + u];
       grad_carried.at[j] = has_gc ? given : T(0);
     }
     Cell::advance(values, carried.at);
     const T given = gh[u], given_next = gh_next[u];
     T grad_h = (has_gh ? given : T(0)) + (has_next ? given_next : T(0));
-    if constexpr (Cell::kReadsH) grad_h += direct[u];
-    const T through_h = Cell::template backward<CellMath>(values, previous.at, carried.at,
-                                                          Cell::kReadsH ? h[u] : T(0), grad_h,
-                                                          grad_carried.at, grads);
-    if constexpr (Cell::kReadsH) direct[u] = through_h;
+    T h_prev = 0;
+    if constexpr (Cell::kReadsH) {
+      const T before = h[u];
+      h_prev = keeps ? before : T(0);
+      grad_h += direct[u];
+    }
+    const T through_h = Cell::template backward<CellMath>(values, previous.at, carried.at, h_prev,
+                                                          grad_h, grad_carried.at, grads);
+    if constexpr (Cell::kReadsH) direct[u] = keeps ? through_h : T(0);
 #pragma GCC unroll 8
     for (int j = 0; j < kTerms<Cell>; ++j) grad_terms[j * hidden + u] = grads[j];
 #pragma GCC unroll 8
-    for (int j = 0; j < Cell::kCarried; ++j)
-      grad_carried_before[j * hidden + u] = grad_carried.at[j];
+    for (int j = 0; j < Cell::kCarried; ++j) {
+      grad_carried_before[j * hidden + u] = keeps ? grad_carried.at[j] : T(0);
+    }
   }
 }
 
@@ -127,6 +148,12 @@ void shut_row(T* gates_x, int64_t hidden) {
   for (int gate = 0; gate < Cell::kGates; ++gate) {
     std::fill_n(gates_x + gate * hidden, hidden, Cell::template shut<T>(gate));
   }
+}
+
+// Of the rows from `row` on at step t.
+template <typename Sequence>
+const bool* reset_of(const Sequence& args, int64_t t, int64_t row) {
+  return args.reset && t < args.steps ? args.reset + t * args.batch + row : nullptr;
 }
 
 constexpr int64_t kRows = 16;  // rows that walk the steps together: what a step needs stays in L1
@@ -158,9 +185,11 @@ void walk(const RecurrentSequence<T>& args, int64_t begin, int64_t end) {
       T* new_carried = args.carried ? args.carried + kCarried * at : carried_n;
       recurrent_step<Cell, T>({.gates_x = gates_x,
                                .gates_h = gates_h,
-                               .bias = args.bias,
+                               .bias_x = args.bias_x,
+                               .bias_h = args.bias_h,
                                .h = h,
                                .carried = carried,
+                               .reset = reset_of(args, t, begin),
                                .new_h = output,
                                .new_carried = new_carried,
                                .saved = args.saved ? args.saved + Cell::kSaved * at : nullptr,
@@ -205,11 +234,17 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
            .grad_terms = args.grad_terms + kTerms * at,
            .grad_h_direct = grad_h_direct,
            .grad_carried_before = grad_carried,
+           .reset = reset_of(args, t, begin),
+           .reset_next = reset_of(args, t + 1, begin),
            .batch = rows,
            .hidden = hidden},
           0, rows);
       product(args.grad_terms + kTerms * at, kTerms * hidden, args.weights_h, grad_h, hidden, rows,
               hidden, kGates * hidden);
+    }
+    for (int64_t row = 0; args.reset && row < rows; ++row) {
+      if (args.steps > 0 && args.reset[begin + row])
+        std::fill_n(grad_h + row * hidden, hidden, T(0));
     }
     if constexpr (Cell::kReadsH) {
       for (int64_t i = 0; i < rows * hidden; ++i) grad_h[i] += grad_h_direct[i];

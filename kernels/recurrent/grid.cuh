@@ -115,8 +115,11 @@ struct GridBlock {
     return at(0, tile, i, values);
   }
   __device__ __forceinline__ int64_t at(int64_t t, int tile, int i, int values) const {
-    const int64_t row = first_row + tile * kTileRows + item[i].row();
-    return (t * batch + row) * (values * hidden) + unit(i);
+    return line(t, tile, i) * (values * hidden) + unit(i);
+  }
+  // In [steps, batch].
+  __device__ __forceinline__ int64_t line(int64_t t, int tile, int i) const {
+    return t * batch + first_row + tile * kTileRows + item[i].row();
   }
 
   // An item's word of vector n is this and own_word.

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     for (int i = 0; i < kItems; ++i) {
       if (block.real(i, tile)) {
         const auto at = [&](int64_t step, int values) { return block.at(step, tile, i, values); };
-        kept[i].template load<kGridAhead>(seq, t, at, asks_for_sector());
+        kept[i].template load<kGridAhead>(seq, t, block.line(t, tile, i), at, asks_for_sector());
       }
     }
   };
@@ -106,17 +106,14 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
           Values<float, kState> state;
 #pragma unroll
           for (int j = 0; j < kState; ++j) state.at[j] = tile_state[tile][i][j][threadIdx.x];
-          kept[i].template backward<T>(through, state, grad_terms[i]);
+          float product_terms[Cell::kGates];
+          kept[i].template backward<T>(through, real, state, grad_terms[i], product_terms);
 #pragma unroll
           for (int j = 0; j < kState; ++j) tile_state[tile][i][j][threadIdx.x] = state.at[j];
 #pragma unroll
-          for (int term = 0; term < kTerms<Cell>; ++term) {
-            // 0 * inf of a padding unit must not reach the others.
-            if (!real) grad_terms[i][term] = 0.0f;
-            if (term < Cell::kGates) {
-              publish<T>(published + term * block.vector_words + block.own_word[i],
-                         grad_terms[i][term], active);
-            }
+          for (int gate = 0; gate < Cell::kGates; ++gate) {
+            publish<T>(published + gate * block.vector_words + block.own_word[i],
+                       product_terms[gate], active);
           }
           if (t == 0 && real) {
             store_values<Cell::kCarried>(seq.grad_carried0 + block.at(tile, i, Cell::kCarried),

@@ -75,13 +75,19 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     }
   }
 
-  float addend[kItems][kTerms<Cell>] = {};  // of the step and tile at hand
+  float addend[kItems][kTerms<Cell>] = {};  // of the step and tile at hand, as is the next
+  bool resets[kItems] = {};
   auto load_step = [&](int64_t t, int tile) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       if (block.real(i, tile)) {
         const float* gates_x = seq.gates_x + block.at(t, tile, i, Cell::kGates);
-        load_addends<Cell>(gates_x, seq.bias + block.unit(i), hidden, addend[i]);
+        load_biases<Cell>(seq, block.unit(i), addend[i]);
+#pragma unroll
+        for (int gate = 0; gate < Cell::kGates; ++gate) {
+          addend[i][input_term<Cell>(gate)] += __ldg(gates_x + gate * hidden);
+        }
+        resets[i] = seq.reset != nullptr && seq.reset[block.line(t, tile, i)];
         if (asks_for_sector() && t + kGridAhead < seq.steps) {
           prefetch_values<Cell::kGates>(gates_x + kGridAhead * seq.batch * Cell::kGates * hidden,
                                         hidden);
@@ -104,17 +110,14 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           float z[kTerms<Cell>];
-#pragma unroll
-          for (int term = 0; term < kTerms<Cell>; ++term) {
-            z[term] = addend[i][term];
-            if (term < Cell::kGates) {
-              z[term] += block.item[i].total(shared.partial[set],
-                                             term * UnitTiles + block.item[i].unit_tile);
-            }
-          }
+          const auto total = [&](int gate) {
+            return block.item[i].total(shared.partial[set],
+                                       gate * UnitTiles + block.item[i].unit_tile);
+          };
+          add_products<Cell>(addend[i], resets[i], total, z);
 #pragma unroll
           for (int j = 0; j < kState; ++j) state[i].at[j] = tile_state[tile][i][j][threadIdx.x];
-          h[i] = forward_of<Cell, T>(z, state[i], saved[i]);
+          h[i] = forward_of<Cell, T>(z, resets[i], state[i], saved[i]);
           publish<T>(published + block.own_word[i], h[i], block.active(i, tile));
         }
       }

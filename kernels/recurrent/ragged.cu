@@ -29,13 +29,15 @@ cudaError_t my_ops::cuda::ragged(const Ragged& args, cudaStream_t stream) {
                 lines);
 }
 
-#define MY_OPS_RAGGED(T)                                                         \
-  template cudaError_t my_ops::cuda::ragged(const RaggedRows<T>&, cudaStream_t); \
-  template cudaError_t my_ops::cuda::ragged(const RaggedEnds<T>&, cudaStream_t); \
-  template cudaError_t my_ops::cuda::ragged(const RaggedEndsBackward<T>&, cudaStream_t);
-MY_OPS_RAGGED(double)
-MY_OPS_RAGGED(float)
-MY_OPS_RAGGED(__half)
-MY_OPS_RAGGED(__nv_bfloat16)
+#define MY_OPS_RAGGED(T, Acc)                                                            \
+  template cudaError_t my_ops::cuda::ragged(const RaggedRows<T>&, cudaStream_t);         \
+  template cudaError_t my_ops::cuda::ragged(const RaggedEnds<T>&, cudaStream_t);         \
+  template cudaError_t my_ops::cuda::ragged(const RaggedEndsBackward<T>&, cudaStream_t); \
+  template cudaError_t my_ops::cuda::ragged(const RaggedStartBackward<T, Acc>&, cudaStream_t);
+MY_OPS_RAGGED(double, double)
+MY_OPS_RAGGED(float, float)
+MY_OPS_RAGGED(__half, float)
+MY_OPS_RAGGED(__nv_bfloat16, float)
+template cudaError_t my_ops::cuda::ragged(const RaggedReset&, cudaStream_t);
 template cudaError_t my_ops::cuda::ragged(const RaggedShut<double>&, cudaStream_t);
 template cudaError_t my_ops::cuda::ragged(const RaggedShut<float>&, cudaStream_t);

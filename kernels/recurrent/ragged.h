@@ -38,6 +38,12 @@ int64_t lines_of(const RaggedEndsBackward<T>& args) {
   return args.steps * args.batch;
 }
 
+inline int64_t lines_of(const RaggedReset& args) { return args.steps * args.batch; }
+template <typename T, typename Acc>
+int64_t lines_of(const RaggedStartBackward<T, Acc>& args) {
+  return args.batch;
+}
+
 template <typename T>
 MY_OPS_CELL void ragged_unit(const RaggedRows<T>& args, int64_t, int64_t row, int64_t end,
                              int64_t unit) {
@@ -73,10 +79,30 @@ MY_OPS_CELL void ragged_unit(const RaggedEndsBackward<T>& args, int64_t t, int64
   args.grad[at] = grad;
 }
 
+MY_OPS_CELL void ragged_unit(const RaggedReset& args, int64_t t, int64_t row, int64_t end,
+                             int64_t) {
+  const int64_t at = t * args.batch + row;
+  args.out[at] = args.reset[at] && t < end;
+}
+
+template <typename T, typename Acc>
+MY_OPS_CELL void ragged_unit(const RaggedStartBackward<T, Acc>& args, int64_t, int64_t row, int64_t,
+                             int64_t unit) {
+  const int64_t at = row * args.hidden + unit;
+  const Acc through = args.reset && args.reset[row] ? Acc(0) : args.through[at];
+  const Acc grad = args.direct ? through + args.direct[at] : through;
+#ifdef __CUDACC__
+  args.grad_h0[at] = cuda::store<T>(grad);
+#else
+  args.grad_h0[at] = grad;
+#endif
+}
+
 // Units first, first + step, ... of a line.
 template <typename Ragged>
 MY_OPS_CELL void ragged_line(const Ragged& args, int64_t line, int64_t first, int64_t step) {
-  const int64_t t = line / args.batch, row = line % args.batch, length = args.lengths[row];
+  const int64_t t = line / args.batch, row = line % args.batch;
+  const int64_t length = args.lengths ? args.lengths[row] : args.steps;
   const int64_t end = length < 0 ? 0 : length < args.steps ? length : args.steps;
   for (int64_t unit = first; unit < args.hidden; unit += step) {
     ragged_unit(args, t, row, end, unit);

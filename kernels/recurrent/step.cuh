@@ -52,26 +52,30 @@ __global__ void __launch_bounds__(kStepThreads)
   const auto first = [&](int values) {
     return values == 1 ? at : row * values * args.hidden + unit;
   };
-  const auto bias = [&](int term) -> Acc { return load(args.bias[unit + term * args.hidden]); };
+  const auto bias = [&](const T* of, int gate) {
+    return of != nullptr ? Acc(load(of[unit + gate * args.hidden])) : Acc(0);
+  };
+  const bool resets = args.reset != nullptr && args.reset[row];
   Acc z[kTerms<Cell>];
 #pragma unroll
   for (int gate = 0; gate < Cell::kGates; ++gate) {
     const int64_t place = first(Cell::kGates) + gate * args.hidden;
-    const int term = input_term<Cell>(gate);
-    if (term == gate) {
-      z[gate] = args.gates_x[place] + args.gates_h[place] + bias(gate);
+    const Acc share = args.gates_x[place] + bias(args.bias_x, gate);
+    const Acc of_h = (resets ? Acc(0) : args.gates_h[place]) + bias(args.bias_h, gate);
+    if (is_sum<Cell>(gate)) {
+      z[gate] = share + of_h;
     } else {
-      z[gate] = args.gates_h[place] + bias(gate);
-      z[term] = args.gates_x[place] + bias(term);
+      z[gate] = of_h;
+      z[input_term<Cell>(gate)] = share;
     }
   }
   Values<Acc, Cell::kCarried> carried;
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
-    carried.at[j] = args.carried[first(Cell::kCarried) + j * args.hidden];
+    carried.at[j] = resets ? Acc(0) : args.carried[first(Cell::kCarried) + j * args.hidden];
   }
   Acc h = 0, saved[Cell::kSaved];
-  if constexpr (Cell::kReadsH) h = load(args.h[at]);
+  if constexpr (Cell::kReadsH) h = resets ? Acc(0) : Acc(load(args.h[at]));
   h = Cell::template forward<StepMath>(z, h, carried.at, saved);
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
@@ -100,18 +104,20 @@ __global__ void __launch_bounds__(kStepThreads)
   for (int j = 0; j < Cell::kSaved; ++j) {
     saved[j] = load(args.saved[first(Cell::kSaved) + j * args.hidden]);
   }
+  const bool resets = args.reset != nullptr && args.reset[row];
   Values<Acc, Cell::kCarried> previous, carried, grad_carried;
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
     const int64_t place = first(Cell::kCarried) + j * args.hidden;
-    previous.at[j] = carried.at[j] = args.carried[place];
+    previous.at[j] = carried.at[j] = resets ? Acc(0) : args.carried[place];
     grad_carried.at[j] = args.grad_carried ? args.grad_carried[place] : Acc(0);
   }
   Cell::advance(saved, carried.at);
   Acc grad_h = args.grad_h ? load(args.grad_h[at]) : Acc(0), h = 0;
-  if (args.grad_h_next) grad_h += args.grad_h_next[at];
+  if (args.grad_h_next && !(args.reset_next && args.reset_next[row]))
+    grad_h += args.grad_h_next[at];
   if constexpr (Cell::kReadsH) {
-    h = load(args.h[at]);
+    if (!resets) h = load(args.h[at]);
     grad_h += args.grad_h_direct[at];
   }
   Acc grad_terms[kTerms<Cell>];
@@ -121,10 +127,11 @@ __global__ void __launch_bounds__(kStepThreads)
   for (int term = 0; term < kTerms<Cell>; ++term) {
     args.grad_terms[first(kTerms<Cell>) + term * args.hidden] = store<T>(grad_terms[term]);
   }
-  if constexpr (Cell::kReadsH) args.grad_h_direct[at] = direct;
+  if constexpr (Cell::kReadsH) args.grad_h_direct[at] = resets ? Acc(0) : direct;
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
-    args.grad_carried_before[first(Cell::kCarried) + j * args.hidden] = grad_carried.at[j];
+    args.grad_carried_before[first(Cell::kCarried) + j * args.hidden] =
+        resets ? Acc(0) : grad_carried.at[j];
   }
 }
 

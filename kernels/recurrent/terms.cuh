@@ -17,16 +17,30 @@ constexpr int kStateValues = Cell::kCarried + Cell::kReadsH;
 template <typename Cell>
 constexpr int kStateRoom = kStateValues<Cell> > 0 ? kStateValues<Cell> : 1;
 
-// The terms without the product with h, from an item's place in gates_x and in the bias.
+// An item's biases by term, of which `at` is the place in [kGates, hidden].
 template <typename Cell, typename T>
-__device__ __forceinline__ void load_addends(const float* gates_x, const T* bias, int64_t hidden,
-                                             float (&addend)[kTerms<Cell>]) {
+__device__ __forceinline__ void load_biases(const RecurrentSequence<T>& seq, int64_t at,
+                                            float (&bias)[kTerms<Cell>]) {
 #pragma unroll
   for (int gate = 0; gate < Cell::kGates; ++gate) {
-    const int term = input_term<Cell>(gate);
-    addend[term] = __ldg(gates_x + gate * hidden) + load(bias[term * hidden]);
-    if constexpr (Cell::kApart > 0) {
-      if (term != gate) addend[gate] = load(bias[gate * hidden]);
+    const int64_t place = at + gate * seq.hidden;
+    bias[input_term<Cell>(gate)] = seq.bias_x != nullptr ? load(seq.bias_x[place]) : 0.0f;
+    const float of_h = seq.bias_h != nullptr ? load(seq.bias_h[place]) : 0.0f;
+    bias[gate] = is_sum<Cell>(gate) ? bias[gate] + of_h : of_h;
+  }
+}
+
+// The terms from the sums of an item's products with h, which do not count after a reset, and
+// from all else.
+template <typename Cell, typename Product>
+__device__ __forceinline__ void add_products(const float (&addend)[kTerms<Cell>], bool resets,
+                                             Product product, float (&z)[kTerms<Cell>]) {
+#pragma unroll
+  for (int term = 0; term < kTerms<Cell>; ++term) {
+    z[term] = addend[term];
+    if (term < Cell::kGates) {
+      const float sum = product(term);
+      z[term] += resets ? 0.0f : sum;
     }
   }
 }
@@ -51,9 +65,10 @@ __device__ __forceinline__ void store_values(T* p, int64_t hidden, const float* 
 
 // h; advances the state.
 template <typename Cell, typename T>
-__device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>],
+__device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>], bool resets,
                                             Values<float, kStateValues<Cell>>& state,
                                             float (&saved)[Cell::kSaved]) {
+  if (resets) state = {};
   float* const last_h = state.at + (Cell::kReadsH ? Cell::kCarried : 0);
   const float h =
       Cell::template forward<PersistentMath<T>>(z, Cell::kReadsH ? *last_h : 0.0f, state.at, saved);
@@ -67,12 +82,14 @@ struct Kept {
   float saved[Cell::kSaved];
   Values<float, Cell::kCarried> carried, previous;  // after the step and before it
   float h_prev, grad_output;
+  bool resets;
 
   // at(t, values): where the first of `values` values of the item is in [steps, batch, values,
-  // hidden]. A thread that prefetches asks for what the step Ahead rounds later reads.
+  // hidden]; line: its place in [steps, batch]. A thread that prefetches asks for what the step
+  // Ahead rounds later reads.
   template <int Ahead, typename T, typename At>
-  __device__ __forceinline__ void load(const RecurrentSequenceBackward<T>& seq, int64_t t, At at,
-                                       bool prefetches) {
+  __device__ __forceinline__ void load(const RecurrentSequenceBackward<T>& seq, int64_t t,
+                                       int64_t line, At at, bool prefetches) {
     constexpr int kCarried = Cell::kCarried, kSaved = Cell::kSaved;
     const int64_t hidden = seq.hidden, back = Ahead * seq.batch * hidden;
     const T* const saved_at = seq.saved + at(t, kSaved);
@@ -91,6 +108,11 @@ struct Kept {
       h_prev = cuda::load(t > 0 ? seq.output[at(t - 1, 1)] : seq.h0[at(0, 1)]);
     }
     if (seq.grad_output != nullptr) grad_output = cuda::load(*grad_output_at);
+    resets = seq.reset != nullptr && seq.reset[line];
+    if (resets) {
+      previous = {};
+      h_prev = 0.0f;
+    }
     if (prefetches && t >= Ahead) {
       prefetch_values<kSaved>(saved_at - back * kSaved, hidden);
       prefetch_values<kCarried>(carried_at - back * kCarried, hidden);
@@ -100,13 +122,23 @@ struct Kept {
   }
 
   // through: what reaches h from the step after. state: the gradients of the carried values, and
-  // that of the h before this step which does not pass through the weights.
+  // that of the h before this step which does not pass through the weights. published: those of
+  // the gates which do.
   template <typename T>
-  __device__ __forceinline__ void backward(float through, Values<float, kStateValues<Cell>>& state,
-                                           float (&grad_terms)[kTerms<Cell>]) const {
+  __device__ __forceinline__ void backward(float through, bool real,
+                                           Values<float, kStateValues<Cell>>& state,
+                                           float (&grad_terms)[kTerms<Cell>],
+                                           float (&published)[Cell::kGates]) const {
     const float direct = Cell::template backward<PersistentMath<T>>(
         saved, previous.at, carried.at, h_prev, grad_output + through, state.at, grad_terms);
     if constexpr (Cell::kReadsH) state.at[Cell::kCarried] = direct;
+    if (resets) state = {};
+#pragma unroll
+    for (int term = 0; term < kTerms<Cell>; ++term) {
+      // 0 * inf of a padding unit must not reach the others.
+      if (!real) grad_terms[term] = 0.0f;
+      if (term < Cell::kGates) published[term] = resets ? 0.0f : grad_terms[term];
+    }
   }
 };
 

@@ -4,9 +4,8 @@
 // A cell has these constants,
 //
 //   kGates          rows of the recurrent weights per hidden unit
-//   kApart          how many of them, the last ones, need the product with h apart from the share
-//   of
-//                   the input: 1 in GRU, whose reset gate multiplies that product alone
+//   kApart          how many of them, the last ones, need the product with h apart from the input's
+//                   share: 1 in GRU, whose reset gate multiplies that product alone
 //   kCarried        values that a unit carries from step to step besides h: c of LSTM
 //   kSaved          values that forward keeps for backward, in the type of the activations
 //   kReadsH         whether h of the step before enters other than through the weights
@@ -20,11 +19,10 @@
 //
 // z: the pre-activations, biases included. z[gate] is the sum of the input's share and the product
 // with h_prev, but for the kApart last gates the product alone; the input's shares of these follow,
-// from z[kGates] on. A cell thus has kTerms = kGates + kApart terms, and as many biases and
-// gradients grad_z. previous, carried: the carried values before and after the step. grad_carried:
-// in place, from after the step to before it. grad_h_prev: the gradient of h_prev other than
-// through the weights, 0 unless kReadsH. saved is all that forward hands to backward: backward may
-// not ask for z.
+// from z[kGates] on. A cell thus has kTerms = kGates + kApart terms, and as many gradients grad_z.
+// previous, carried: the carried values before and after the step. grad_carried: in place, from
+// after the step to before it. grad_h_prev: the gradient of h_prev other than through the weights,
+// 0 unless kReadsH. saved is all that forward hands to backward: backward may not ask for z.
 //
 // Math names the functions of the backend, as accurate as its results: sigmoid(x), tanh(x), elu(x),
 // elu_slope(y), the derivative by ELU's value, and tanh_with_slope(x), tanh and its derivative as

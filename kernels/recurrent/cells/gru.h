@@ -3,6 +3,8 @@
 //   r, u = sigmoid;  n = tanh(x_n + r * h_n);  h_t = n + u * (h_{t-1} - n)
 #pragma once
 
+#include <limits>
+
 #include "recurrent/cells/cell.h"
 
 namespace my_ops {
@@ -34,6 +36,11 @@ struct GruCell {
     grad_z[2] = grad_x_n * r;
     grad_z[3] = grad_x_n;
     return grad_h * u;
+  }
+
+  template <typename T>
+  MY_OPS_CELL static T shut(int gate) {
+    return gate < 2 ? -std::numeric_limits<T>::infinity() : T(0);
   }
 };
 

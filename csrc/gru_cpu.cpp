@@ -1,0 +1,9 @@
+// GRU on the CPU.
+#include "gru.h"
+#include "recurrent_cpu.h"
+
+namespace my_ops {
+
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CPU, m) { RecurrentOps<Gru, Cpu>::implement(m); }
+
+}  // namespace my_ops

@@ -1,0 +1,9 @@
+// GRU on CUDA.
+#include "gru.h"
+#include "recurrent_cuda.h"
+
+namespace my_ops {
+
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) { RecurrentOps<Gru, Cuda>::implement(m); }
+
+}  // namespace my_ops

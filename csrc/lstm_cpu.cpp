@@ -1,0 +1,9 @@
+// LSTM on the CPU.
+#include "lstm.h"
+#include "recurrent_cpu.h"
+
+namespace my_ops {
+
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CPU, m) { RecurrentOps<Lstm, Cpu>::implement(m); }
+
+}  // namespace my_ops

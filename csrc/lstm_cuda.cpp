@@ -1,0 +1,9 @@
+// LSTM on CUDA.
+#include "lstm.h"
+#include "recurrent_cuda.h"
+
+namespace my_ops {
+
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) { RecurrentOps<Lstm, Cuda>::implement(m); }
+
+}  // namespace my_ops

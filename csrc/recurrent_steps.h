@@ -1,0 +1,361 @@
+// Recurrent ops: the walk over the steps, for any cell and on both backends.
+//
+// A Backend<Op> (recurrent_cpu.h, recurrent_cuda.h) is made from a tensor, whose device it makes
+// current, and has
+//   storage(dtype)             the type in which it keeps activations of that dtype,
+//   matmul(a, b, out)          out in the type of the arithmetic,
+//   step(...), step_backward(...)   the pointwise part of a step,
+//   sequence(...), sequence_backward(...)   all steps in one launch, or false where it has none,
+//   dispatch(dtype, f)         f.operator()<T>() with the storage type,
+//   ragged(args)               one of the structs Ragged... of include/recurrent.h.
+#pragma once
+
+#include <tuple>
+#include <utility>
+
+#include "recurrent_checks.h"
+#include "recurrent_ragged.h"
+
+namespace my_ops {
+
+// The tensors of one pointwise step; see include/recurrent.h for shapes.
+struct StepTensors {
+  Tensor gates_x, gates_h;
+  std::optional<Tensor> bias_x, bias_h;
+  Tensor h;
+  std::optional<Tensor> carried, reset;
+  Tensor new_h;
+  std::optional<Tensor> new_carried, saved;
+
+  template <typename T, typename Acc>
+  RecurrentStep<T, Acc> args() const {
+    return {.gates_x = in<Acc>(gates_x),
+            .gates_h = in<Acc>(gates_h),
+            .bias_x = in<T>(bias_x),
+            .bias_h = in<T>(bias_h),
+            .h = in<T>(h),
+            .carried = in<Acc>(carried),
+            .reset = in<bool>(reset),
+            .new_h = out<T>(new_h),
+            .new_carried = out<Acc>(new_carried),
+            .saved = out<T>(saved),
+            .batch = new_h.size(0),
+            .hidden = new_h.size(1)};
+  }
+};
+
+struct StepBackwardTensors {
+  std::optional<Tensor> grad_h, grad_h_next, grad_carried;
+  Tensor saved;
+  std::optional<Tensor> h, carried;
+  Tensor grad_terms;
+  std::optional<Tensor> grad_h_direct, grad_carried_before, reset, reset_next;
+  int64_t batch, hidden;
+
+  template <typename T, typename Acc>
+  RecurrentStepBackward<T, Acc> args() const {
+    return {.grad_h = in<T>(grad_h),
+            .grad_h_next = in<Acc>(grad_h_next),
+            .grad_carried = in<Acc>(grad_carried),
+            .saved = in<T>(saved),
+            .h = in<T>(h),
+            .carried = in<Acc>(carried),
+            .grad_terms = out<T>(grad_terms),
+            .grad_h_direct = out<Acc>(grad_h_direct),
+            .grad_carried_before = out<Acc>(grad_carried_before),
+            .reset = in<bool>(reset),
+            .reset_next = in<bool>(reset_next),
+            .batch = batch,
+            .hidden = hidden};
+  }
+};
+
+// The tensors of all steps; see include/recurrent.h for shapes. In the type of the input but for
+// carried; contiguous but for the input and the weights.
+struct SequenceTensors {
+  Tensor input;
+  Weights weights;
+  Tensor h0;
+  std::optional<Tensor> c0;
+  Masks masks;
+  Tensor output;
+  std::optional<Tensor> c_n, saved, carried;
+};
+
+struct SequenceBackwardTensors {
+  std::optional<Tensor> grad_output, grad_h_n, grad_c_n;
+  Tensor saved;
+  std::optional<Tensor> carried, output, h0, c0;
+  Tensor weights_h;
+  std::optional<Tensor> reset;
+  Tensor grad_terms, grad_h0;
+  std::optional<Tensor> grad_c0;
+  int64_t steps, batch, hidden;
+};
+
+// t[step] of a contiguous (steps, batch, columns).
+inline Tensor step_of(const Tensor& t, int64_t step) {
+  const int64_t batch = t.size(1), columns = t.size(2);
+  return as_strided(t, {batch, columns}, {columns, 1}, step * batch * columns);
+}
+inline std::optional<Tensor> step_of(const std::optional<Tensor>& t, int64_t step) {
+  return t ? std::optional(step_of(*t, step)) : std::nullopt;
+}
+
+// t[step] of a contiguous (steps, batch); none beyond the last.
+inline std::optional<Tensor> reset_of(const std::optional<Tensor>& t, int64_t step) {
+  if (!t || step >= t->size(0)) return std::nullopt;
+  return as_strided(*t, {t->size(1)}, {1}, step * t->size(1));
+}
+
+// A contiguous (steps, batch, columns) as (steps * batch, columns).
+inline Tensor all_steps(const Tensor& t) {
+  return as_strided(t, {t.size(0) * t.size(1), t.size(2)}, {t.size(2), 1});
+}
+
+// A view.
+inline Tensor transposed(const Tensor& t) {
+  return as_strided(t, {t.size(1), t.size(0)}, {t.stride(1), t.stride(0)});
+}
+
+// The columns of the terms' gradients, (batch, kTerms * hidden), that the product with h has: a
+// view.
+inline Tensor product_terms(const Tensor& grad_terms, int64_t columns) {
+  if (grad_terms.size(1) == columns) return grad_terms;
+  return as_strided(grad_terms, {grad_terms.size(0), columns}, {grad_terms.size(1), 1});
+}
+
+inline std::optional<Tensor> cast(const std::optional<Tensor>& t, ScalarType dtype) {
+  return t ? std::optional(cast(*t, dtype)) : std::nullopt;
+}
+
+// new_h, new_carried in the type of the arithmetic, and with save the saved values.
+template <typename Backend>
+StepTensors one_step(const Backend& backend, const Tensor& input, const Weights& weights,
+                     const Tensor& old_h, const std::optional<Tensor>& old_carried, bool save) {
+  const ScalarType acc = compute_dtype(input.scalar_type());
+  using Cell = typename Backend::Cell;
+  const int64_t batch = old_h.size(0), hidden = old_h.size(1);
+  StepTensors step{.gates_x = empty(input, {batch, Cell::kGates * hidden}, acc),
+                   .gates_h = empty(input, {batch, Cell::kGates * hidden}, acc),
+                   .bias_x = weights.bias_x,
+                   .bias_h = weights.bias_h,
+                   .h = Cell::kReadsH ? as_contiguous(old_h) : old_h,
+                   .carried = as_contiguous(cast(old_carried, acc)),
+                   .reset = std::nullopt,
+                   .new_h = empty(input, {batch, hidden}),
+                   .new_carried = std::nullopt,
+                   .saved = std::nullopt};
+  if (Cell::kCarried > 0) step.new_carried = empty(input, {batch, hidden}, acc);
+  if (save) step.saved = empty(input, {batch, Cell::kSaved * hidden});
+  backend.matmul(input, transposed(weights.x), step.gates_x);
+  backend.matmul(old_h, transposed(weights.h), step.gates_h);
+  backend.step(step);
+  return step;
+}
+
+// The gradients of the terms, of h other than through the weights, and of the carried values.
+template <typename Backend>
+StepBackwardTensors one_step_backward(const Backend& backend, const std::optional<Tensor>& grad_h,
+                                      const std::optional<Tensor>& grad_carried,
+                                      const Tensor& saved, const std::optional<Tensor>& old_h,
+                                      const std::optional<Tensor>& old_carried) {
+  using Cell = typename Backend::Cell;
+  const ScalarType acc = compute_dtype(saved.scalar_type());
+  const int64_t batch = saved.size(0), hidden = saved.size(1) / Cell::kSaved;
+  StepBackwardTensors step{.grad_h = as_contiguous(grad_h),
+                           .grad_h_next = std::nullopt,
+                           .grad_carried = as_contiguous(cast(grad_carried, acc)),
+                           .saved = as_contiguous(saved),
+                           .h = as_contiguous(old_h),
+                           .carried = as_contiguous(cast(old_carried, acc)),
+                           .grad_terms = empty(saved, {batch, kTerms<Cell> * hidden}),
+                           .grad_h_direct = std::nullopt,
+                           .grad_carried_before = std::nullopt,
+                           .reset = std::nullopt,
+                           .reset_next = std::nullopt,
+                           .batch = batch,
+                           .hidden = hidden};
+  if (Cell::kReadsH) step.grad_h_direct = zeros(saved, {batch, hidden}, acc);
+  if (Cell::kCarried > 0) step.grad_carried_before = empty(saved, {batch, hidden}, acc);
+  backend.step_backward(step);
+  return step;
+}
+
+// The share of the input in the pre-activations of all steps, (steps, batch, kGates * hidden), shut
+// beyond the ends.
+template <typename Backend>
+Tensor gates_of_input(const Backend& backend, const SequenceTensors& s) {
+  const Tensor gates_x = empty(s.input, {s.input.size(0), s.input.size(1), s.weights.x.size(0)},
+                               compute_dtype(s.input.scalar_type()));
+  backend.matmul(all_steps(as_contiguous(s.input)), transposed(s.weights.x), all_steps(gates_x));
+  if (s.masks.lengths) shut_gates(backend, *s.masks.lengths, gates_x);
+  return gates_x;
+}
+
+struct Forward {
+  Tensor output, h_n;  // in the type of the input
+  std::optional<Tensor> c_n, saved, carried;
+};
+
+// With lengths: beyond the ends c stays and the output is 0, or NaN where c is.
+template <typename Backend>
+Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor& h0,
+                      const std::optional<Tensor>& c0, const Weights& weights, const Masks& masks,
+                      bool save) {
+  using Cell = typename Backend::Cell;
+  const ScalarType dtype = input.scalar_type(), acc = compute_dtype(dtype);
+  const int64_t steps = input.size(0), batch = input.size(1), hidden = h0.size(1);
+  SequenceTensors s{.input = input,
+                    .weights = weights,
+                    .h0 = as_contiguous(h0),
+                    .c0 = as_contiguous(c0),
+                    .masks = masks,
+                    .output = empty(input, {steps, batch, hidden}),
+                    .c_n = std::nullopt,
+                    .saved = std::nullopt,
+                    .carried = std::nullopt};
+  if (Cell::kCarried > 0) s.c_n = empty(input, {batch, hidden});
+  if (save) s.saved = empty(input, {steps, batch, Cell::kSaved * hidden});
+  if (save && Cell::kCarried > 0) s.carried = empty(input, {steps, batch, hidden}, acc);
+  const auto result = [&](const Tensor& h_n, const std::optional<Tensor>& c_n) {
+    return Forward{s.output, copy(h_n, dtype), c_n, s.saved, s.carried};
+  };
+  if (steps > 0 && backend.sequence(s)) return result(step_of(s.output, steps - 1), s.c_n);
+  const Tensor gates_x = gates_of_input(backend, s), weights_h = transposed(weights.h);
+  StepTensors step{.gates_x = {},
+                   .gates_h = empty(input, {batch, weights.h.size(0)}, acc),
+                   .bias_x = weights.bias_x,
+                   .bias_h = weights.bias_h,
+                   .h = s.h0,
+                   .carried = as_contiguous(cast(c0, acc)),
+                   .reset = std::nullopt,
+                   .new_h = s.h0,
+                   .new_carried = std::nullopt,
+                   .saved = std::nullopt};
+  if (Cell::kCarried > 0) step.new_carried = empty(input, {batch, hidden}, acc);
+  for (int64_t t = 0; t < steps; ++t) {
+    step.h = step.new_h;
+    backend.matmul(step.h, weights_h, step.gates_h);
+    step.gates_x = step_of(gates_x, t);
+    step.reset = reset_of(masks.reset, t);
+    step.new_h = step_of(s.output, t);
+    step.saved = step_of(s.saved, t);
+    if (s.carried) step.new_carried = step_of(s.carried, t);
+    backend.step(step);
+    step.carried = step.new_carried;
+  }
+  return result(step.new_h,
+                step.carried ? std::optional(copy(*step.carried, dtype)) : std::nullopt);
+}
+
+template <typename Backend>
+Forward forward_ragged(const Backend& backend, const Tensor& input, const Tensor& h0,
+                       const std::optional<Tensor>& c0, const Weights& weights, const Masks& masks,
+                       bool save) {
+  const int64_t steps = input.size(0);
+  const Tensor& lengths = *masks.lengths;
+  // Rows without a step start from zero: what their state holds stays out of the gradients' sums.
+  const Tensor start_h = rows_with_steps(backend, lengths, steps, h0, std::nullopt);
+  std::optional<Tensor> start_c;
+  if (c0) start_c = rows_with_steps(backend, lengths, steps, *c0, std::nullopt);
+  Forward result = forward_steps(backend, input, start_h, start_c, weights, masks, save);
+  result.h_n = output_ends(backend, lengths, result.output, h0);
+  if (c0) result.c_n = rows_with_steps(backend, lengths, steps, *result.c_n, c0);
+  return result;
+}
+
+struct Backward {
+  Tensor grad_terms, grad_h0;
+  std::optional<Tensor> grad_c0;
+};
+
+// What backward reads besides the gradients, contiguous but for weights_h.
+struct KeptTensors {
+  Tensor saved;
+  std::optional<Tensor> carried, output, h0, c0;
+  Tensor weights_h;
+  int64_t steps, batch, hidden;
+};
+
+template <typename Backend>
+Backward backward_steps(const Backend& backend, const std::optional<Tensor>& grad_output,
+                        const std::optional<Tensor>& grad_h_n,
+                        const std::optional<Tensor>& grad_c_n, const KeptTensors& kept,
+                        const std::optional<Tensor>& reset) {
+  using Cell = typename Backend::Cell;
+  const ScalarType dtype = kept.saved.scalar_type(), acc = compute_dtype(dtype);
+  const int64_t steps = kept.steps, batch = kept.batch, hidden = kept.hidden;
+  const Tensor& like = kept.saved;
+  SequenceBackwardTensors s{.grad_output = as_contiguous(grad_output),
+                            .grad_h_n = grad_h_n,
+                            .grad_c_n = grad_c_n,
+                            .saved = kept.saved,
+                            .carried = kept.carried,
+                            .output = kept.output,
+                            .h0 = kept.h0,
+                            .c0 = kept.c0,
+                            .weights_h = kept.weights_h,
+                            .reset = reset,
+                            .grad_terms = empty(like, {steps, batch, kTerms<Cell> * hidden}),
+                            .grad_h0 = empty(like, {batch, hidden}),
+                            .grad_c0 = std::nullopt,
+                            .steps = steps,
+                            .batch = batch,
+                            .hidden = hidden};
+  if (Cell::kCarried > 0) s.grad_c0 = empty(like, {batch, hidden});
+  if (steps > 0 && backend.sequence_backward(s)) return {s.grad_terms, s.grad_h0, s.grad_c0};
+  const auto start = [&](const std::optional<Tensor>& grad) {
+    return grad ? copy(*grad, acc) : zeros(like, {batch, hidden}, acc);
+  };
+  const Tensor grad_h = start(grad_h_n);
+  std::optional<Tensor> grad_carried, direct;
+  if (Cell::kCarried > 0) grad_carried = start(grad_c_n);
+  if (Cell::kReadsH) direct = zeros(like, {batch, hidden}, acc);
+  const auto c0 = as_contiguous(cast(kept.c0, acc));
+  StepBackwardTensors step{.grad_h = std::nullopt,
+                           .grad_h_next = grad_h,
+                           .grad_carried = grad_carried,
+                           .saved = {},
+                           .h = std::nullopt,
+                           .carried = std::nullopt,
+                           .grad_terms = {},
+                           .grad_h_direct = direct,
+                           .grad_carried_before = grad_carried,
+                           .reset = std::nullopt,
+                           .reset_next = std::nullopt,
+                           .batch = batch,
+                           .hidden = hidden};
+  for (int64_t t = steps - 1; t >= 0; --t) {
+    step.grad_h = step_of(s.grad_output, t);
+    step.saved = step_of(kept.saved, t);
+    step.h = t > 0 ? step_of(kept.output, t - 1) : kept.h0;
+    step.carried = t > 0 ? step_of(kept.carried, t - 1) : c0;
+    step.reset_next = reset_of(reset, t + 1);
+    step.reset = reset_of(reset, t);
+    step.grad_terms = step_of(s.grad_terms, t);
+    backend.step_backward(step);
+    backend.matmul(product_terms(step.grad_terms, kept.weights_h.size(0)), kept.weights_h, grad_h);
+  }
+  const Tensor grad_h0 = step.reset || direct
+                             ? start_backward(backend, grad_h, direct, step.reset, dtype)
+                             : cast(grad_h, dtype);
+  return {s.grad_terms, grad_h0, cast(grad_carried, dtype)};
+}
+
+// c0 is finite in rows without a step: the caller, who keeps such rows out of its sums, sees to it.
+template <typename Backend>
+Backward backward_ragged(const Backend& backend, const std::optional<Tensor>& grad_output,
+                         const std::optional<Tensor>& grad_h_n,
+                         const std::optional<Tensor>& grad_c_n, const KeptTensors& kept,
+                         const Masks& masks) {
+  const Tensor grad =
+      output_ends_backward(backend, *masks.lengths, kept.saved,
+                           {kept.steps, kept.batch, kept.hidden}, grad_output, grad_h_n);
+  Backward result =
+      backward_steps(backend, std::optional(grad), std::nullopt, grad_c_n, kept, masks.reset);
+  result.grad_h0 = rows_with_steps(backend, *masks.lengths, kept.steps, result.grad_h0, grad_h_n);
+  return result;
+}
+
+}  // namespace my_ops

@@ -1,0 +1,92 @@
+// How the parameters of a cell make pre-activations: my_ops/recurrent/_weights.py.
+//
+// A kind of parameters says how many tensors it takes, their names, what of them backward takes,
+// its checks, and which matrices and biases they are.
+#pragma once
+
+#include <span>
+
+#include "binding.h"
+
+namespace my_ops {
+
+// Of all gates; the matrices as (gates * hidden, columns), views. A bias is (gates * hidden,).
+struct Weights {
+  Tensor x, h;
+  std::optional<Tensor> bias_x, bias_h;
+};
+
+// "(batch, 3 * hidden_size)"
+inline std::string rule_of(const char* before, int values, const char* after) {
+  std::string rule = before;
+  rule += std::to_string(values);
+  rule += " * hidden_size";
+  return rule += after;
+}
+
+inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
+  return as_strided(matrix, {matrix.size(0), count}, {matrix.stride(0), matrix.stride(1)},
+                    first * matrix.stride(1));
+}
+
+// Weights of h and of the input side by side, (gates * hidden, hidden + inputs), and one bias.
+struct OneMatrix {
+  static constexpr std::array kNames{"weights", "bias"};
+  static constexpr const char* kRecurrent = "weights";
+
+  static void check(std::span<const std::optional<Tensor>> given, int gates, int64_t inputs,
+                    int64_t hidden, const char* op) {
+    const Tensor &weights = *given[0], &bias = *given[1];
+    check_shape(weights, "weights", {gates * hidden, hidden + inputs},
+                rule_of("(", gates, ", hidden_size + input_size)").c_str(), op);
+    const std::string rule = rule_of("", gates, "");
+    my_ops::check((bias.dim() == 1 && bias.size(0) == gates * hidden) ||
+                      (bias.dim() == 2 && bias.size(0) == 1 && bias.size(1) == gates * hidden),
+                  op, ": bias must be (", rule, ",) or (1, ", rule, ") = (", gates * hidden,
+                  ",), got ", show(bias));
+  }
+  static void check_recurrent(const Tensor& weights, int gates, int64_t hidden, const char* op) {
+    my_ops::check(
+        weights.dim() == 2 && weights.size(0) == gates * hidden && weights.size(1) >= hidden, op,
+        ": weights must be ", rule_of("(", gates, ", hidden_size + input_size)"),
+        " with hidden_size = ", hidden, ", got ", show(weights));
+  }
+  static Weights split(std::span<const std::optional<Tensor>> given, int64_t hidden) {
+    const Tensor& weights = *given[0];
+    return {.x = columns(weights, hidden, weights.size(1) - hidden),
+            .h = columns(weights, 0, hidden),
+            .bias_x = as_contiguous(given[1]),
+            .bias_h = std::nullopt};
+  }
+  static Tensor of_h(const Tensor& weights, int64_t hidden) { return columns(weights, 0, hidden); }
+};
+
+// As torch.nn.LSTM and GRU have them.
+struct TwoMatrices {
+  static constexpr std::array kNames{"weight_ih", "weight_hh", "bias_ih", "bias_hh"};
+  static constexpr const char* kRecurrent = "weight_hh";
+
+  static void check(std::span<const std::optional<Tensor>> given, int gates, int64_t inputs,
+                    int64_t hidden, const char* op) {
+    check_shape(*given[0], kNames[0], {gates * hidden, inputs},
+                rule_of("(", gates, ", input_size)").c_str(), op);
+    check_recurrent(*given[1], gates, hidden, op);
+    for (size_t i : {2, 3}) {
+      if (!given[i]) continue;
+      check_shape(*given[i], kNames[i], {gates * hidden}, rule_of("(", gates, ",)").c_str(), op);
+    }
+  }
+  static void check_recurrent(const Tensor& weight, int gates, int64_t hidden, const char* op) {
+    check_shape(weight, kNames[1], {gates * hidden, hidden},
+                rule_of("(", gates, ", hidden_size)").c_str(), op);
+  }
+  static Weights split(std::span<const std::optional<Tensor>> given, int64_t) {
+    return {.x = *given[0],
+            .h = *given[1],
+            .bias_x = as_contiguous(given[2]),
+            .bias_h = as_contiguous(given[3])};
+  }
+  static Tensor of_h(const Tensor& weight, int64_t) { return weight; }
+};
+
+}  // namespace my_ops

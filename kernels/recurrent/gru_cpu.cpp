@@ -1,0 +1,10 @@
+// The instantiations for GRU on the CPU.
+#include "recurrent/cells/gru.h"
+#include "recurrent/cpu.h"
+
+namespace my_ops::cpu {
+
+MY_OPS_RECURRENT_CPU(GruCell, float)
+MY_OPS_RECURRENT_CPU(GruCell, double)
+
+}  // namespace my_ops::cpu

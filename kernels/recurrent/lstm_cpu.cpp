@@ -1,0 +1,10 @@
+// The instantiations for LSTM on the CPU.
+#include "recurrent/cells/lstm.h"
+#include "recurrent/cpu.h"
+
+namespace my_ops::cpu {
+
+MY_OPS_RECURRENT_CPU(LstmCell, float)
+MY_OPS_RECURRENT_CPU(LstmCell, double)
+
+}  // namespace my_ops::cpu
