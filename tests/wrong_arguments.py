@@ -33,11 +33,47 @@ def overload(op: str) -> Any:
 
 STATE = T((BATCH, HIDDEN))
 WEIGHTS, BIAS = T((3 * HIDDEN, HIDDEN + INPUTS)), T((3 * HIDDEN,))
-LENGTHS = T((BATCH,), torch.int64)
+LENGTHS, RESET = T((BATCH,), torch.int64), T((STEPS, BATCH), torch.bool)
+MASKS = {"lengths": LENGTHS, "reset": RESET}
 CELL = {"input": T((BATCH, INPUTS)), "weights": WEIGHTS, "bias": BIAS}
 CELL |= {"old_h": STATE, "old_cell": STATE}
 LAYER = {"input": T((STEPS, BATCH, INPUTS)), "h0": STATE, "c0": STATE}
-LAYER |= {"weights": WEIGHTS, "bias": BIAS, "lengths": LENGTHS}
+LAYER |= {"weights": WEIGHTS, "bias": BIAS, **MASKS}
+OF_TORCH = {"lstm": 4, "gru": 3}  # and the gates of each
+
+
+def _of_torch(name: str, gates: int) -> dict[str, dict[str, Any]]:
+    """Right arguments of all ops of LSTM or GRU."""
+    rows = gates * HIDDEN
+    sequence = T((STEPS, BATCH, HIDDEN))
+    parameters = {"weight_ih": T((rows, INPUTS)), "weight_hh": T((rows, HIDDEN))}
+    parameters |= {"bias_ih": T((rows,)), "bias_hh": T((rows,))}
+    lstm = name == "lstm"
+    states = {"old_h": STATE, "old_cell": STATE} if lstm else {"old_h": STATE}
+    first = {"h0": STATE, "c0": STATE} if lstm else {"h0": STATE}
+    step_grads = {"grad_h": STATE, "grad_cell": STATE} if lstm else {"grad_h": STATE}
+    grads = {"grad_h_n": STATE, "grad_c_n": STATE} if lstm else {"grad_h_n": STATE}
+    read = {"cells": sequence, "c0": STATE} if lstm else {"output": sequence, "h0": STATE}
+    step = {"input": T((BATCH, INPUTS)), **parameters, **states}
+    layer = {"input": T((STEPS, BATCH, INPUTS)), **first, **parameters, **MASKS}
+    gates_of_step = T((BATCH, 4 * HIDDEN))
+    last = list(states)[-1]
+    return {
+        f"{name}_cell": step,
+        f"{name}_cell_forward": step,
+        f"{name}_cell_backward": {**step_grads, "gates": gates_of_step, last: STATE},
+        name: layer,
+        f"{name}_forward": layer,
+        f"{name}_backward": {
+            "grad_output": sequence,
+            **grads,
+            "gates": T((STEPS, BATCH, 4 * HIDDEN)),
+            **read,
+            "weight_hh": parameters["weight_hh"],
+            **MASKS,
+        },
+    }
+
 
 RIGHT: dict[str, dict[str, Any]] = {
     op: {argument.name: T((2, 3)) for argument in overload(op)._schema.arguments}
@@ -76,9 +112,11 @@ RIGHT |= {
         "cells": T((STEPS, BATCH, HIDDEN)),
         "c0": STATE,
         "weights": WEIGHTS,
-        "lengths": LENGTHS,
+        **MASKS,
     },
 }
+for _name, _gates in OF_TORCH.items():
+    RIGHT |= _of_torch(_name, _gates)
 
 # Of each op, the tensor that the others are compared with, and the first of these.
 PAIRS = {
@@ -93,23 +131,117 @@ PAIRS = {
     "lltm": ("input", "weights"),
     "lltm_forward": ("input", "weights"),
     "lltm_backward": ("gates", "cells"),
+    **{
+        f"{cell}{steps}{suffix}": ("input", "weight_ih")
+        for cell in OF_TORCH
+        for steps in ("", "_cell")
+        for suffix in ("", "_forward")
+    },
+    "lstm_cell_backward": ("gates", "old_cell"),
+    "lstm_backward": ("gates", "cells"),
+    "gru_cell_backward": ("gates", "old_h"),
+    "gru_backward": ("gates", "output"),
 }
 OTHER_PAIRS = {  # and the tensors that are compared with another
-    ("lltm_cell_backward", "grad_h"): "old_cell",
-    ("lltm_cell_backward", "grad_cell"): "old_cell",
-    ("lltm_backward", "grad_h_n"): "c0",
-    ("lltm_backward", "grad_c_n"): "c0",
+    **{
+        (f"{cell}{steps}_backward", f"grad_{state}"): like
+        for cell in ("lltm", "lstm")
+        for steps, state, like in (
+            ("_cell", "h", "old_cell"),
+            ("_cell", "cell", "old_cell"),
+            ("", "h_n", "c0"),
+            ("", "c_n", "c0"),
+        )
+    },
+    ("gru_cell_backward", "grad_h"): "old_h",
+    ("gru_backward", "grad_h_n"): "h0",
 }
-OWN_DTYPE = {("custom_add", "b"), ("linear", "packed"), ("lltm_backward", "cells")}
-OWN_DTYPE |= {(op, "lengths") for op in ("lltm", "lltm_forward", "lltm_backward")}
+OWN_DTYPE = {("custom_add", "b"), ("linear", "packed")}
+OWN_DTYPE |= {("lltm_backward", "cells"), ("lstm_backward", "cells")}
+OWN_DTYPE |= {
+    (f"{cell}{suffix}", mask)
+    for cell in ("lltm", *OF_TORCH)
+    for suffix in ("", "_forward", "_backward")
+    for mask in MASKS
+}
 
 CELLS, LAYERS = "lltm_cell lltm_cell_forward", "lltm lltm_forward"
+ALL_CELLS = f"{CELLS} lstm_cell lstm_cell_forward gru_cell gru_cell_forward"
+ALL_LAYERS = f"{LAYERS} lstm lstm_forward gru gru_forward"
 FLOATING = "must be of dtype float64, float32, float16 or bfloat16, got {got}"
 REAL = "must have a real floating or integer dtype, got {got}"
 ONE_ADDRESS = "out must not hold two elements at one address, got strides {got}"
 INT32 = "height + width - 2 must fit int32, got height"
 NOT_FLOATING = [torch.int32, torch.complex128]
 NOT_REAL = [torch.bool, torch.complex64, torch.float8_e5m2]
+
+
+def _wrong_of_torch(cell: str, rule: str, rows: int) -> list[tuple[str, str, list[Any], str]]:
+    """Of LSTM or GRU: what has other names and sizes than in LLTM."""
+    step, layer = f"{cell}_cell_backward", f"{cell}_backward"
+    all_forward = f"{cell}_cell {cell}_cell_forward {cell} {cell}_forward"
+    old, first, sequence, grads = ("old_h", "h0", "output", ["h"])
+    if cell == "lstm":
+        old, first, sequence, grads = ("old_cell", "c0", "cells", ["h", "c"])
+    like, shaped = "must have the shape of", "got {got} and"
+    return [
+        (
+            all_forward,
+            "weight_ih",
+            [(rows, 4), (3, rows), (rows,), (rows + 1, 3), (1, rows, 3)],
+            f"weight_ih must be ({rule}, input_size) = ({rows}, 3), got {{got}}",
+        ),
+        (
+            f"{all_forward} {layer}",
+            "weight_hh",
+            [(rows, 3), (4, rows), (rows,), (rows - 1, 4), (rows, 5)],
+            f"weight_hh must be ({rule}, hidden_size) = ({rows}, 4), got {{got}}",
+        ),
+        *[
+            (
+                all_forward,
+                bias,
+                [(rows + 1,), (), (1,), (1, rows)],
+                f"{bias} must be ({rule},) = ({rows},), got {{got}}",
+            )
+            for bias in ("bias_ih", "bias_hh")
+        ],
+        (step, old, [(4,), (1, 2, 4)], f"{old} must be (batch, hidden_size), got {{got}}"),
+        (
+            step,
+            "gates",
+            [(2, 12), (1, 16), (2, 16, 1)],
+            "gates must be (batch, 4 * hidden_size) = (2, 16), got {got}",
+        ),
+        *[
+            (step, f"grad_{word}", [(4,), (2, 5)], f"grad_{word} {like} {old}, {shaped} (2, 4)")
+            for word in (["h", "cell"] if cell == "lstm" else ["h"])
+        ],
+        (
+            layer,
+            sequence,
+            [(2, 4), (5, 2, 4, 1)],
+            f"{sequence} must be (steps, batch, hidden_size), got {{got}}",
+        ),
+        (
+            layer,
+            "gates",
+            [(5, 2, 12), (4, 2, 16)],
+            "gates must be (steps, batch, 4 * hidden_size) = (5, 2, 16), got {got}",
+        ),
+        (
+            layer,
+            first,
+            [(2, 5), (4,)],
+            f"{first} must be (batch, hidden_size) = (2, 4), got {{got}}",
+        ),
+        (layer, "grad_output", [(2, 4)], f"grad_output {like} {sequence}, {shaped} (5, 2, 4)"),
+        *[
+            (layer, f"grad_{x}_n", [(1, 4)], f"grad_{x}_n {like} {first}, {shaped} (2, 4)")
+            for x in grads
+        ],
+    ]
+
 
 # Ops, an argument, wrong shapes, dtypes or values of it, and the message without the op's name.
 WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
@@ -120,8 +252,11 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
     ("gemm gemm.out", "a", NOT_FLOATING, f"a {FLOATING}"),
     ("linear", "x", NOT_FLOATING, f"x {FLOATING}"),
     ("prepack", "weight", NOT_FLOATING, f"weight {FLOATING}"),
-    (f"{CELLS} {LAYERS}", "input", NOT_FLOATING, f"input {FLOATING}"),
-    ("lltm_cell_backward lltm_backward", "gates", NOT_FLOATING, f"gates {FLOATING}"),
+    (f"{ALL_CELLS} {ALL_LAYERS}", "input", NOT_FLOATING, f"input {FLOATING}"),
+    *[
+        (f"{cell}_cell_backward {cell}_backward", "gates", NOT_FLOATING, f"gates {FLOATING}")
+        for cell in ("lltm", *OF_TORCH)
+    ],
     (
         "custom_add",
         "b",
@@ -215,21 +350,25 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         "packed must be what prepack made of weight, got (0,) of {got}",
     ),
     ("prepack", "weight", [(3,)], "weight must be (out_features, in_features), got {got}"),
-    (CELLS, "input", [(3,), (1, 2, 3)], "input must be (batch, input_size), got {got}"),
+    (ALL_CELLS, "input", [(3,), (1, 2, 3)], "input must be (batch, input_size), got {got}"),
     (
-        LAYERS,
+        ALL_LAYERS,
         "input",
         [(2, 3), (1, 5, 2, 3)],
         "input must be (steps, batch, input_size), got {got}",
     ),
     *[
         (ops, h, [(4,), (1, 2, 4)], f"{h} must be (batch, hidden_size), got {{got}}")
-        for ops, h in ((CELLS, "old_h"), (LAYERS, "h0"))
+        for ops, h in ((ALL_CELLS, "old_h"), (ALL_LAYERS, "h0"))
     ],
     *[
         (ops, name, [(3, 4)], f"{name} must be (batch, hidden_size) = (2, 4), got {{got}}")
-        for ops, names in ((CELLS, ("old_h", "old_cell")), (LAYERS, ("h0", "c0")))
-        for name in names
+        for ops, name in (
+            (ALL_CELLS, "old_h"),
+            (f"{CELLS} lstm_cell lstm_cell_forward", "old_cell"),
+            (ALL_LAYERS, "h0"),
+            (f"{LAYERS} lstm lstm_forward", "c0"),
+        )
     ],
     (
         "lltm lltm_forward lltm_backward",
@@ -249,18 +388,28 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         [(13,), (), (1,), (2, 12), (12, 1), (1, 1, 12)],
         "bias must be (3 * hidden_size,) or (1, 3 * hidden_size) = (12,), got {got}",
     ),
+    *[
+        (ops, name, [torch.int32, torch.float32], f"{name} must be of dtype {dtype}, got {{got}}")
+        for ops in (f"{ALL_LAYERS} lltm_backward lstm_backward gru_backward",)
+        for name, dtype in (("lengths", "int64"), ("reset", "bool"))
+    ],
     (
-        f"{LAYERS} lltm_backward",
-        "lengths",
-        [torch.int32, torch.float32],
-        "lengths must be of dtype int64, got {got}",
-    ),
-    (
-        f"{LAYERS} lltm_backward",
+        f"{ALL_LAYERS} lltm_backward lstm_backward gru_backward",
         "lengths",
         [(3,), (), (2, 1)],
         "lengths must be (batch,) = (2,), got {got}",
     ),
+    (
+        f"{ALL_LAYERS} lltm_backward lstm_backward gru_backward",
+        "reset",
+        [(2, 5), (5,), (), (5, 2, 1), (4, 2)],
+        "reset must be (steps, batch) = (5, 2), got {got}",
+    ),
+    *[
+        wrong
+        for cell, gates in OF_TORCH.items()
+        for wrong in _wrong_of_torch(cell, f"{gates} * hidden_size", gates * HIDDEN)
+    ],
     ("lltm_cell_backward", "old_cell", [(4,)], "old_cell must be (batch, hidden_size), got {got}"),
     (
         "lltm_cell_backward",
@@ -284,7 +433,7 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         "cells must be (steps, batch, hidden_size), got {got}",
     ),
     (
-        "lltm_backward",
+        "lltm_backward lstm_backward",
         "cells",
         [torch.float64, torch.float16],
         "cells must be float32, or float64 where gates are, got {got}",
