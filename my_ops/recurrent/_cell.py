@@ -44,6 +44,7 @@ class Cell:
     name: str  # of the op over all steps; NAME_cell is the op of one step
     gates: int  # rows of the weights per unit
     saved: int  # values that forward keeps for backward
+    shut: tuple[float, ...]  # of rows that have ended: carried values stay, and h gets no gradient
     forward: Forward
     backward: Backward
     carried: dict[str, str] = field(default_factory=dict)  # besides h: {"c": "cell"} in LSTM

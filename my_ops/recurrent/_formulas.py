@@ -116,7 +116,7 @@ def forward(
     hidden = states[0].shape[-1]
     steps = list(_walk(cell, input, states, parameters, rows))
     outputs = [s.rows.run(s.after[0], 0.0) for s in steps]
-    kept = [s.rows.run(torch.cat(s.saved, -1), 0.0) for s in steps]
+    kept = [torch.cat(list(map(s.rows.run, s.saved, cell.shut)), -1) for s in steps]
     sequences = [[s.after[k] for s in steps] for k in range(1, len(states))]
     return (
         _stack(outputs, input, hidden),

@@ -5,6 +5,7 @@ which makes, draws, copies and saves them, but neither a ``torch.nn.LSTM`` nor a
 torch.compile refuses to trace these and every subclass of them.
 """
 
+from itertools import chain
 from typing import Tuple  # noqa: UP035  TorchScript reads these
 
 import torch
@@ -38,12 +39,12 @@ class TorchLayer(LayerCall, nn.RNNBase):
         """The output, and the states at the end."""
         raise NotImplementedError
 
-    def _parameters_now(self) -> Tensors:
-        """Those of all layers, read by name: hooks and parametrizations replace them."""
+    def _in_a_row(self) -> Tensors:
+        """The parameters of all layers, with what hooks and parametrizations made of them."""
         if torch.jit.is_scripting():
-            return self._flat_weights
+            return self._flat_weights  # type: ignore[return-value]
         else:
-            return [getattr(self, name) for name in self._flat_weights_names]
+            return list(chain.from_iterable(self.all_weights))
 
     def _sizes(self) -> list[int]:
         """Of each state."""
@@ -73,14 +74,13 @@ class TorchLayer(LayerCall, nn.RNNBase):
     def _each_layer(
         self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor
     ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
-        parameters = self._parameters_now()
+        parameters = self._in_a_row()
         directions = 2 if self.bidirectional else 1
-        cells = self.num_layers * directions
-        each = len(parameters) // cells
+        each = len(parameters) // (self.num_layers * directions)
         from_end = None if reset is None else reverse_reset(reset, lengths)
         ends: list[Tensors] = [[] for _ in states]
         outputs: Tensors = []
-        for k in range(cells):
+        for k in range(self.num_layers * directions):
             if k > 0 and k % directions == 0:
                 x = self._next_input(outputs)
                 outputs = []

@@ -32,7 +32,16 @@ def _backward(
     return grad_z, grad_h * u, ()
 
 
-CELL = Cell("gru", gates=3, saved=4, forward=_forward, backward=_backward, apart=1, reads_h=True)
+CELL = Cell(
+    "gru",
+    gates=3,
+    saved=4,
+    shut=(0.0, 0.0, 0.0, 0.0),
+    forward=_forward,
+    backward=_backward,
+    apart=1,
+    reads_h=True,
+)
 _gru_cell, _gru = define(CELL)
 
 
@@ -172,9 +181,8 @@ class GRU(PlainLayerCall, TorchLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = (input_size, hidden_size, num_layers)
-        options = (bias, batch_first, dropout, bidirectional)
-        super().__init__("GRU", *sizes, *options, device=device, dtype=dtype)
+        sizes, layout = (input_size, hidden_size, num_layers), (bias, batch_first)
+        super().__init__("GRU", *sizes, *layout, dropout, bidirectional, 0, device, dtype)
 
     def _direction(
         self,

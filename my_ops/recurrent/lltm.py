@@ -53,6 +53,7 @@ CELL = Cell(
     "lltm",
     gates=3,
     saved=3,
+    shut=(0.0, 0.0, 0.0),
     carried={"c": "cell"},
     forward=_forward,
     backward=_backward,

@@ -46,7 +46,15 @@ def _backward(
     return grad_z, None, (grad_c * f,)
 
 
-CELL = Cell("lstm", gates=4, saved=4, carried={"c": "cell"}, forward=_forward, backward=_backward)
+CELL = Cell(
+    "lstm",
+    gates=4,
+    saved=4,
+    shut=(0.0, 1.0, 0.0, 0.0),
+    carried={"c": "cell"},
+    forward=_forward,
+    backward=_backward,
+)
 _lstm_cell, _lstm = define(CELL)
 
 
@@ -191,9 +199,9 @@ class LSTM(CarryingLayerCall, TorchLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = (input_size, hidden_size, num_layers)
-        options = (bias, batch_first, dropout, bidirectional, proj_size)
-        super().__init__("LSTM", *sizes, *options, device=device, dtype=dtype)
+        sizes, layout = (input_size, hidden_size, num_layers), (bias, batch_first)
+        more: Any = (dropout, bidirectional, proj_size, device, dtype)
+        super().__init__("LSTM", *sizes, *layout, *more)
 
     def _sizes(self) -> list[int]:
         return [self.proj_size if self.proj_size > 0 else self.hidden_size, self.hidden_size]
@@ -229,7 +237,7 @@ class LSTM(CarryingLayerCall, TorchLayer):
         output, h, c = torch.lstm(
             x,
             states,
-            self._parameters_now(),
+            self._in_a_row(),
             self.bias,
             self.num_layers,
             self.dropout,
@@ -252,7 +260,7 @@ class LSTM(CarryingLayerCall, TorchLayer):
             data,
             batch_sizes,
             self._initial(data[None, : batch_sizes[0]], states, False),
-            self._parameters_now(),
+            self._in_a_row(),
             self.bias,
             self.num_layers,
             self.dropout,
