@@ -116,6 +116,15 @@ def test_char_lm(tmp_path):
             assert error == "none" or float(error) <= float(bound)
 
 
+def test_recurrent_ppo():
+    """Its exit status says whether the agent has learned the task."""
+    assert "of the answers are right" in output_of("recurrent_ppo.py", "--iterations", "30")
+
+
+def test_speech_ctc():
+    assert "of the sounds are wrong" in output_of("speech_ctc.py", "--steps", "120")
+
+
 FIRST_OPERATOR = """
 import torch, first_operator
 for device in ["cpu", "cuda"][: 1 + {cuda}]:

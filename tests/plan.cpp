@@ -1,6 +1,6 @@
 // Reads questions, one a line, and answers each with what the package would launch: test_plan.py.
 //   gemm DEVICE WIDTH OUT_WIDTH BATCH M N K A_LAYOUT B_LAYOUT OUT_LAYOUT FOLLOWED HIGH TF32 PACKED
-//   lltm DEVICE BACKWARD WIDTH BATCH HIDDEN
+//   lltm, lstm or gru DEVICE BACKWARD WIDTH BATCH HIDDEN
 //   packs DEVICE N K            1 where products gain by a packed weight
 // DEVICE: major, minor, multiprocessors, shared memory of a block, code, Hopper code. Answers to
 // the first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH: bytes of a
@@ -10,7 +10,9 @@
 #include <string>
 
 #include "gemm/plan.h"
+#include "recurrent/cells/gru.h"
 #include "recurrent/cells/lltm.h"
+#include "recurrent/cells/lstm.h"
 #include "recurrent/plan.h"
 
 using namespace my_ops;
@@ -71,14 +73,15 @@ void gemm(std::istream& in, const DeviceFacts& device) {
   }
 }
 
-void lltm(std::istream& in, const DeviceFacts& device) {
+template <typename Cell>
+void layer(std::istream& in, const DeviceFacts& device) {
   bool backward;
   int width;
   int64_t batch, hidden;
   in >> backward >> width >> batch >> hidden;
   const Pass pass = backward ? Pass::kBackward : Pass::kForward;
   const RecurrentPlan plan =
-      make_recurrent_plan(kCellFacts<LltmCell>, pass, width, batch, hidden, device);
+      make_recurrent_plan(kCellFacts<Cell>, pass, width, batch, hidden, device);
   switch (plan.kind) {
     case RecurrentPlan::Kind::kCluster:
       return answer("cluster", {.code = 90,
@@ -105,7 +108,11 @@ int main() {
       args.row_stride = 1, args.col_stride = args.k;
       std::cout << fp32_sm90::packs(args, device) << '\n';
     } else if (question == "lltm") {
-      lltm(in, device);
+      layer<LltmCell>(in, device);
+    } else if (question == "lstm") {
+      layer<LstmCell>(in, device);
+    } else if (question == "gru") {
+      layer<GruCell>(in, device);
     } else {
       int width, out_width;
       in >> width >> out_width;

@@ -58,7 +58,7 @@ GEMM = {  # the kernels of a product that a device meets
     "RTX5090": "fp32_sm80 small library",
     "A10-old-code": "small library",
 }
-LLTM = {
+LAYERS = {
     "T4": "steps",
     "A100": "grid steps",
     "A10": "grid steps",
@@ -142,14 +142,15 @@ def test_a_product_fits_the_device(device, plan):
     assert {kernel for kernel, *_ in answers} == set(GEMM[name].split())
 
 
+@pytest.mark.parametrize("cell", ["lltm", "lstm", "gru"])
 @EACH_DEVICE
-def test_a_layer_fits_the_device(device, plan):
-    questions = [("lltm", *device, *layer) for layer in layers(2000)]
+def test_a_layer_fits_the_device(device, cell, plan):
+    questions = [(cell, *device, *layer) for layer in layers(2000)]
     answers = plan(questions)
     for question, (_, *needs) in zip(questions, answers, strict=True):
         assert_fits(device, needs, question)
     name = next(name for name, known in DEVICES.items() if known is device)
-    assert {kernel for kernel, *_ in answers} == set(LLTM[name].split())
+    assert {kernel for kernel, *_ in answers} == set(LAYERS[name].split())
 
 
 FLOAT = (4, 4, 1, 4096, 4096, 4096, 0, 0)

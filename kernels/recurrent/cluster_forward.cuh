@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   const typename Exchange::Targets targets(shared, rank, blocks);
 
   float addend[kTerms<Cell>] = {};
-  bool resets = false;
+  bool resets = true;  // where there is no unit: 0 * NaN of the padding must reach nobody
   auto load_step = [&](int64_t t) {
     const bool ahead = t + kClusterAhead < seq.steps;
     resets = seq.reset != nullptr && seq.reset[t * batch + block.row];

@@ -76,7 +76,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   }
 
   float addend[kItems][kTerms<Cell>] = {};  // of the step and tile at hand, as is the next
-  bool resets[kItems] = {};
+  bool resets[kItems];  // and where there is no unit: 0 * NaN of the padding must reach nobody
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) resets[i] = true;
   auto load_step = [&](int64_t t, int tile) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {

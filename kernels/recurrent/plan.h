@@ -89,10 +89,10 @@ inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
 // ---- grids ----
 
 // Chunks of a warp's weights that live in registers, 8 for each of a slab's 16-row tiles; 96 to 144
-// of a thread's 255 registers.
+// of a thread's 255 registers, which hold the sums as well.
 constexpr int resident_chunks(int width, int tiles, int row_tiles, int chunks) {
-  const int fit = (row_tiles == 1 && width == 2 ? 144 : 96) / (8 * tiles);
-  return std::min(chunks, fit);
+  const int room = width == 4 ? 96 : row_tiles == 1 ? 144 : tiles == 4 ? 128 : 96;
+  return std::min(chunks, room / (8 * tiles));
 }
 
 // Weights that are not, at least one chunk of room, and two sets of partial sums.
@@ -123,12 +123,16 @@ constexpr Needs needs(const GridPlan& plan) {
   return {.code = 80, .shared_bytes = plan.shared_bytes, .resident = plan.members * plan.groups};
 }
 
-// Rows of a group up to which all steps in one launch beat a product and a cell for each, as timed
-// with LLTM for hidden sizes from 128 to 2048.
-constexpr int64_t max_rows(Pass pass, int width, int64_t hidden) {
-  if (width == 4) return hidden <= 512 ? 112 : pass == Pass::kForward ? 88 : 52;
-  if (hidden > 512) return pass == Pass::kForward ? 40 : 28;
-  return pass == Pass::kForward ? 64 : 48;
+// Rows of a group up to which all steps in one launch beat a product and a cell for each: as timed
+// on an H200 with GRU, for cells of three gates, and LSTM, for those of four.
+constexpr int64_t max_rows(const CellFacts& cell, Pass pass, int width, int64_t hidden) {
+  constexpr int64_t kRows[2][2][2][4] = {
+      // width 2                              width 4
+      {{{96, 64, 64, 40}, {96, 56, 48, 32}}, {{128, 104, 88}, {112, 96, 64}}},  // forward
+      {{{56, 36, 40, 24}, {48, 28, 36, 16}}, {{88, 72, 44}, {72, 56, 26}}},     // backward
+  };
+  const int size = hidden <= 256 ? 0 : hidden <= 512 ? 1 : hidden <= 1024 ? 2 : 3;
+  return kRows[pass == Pass::kBackward][width == 4][cell.gates > 3][size];
 }
 
 inline bool plan_grid(const CellFacts& cell, Pass pass, int width, int64_t batch, int64_t hidden,
@@ -138,21 +142,25 @@ inline bool plan_grid(const CellFacts& cell, Pass pass, int width, int64_t batch
   if (slots > 8) return false;
   plan.chunks = slots <= 2 ? 2 : slots <= 4 ? 4 : 8;
   // Blocks of 32 units halve what a group reads per step; with few rows, latency counts more.
-  plan.unit_tiles = 1;
-  if (width == 2 && plan.chunks == 4 && batch > 8 * (facts.sm_count / ceil_div(hidden, 16))) {
-    plan.unit_tiles = 2;
+  const bool wide =
+      width == 2 && plan.chunks == 4 && batch > 8 * (facts.sm_count / ceil_div(hidden, 16));
+  for (const int unit_tiles : {wide ? 2 : 1, 1}) {
+    // Units up to a whole number of chunks: the padding is published as zeros.
+    plan.unit_tiles = unit_tiles;
+    plan.members = static_cast<int>(ceil_div(ceil_div(hidden, chunk) * chunk, 16 * unit_tiles));
+    const int64_t groups = facts.sm_count / plan.members;
+    if (groups == 0) continue;
+    const int64_t rows = ceil_div(batch, groups);
+    if (rows > max_rows(cell, pass, width, hidden)) continue;
+    plan.rows = static_cast<int>(rows);
+    plan.groups = static_cast<int>(ceil_div(batch, rows));
+    for (const int row_tiles : {rows > 8 ? 2 : 1, 1}) {
+      plan.row_tiles = row_tiles;
+      plan.shared_bytes = grid_shared_bytes(cell, pass, width, plan);
+      if (facts.runs(needs(plan))) return true;
+    }
   }
-  // Units up to a whole number of chunks: the padding is published as zeros.
-  plan.members = static_cast<int>(ceil_div(ceil_div(hidden, chunk) * chunk, 16 * plan.unit_tiles));
-  const int64_t groups = facts.sm_count / plan.members;
-  if (groups == 0) return false;
-  const int64_t rows = ceil_div(batch, groups);
-  if (rows > max_rows(pass, width, hidden)) return false;
-  plan.rows = static_cast<int>(rows);
-  plan.groups = static_cast<int>(ceil_div(batch, rows));
-  plan.row_tiles = rows > 8 ? 2 : 1;
-  plan.shared_bytes = grid_shared_bytes(cell, pass, width, plan);
-  return facts.runs(needs(plan));
+  return false;
 }
 
 // width: bytes of an activation, 4 or 2.
