@@ -17,9 +17,9 @@ FLOAT32_FLOOR = 2.0**-22
 # two has the worst single element, and all of a problem of a few elements.
 SIXTEEN_BIT_MEAN = 1.1
 SIXTEEN_BIT_WORST = 1.5
-# LSTM and GRU round more often on the way than LLTM, for which the bounds above are: the excess over
-# the reference may be so many times as large, 1.5 times the largest of 60 seeds and small sizes.
-MORE_ROUNDINGS = {torch.float64: 2.0, torch.float32: 6.0, torch.float16: 15.0, torch.bfloat16: 15.0}
+# LSTM and GRU round more often on the way than LLTM, whose bounds those above are: the excess over
+# the reference may be this many times as large, at most twice the most of 60 seeds and small sizes.
+MORE_ROUNDINGS = {torch.float64: 4.0, torch.float32: 6.0, torch.float16: 15.0, torch.bfloat16: 15.0}
 
 CELL_SIZES = [  # batch, inputs, hidden
     (1, 1, 1),

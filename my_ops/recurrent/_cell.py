@@ -112,8 +112,9 @@ class Cell:
         """Of ``(*, terms * hidden)`` the part that belongs to the input's share."""
         if not self.apart:
             return terms
-        parts = terms.chunk(self.terms, -1)
-        return torch.cat([*parts[: self.gates - self.apart], *parts[self.gates :]], -1)
+        hidden = terms.shape[-1] // self.terms
+        sums = (self.gates - self.apart) * hidden
+        return torch.cat([terms[..., :sums], terms[..., self.gates * hidden :]], -1)
 
 
 CELLS: list[Cell] = []  # all that _ops.define has made
