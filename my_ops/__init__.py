@@ -29,7 +29,9 @@ from my_ops.ops import (
     prepack,
     round_ste,
 )
+from my_ops.recurrent.gru import gru, gru_cell
 from my_ops.recurrent.lltm import lltm, lltm_cell
+from my_ops.recurrent.lstm import lstm, lstm_cell
 
 __version__ = _version("my_ops")
 cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_package(my_ops)
@@ -41,9 +43,13 @@ __all__ = [
     "fill_index",
     "gemm",
     "get_include",
+    "gru",
+    "gru_cell",
     "linear",
     "lltm",
     "lltm_cell",
+    "lstm",
+    "lstm_cell",
     "nn",
     "prepack",
     "reference",

@@ -6,12 +6,12 @@ Afterwards every op takes ``DTensor`` arguments, and ``parallelize_module`` take
 - elementwise ops: any dimension;
 - gemm and linear: rows (and a batch), columns, or the summed dimension, whose result is
   ``Partial`` (linear: without an activation, which needs the whole sum);
-- lltm_cell and lltm, and the ops of other recurrent cells: the batch.
+- lltm, lstm and gru, and their cells: the batch.
 
 Arguments that are laid out otherwise are redistributed first, as for torch's own ops. Backward of
-linear and lltm takes rows that are split in any dimension; those that are split unevenly it gathers
-for the gradient of the weight. DDP, ``fully_shard`` and ``torch.distributed.checkpoint`` need none
-of this.
+linear and of the recurrent ops takes rows that are split in any dimension; those that are split
+unevenly it gathers for the gradient of the weight. DDP, ``fully_shard`` and
+``torch.distributed.checkpoint`` need none of this.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _register_recurrent(cell: Cell) -> None:
     _register_batch(f"{cell.name}_cell_forward", [*states, row], arguments)
     grads = [row] * (len(cell.step_backward_arguments) - len(states))
     _register_batch(f"{cell.name}_cell_backward", grads, [row] * len(cell.step_backward_arguments))
-    arguments = [steps, *states, *parameters, row]
+    arguments = [steps, *states, *parameters, row, steps]
     _register_batch(cell.name, [steps, *states], arguments)
     kept = [steps] * (1 + len(cell.carried))
     _register_batch(f"{cell.name}_forward", [steps, *states, *kept], arguments)
@@ -129,7 +129,7 @@ def _register_recurrent(cell: Cell) -> None:
     _register_batch(
         f"{cell.name}_backward",
         [steps, *states],
-        [steps, *states, steps, *sequences, *read, Replicate(), row],
+        [steps, *states, steps, *sequences, *read, Replicate(), row, steps],
     )
 
 

@@ -5,6 +5,8 @@ Slow, differentiable any number of times, any dtype and device.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -91,16 +93,99 @@ def lltm(
     weights: Tensor,
     bias: Tensor,
     lengths: Tensor | None = None,
+    reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    h, c, outputs = h0, c0, []
-    for t, step in enumerate(input):
-        next_h, next_c = lltm_cell(step, weights, bias, h, c)
+    def step(x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return lltm_cell(x, weights, bias, h, c)
+
+    output, (h_n, c_n) = _over_time(step, input, (h0, c0), lengths, reset)
+    return output, h_n, c_n
+
+
+def _over_time(
+    step: Callable[..., Sequence[Tensor]],
+    input: Tensor,
+    states: Sequence[Tensor],
+    lengths: Tensor | None,
+    reset: Tensor | None,
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """``h``, the first state, of every step, and all states at the end."""
+    outputs = []
+    for t, x in enumerate(input):
+        before = states
+        if reset is not None:
+            before = [s.masked_fill(reset[t].unsqueeze(1), 0.0) for s in states]
+        after = step(x, *before)
         if lengths is None:
-            h, c = next_h, next_c
-            outputs.append(h)
+            states = after
+            outputs.append(states[0])
         else:
             runs = (t < lengths).unsqueeze(1)
-            h, c = torch.where(runs, next_h, h), torch.where(runs, next_c, c)
-            outputs.append(torch.where(runs, h, 0.0))
-    output = torch.stack(outputs) if outputs else h0.new_empty((0, *h0.shape))
-    return output, h, c
+            states = [torch.where(runs, a, s) for a, s in zip(after, states, strict=True)]
+            outputs.append(torch.where(runs, states[0], 0.0))
+    return torch.stack(outputs) if outputs else states[0].new_empty((0, *states[0].shape)), states
+
+
+def lstm_cell(
+    input: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    old_h: Tensor,
+    old_cell: Tensor,
+) -> tuple[Tensor, Tensor]:
+    gates = F.linear(input, weight_ih, bias_ih) + F.linear(old_h, weight_hh, bias_hh)
+    i, f, g, o = gates.chunk(4, dim=1)
+    new_cell = torch.sigmoid(f) * old_cell + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(new_cell), new_cell
+
+
+def lstm(
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+    lengths: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    def step(x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return lstm_cell(x, weight_ih, weight_hh, bias_ih, bias_hh, h, c)
+
+    output, (h_n, c_n) = _over_time(step, input, (h0, c0), lengths, reset)
+    return output, h_n, c_n
+
+
+def gru_cell(
+    input: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    old_h: Tensor,
+) -> Tensor:
+    x_r, x_u, x_n = F.linear(input, weight_ih, bias_ih).chunk(3, dim=1)
+    h_r, h_u, h_n = F.linear(old_h, weight_hh, bias_hh).chunk(3, dim=1)
+    u = torch.sigmoid(x_u + h_u)
+    n = torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
+    return (1 - u) * n + u * old_h
+
+
+def gru(
+    input: Tensor,
+    h0: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+    lengths: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor]:
+        return (gru_cell(x, weight_ih, weight_hh, bias_ih, bias_hh, h),)
+
+    output, (h_n,) = _over_time(step, input, (h0,), lengths, reset)
+    return output, h_n

@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 import torch
 
-pytest.register_assert_rewrite("samples", "strided")
+pytest.register_assert_rewrite("samples", "strided", "precision")
 
 hypothesis.settings.register_profile(
     "my_ops", deadline=None, derandomize=True, database=None, max_examples=100

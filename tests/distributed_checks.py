@@ -142,11 +142,15 @@ def placements_of_products(mesh):
     assert_close(my_ops.linear(x, w, activation="gelu"), gelu)
 
 
-def batches_of_lltm(mesh):
+def recurrent_batches(mesh):
     """A sharded batch stays sharded, forward and backward."""
     for name, places in (
         ("lltm", [Shard(1), Shard(0), Shard(0), Replicate(), Replicate()]),
         ("lltm_cell", [Shard(0), Replicate(), Replicate(), Shard(0), Shard(0)]),
+        ("lstm", [Shard(1), Shard(0), Shard(0), *[Replicate()] * 4]),
+        ("lstm_cell", [Shard(0), *[Replicate()] * 4, Shard(0), Shard(0)]),
+        ("gru", [Shard(1), Shard(0), *[Replicate()] * 4]),
+        ("gru_cell", [Shard(0), *[Replicate()] * 4, Shard(0)]),
     ):
         op = OPS[name]
         tensors = op.tensors(4, torch.float64, mesh.device_type)
@@ -171,6 +175,9 @@ def batches_of_lltm(mesh):
         (my_ops.nn.LLTM(3, 2, bias=False), x, Shard(1)),
         (my_ops.nn.LLTMCell(3, 2), x[0], Shard(0)),
         (my_ops.nn.LLTMCell(3, 2, bias=False), x[0], Shard(0)),
+        (my_ops.nn.LSTM(3, 2, num_layers=2, bidirectional=True), x, Shard(1)),
+        (my_ops.nn.GRU(3, 2, bias=False), x, Shard(1)),
+        (my_ops.nn.LSTMCell(3, 2), x[0], Shard(0)),
     ):
         layer = layer.double()
         want = layer(input)[0]

@@ -132,6 +132,30 @@ def lltm_inputs(
     return tuple(drawn[name].to(dtype).to(device) for name in order)
 
 
+GATES = {"lstm": 4, "gru": 3}
+
+
+def recurrent_inputs(
+    name: str,
+    steps: int | None,
+    batch: int,
+    inputs: int,
+    hidden: int,
+    dtype: torch.dtype,
+    device: str,
+) -> tuple[Tensor, ...]:
+    """Arguments of lstm or gru, biases included; of NAME_cell where ``steps`` is None."""
+    rows, scale = GATES[name] * hidden, 1.0 / max(hidden, 1) ** 0.5
+    states = [torch.randn(batch, hidden, dtype=torch.float64) for _ in range(1 + (name == "lstm"))]
+    shapes = ((rows, inputs), (rows, hidden), (rows,), (rows,))
+    parameters = [torch.randn(shape, dtype=torch.float64) * scale for shape in shapes]
+    if steps is None:
+        drawn = [torch.randn(batch, inputs, dtype=torch.float64), *parameters, *states]
+    else:
+        drawn = [torch.randn(steps, batch, inputs, dtype=torch.float64), *states, *parameters]
+    return tuple(t.to(dtype).to(device) for t in drawn)
+
+
 @dataclass(frozen=True)
 class Op:
     """One way to call an op: tensors(size, dtype, device) are its tensor arguments."""
@@ -190,6 +214,52 @@ def _lengths(h0: Tensor) -> Tensor:
     return h0.new_ones(h0.shape[:-1], dtype=torch.int64).cumsum(-1) % 4
 
 
+def _reset(input: Tensor, h0: Tensor) -> Tensor:
+    """Of _layer's 3 steps: at a third of the steps of each row, its first among them for some."""
+    t = input.new_ones(input.shape[:-1], dtype=torch.int64).cumsum(-2)
+    row = h0.new_ones(h0.shape[:-1], dtype=torch.int64).cumsum(-1).unsqueeze(-2)
+    return (t + row) % 3 == 0
+
+
+def _of_torch(name: str, steps: int | None) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda size, dtype, device: recurrent_inputs(name, steps, size, 3, 2, dtype, device)
+
+
+def _masked(name: str) -> list[Op]:
+    """All steps of a cell with lengths, with reset, and with both."""
+    function, oracle = getattr(my_ops, name), getattr(reference, name)
+    tensors = _layer if name == "lltm" else _of_torch(name, 3)
+
+    def op(label: str, with_lengths: bool, with_reset: bool) -> Op:
+        def masks(ts: tuple[Tensor, ...]) -> dict[str, Tensor | None]:
+            return {
+                "lengths": _lengths(ts[1]) if with_lengths else None,
+                "reset": _reset(ts[0], ts[1]) if with_reset else None,
+            }
+
+        return Op(
+            f"{name}-{label}",
+            lambda *ts: function(*ts, **masks(ts)),
+            lambda *ts: oracle(*ts, **masks(ts)),
+            getattr(torch.ops.my_ops, name).default,
+            tensors,
+            lambda *ts: (*ts, *masks(ts).values()),
+        )
+
+    return [op("lengths", True, False), op("reset", False, True), op("lengths-reset", True, True)]
+
+
+def _without_bias(name: str) -> Op:
+    count = 2 + (name == "lstm") + 2
+    return Op(
+        f"{name}-without-bias",
+        getattr(my_ops, name),
+        getattr(reference, name),
+        getattr(torch.ops.my_ops, name).default,
+        lambda *given: _of_torch(name, 3)(*given)[:count],
+    )
+
+
 def _linear_op(activation: str | None) -> Op:
     return Op(
         f"linear-{activation}",
@@ -242,14 +312,15 @@ DIFFERENTIABLE = [
     ),
     _op("lltm_cell", _cell),
     _op("lltm", _layer),
-    Op(
-        "lltm-lengths",
-        lambda *tensors: my_ops.lltm(*tensors, lengths=_lengths(tensors[1])),
-        lambda *tensors: reference.lltm(*tensors, _lengths(tensors[1])),
-        torch.ops.my_ops.lltm.default,
-        _layer,
-        lambda *tensors: (*tensors, _lengths(tensors[1])),
-    ),
+    *_masked("lltm"),
+    _op("lstm_cell", _of_torch("lstm", None)),
+    _op("lstm", _of_torch("lstm", 3)),
+    *_masked("lstm"),
+    _without_bias("lstm"),
+    _op("gru_cell", _of_torch("gru", None)),
+    _op("gru", _of_torch("gru", 3)),
+    *_masked("gru"),
+    _without_bias("gru"),
 ]
 
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
 
-PRODUCTS = [op for op in DIFFERENTIABLE if op.name.startswith(("gemm", "linear", "lltm"))]
+OF_PRODUCTS = ("gemm", "linear", "lltm", "lstm", "gru")
+PRODUCTS = [op for op in DIFFERENTIABLE if op.name.startswith(OF_PRODUCTS)]
 ELEMENTWISE = [op for op in DIFFERENTIABLE if op not in PRODUCTS]
 
 

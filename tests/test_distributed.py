@@ -59,8 +59,8 @@ def test_products_keep_what_is_sharded(on_both_ranks):
     on_both_ranks(distributed_checks.placements_of_products)
 
 
-def test_batches_of_lltm_stay_sharded(on_both_ranks):
-    on_both_ranks(distributed_checks.batches_of_lltm)
+def test_recurrent_batches_stay_sharded(on_both_ranks):
+    on_both_ranks(distributed_checks.recurrent_batches)
 
 
 def test_rows_are_flattened_where_they_lie(on_both_ranks):

@@ -1,10 +1,16 @@
 """lltm_cell and lltm: values and gradients, saturation, empty sizes, layouts, errors."""
 
-import contextlib
 import math
 
 import pytest
 import torch
+from precision import (
+    CELL_SIZES,
+    SEQUENCE_SIZES,
+    assert_float64_close,
+    check_precision,
+    with_gradients,
+)
 from samples import (
     FLOATING,
     INTEGERS,
@@ -20,112 +26,10 @@ from samples import (
 import my_ops
 from my_ops import reference
 
-# Times the root of how many terms a result sums, over all steps: float64's share of the largest.
-FLOAT64_LIMIT = 2.0**-51
 SEQUENCE_EPS = 16  # one product of all steps, or many
 SATURATED_EPS = 2  # of the arithmetic, beside the rounding of 16-bit results
 
-# float32 may be at most this much worse than the reference run in float32, plus the rounding of a
-# sum over the rows of all steps, which grows with the root of their number and which the reference
-# splits into one sum a step.
-FLOAT32_SHARE = 2.0
-FLOAT32_FLOOR = 2.0**-22
-# The 16-bit types are not worse than the reference run in the same type, up to chance: which of the
-# two has the worst single element, and all of a problem of a few elements.
-SIXTEEN_BIT_MEAN = 1.1
-SIXTEEN_BIT_WORST = 1.5
 TANH_SLOPE_ULP = 8.0  # exp, expm1, a quotient and three products; 16-bit types round once
-
-CELL_SIZES = [  # batch, inputs, hidden
-    (1, 1, 1),
-    (3, 5, 4),
-    (31, 7, 33),
-    (64, 128, 64),
-    (5, 1000, 129),
-    (257, 3, 31),
-]
-SEQUENCE_SIZES = [
-    (1, 1, 1, 1),
-    (5, 3, 4, 7),
-    (17, 31, 33, 9),
-    (40, 8, 64, 128),
-    (3, 5, 40, 300),  # weights of more than the 1 MiB up to which the CPU runs all steps in one go
-    # rows from which CUDA runs 16-bit types a step at a time: backward, and forward too
-    (2, 200, 8, 600),
-    (2, 260, 8, 600),
-]
-
-
-def errors(got, want):
-    """Elementwise errors of each result, absolute where values are below 1 and relative above."""
-    found = []
-    for ours, exact in zip(got, want, strict=True):
-        assert ours.shape == exact.shape
-        error = (ours.double() - exact).abs() / exact.abs().clamp(min=1)
-        assert not error.isnan().any()
-        found.append(error if error.numel() else torch.zeros(1, dtype=torch.float64))
-    return found
-
-
-def root_mean_square(error):
-    return error.square().mean().sqrt().item()
-
-
-def with_gradients(function, tensors, grads):
-    tensors = [t.detach().requires_grad_() for t in tensors]
-    results = function(*tensors)
-    used = [
-        (r, grad.to(r.dtype)) for r, grad in zip(results, grads, strict=True) if r.requires_grad
-    ]
-    results_used, grads_used = zip(*used, strict=True)
-    got = torch.autograd.grad(results_used, tensors, grads_used, materialize_grads=True)
-    return [*(r.detach() for r in results), *got]
-
-
-@contextlib.contextmanager
-def yardstick_threads():
-    """torch's products round otherwise with other numbers of threads: here the same everywhere."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
-def assert_float64_close(got, want, tensors):
-    """Equal but for the order of sums: elements by the largest of their tensor, and at least 1."""
-    input, *_ = tensors
-    weights = tensors[1 if input.dim() == 2 else 3]
-    terms = input.shape[:-2].numel() * weights.shape[1]
-    for ours, exact in zip(got, want, strict=True):
-        size = exact.abs().max().clamp(min=1).item() if exact.numel() else 1.0
-        limit = FLOAT64_LIMIT * math.sqrt(1 + terms) * size
-        torch.testing.assert_close(ours, exact, rtol=0, atol=limit)
-
-
-def check_precision(function, oracle, tensors):
-    """Results and gradients of ``function`` against ``oracle`` in float64."""
-    dtype = tensors[0].dtype
-    double = [t.double() for t in tensors]
-    grads = [torch.randn(r.shape, dtype=torch.float64).to(r.device) for r in oracle(*double)]
-    grads = [grad.to(dtype).double() for grad in grads]
-    want = with_gradients(oracle, double, grads)
-    got = with_gradients(function, tensors, grads)
-    assert all(t.dtype == dtype for t in got)
-    if dtype == torch.float64:
-        assert_float64_close(got, want, tensors)
-        return
-    ours = errors(got, want)
-    with yardstick_threads():
-        plain = errors(with_gradients(oracle, tensors, grads), want)
-    floor = FLOAT32_FLOOR * math.sqrt(tensors[0].shape[:-1].numel())
-    for error, theirs in zip(ours, plain, strict=True):
-        if dtype == torch.float32:
-            assert error.max() <= FLOAT32_SHARE * theirs.max() + floor
-        else:
-            rounding = torch.finfo(dtype).eps / 2  # of the result, which luck may spare theirs
-            assert error.max() <= SIXTEEN_BIT_WORST * theirs.max() + rounding
-            mean, their_mean = root_mean_square(error), root_mean_square(theirs)
-            assert mean <= SIXTEEN_BIT_MEAN * their_mean + rounding / math.sqrt(error.numel())
 
 
 @pytest.mark.parametrize("sizes", CELL_SIZES)

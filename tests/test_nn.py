@@ -153,15 +153,21 @@ def positional(function):
         (my_ops.nn.Linear, torch.nn.Linear, []),
         (my_ops.nn.LinearActivation, torch.nn.Linear, []),
         (my_ops.nn.LLTMCell, torch.nn.LSTMCell, []),
-        (my_ops.nn.LLTM, torch.nn.LSTM, ["lengths"]),
+        (my_ops.nn.LLTM, torch.nn.LSTM, ["lengths", "reset"]),
+        (my_ops.nn.LSTMCell, torch.nn.LSTMCell, []),
+        (my_ops.nn.LSTM, torch.nn.LSTM, ["lengths", "reset"]),
+        (my_ops.nn.GRUCell, torch.nn.GRUCell, []),
+        (my_ops.nn.GRU, torch.nn.GRU, ["lengths", "reset"]),
         (my_ops.nn.RoundSTE, torch.nn.Sigmoid, []),
     ],
 )
 def test_arguments_stand_in_torch_s_order(ours, theirs, own):
-    made = theirs if theirs is not torch.nn.LSTM else torch.nn.RNNBase
+    made = theirs if theirs not in (torch.nn.LSTM, torch.nn.GRU) else torch.nn.RNNBase
     wanted = positional(made.__init__)
     if ours is my_ops.nn.LLTM:
         wanted = wanted[: wanted.index("proj_size")]  # what follows has a keyword
+    if ours is my_ops.nn.GRU:
+        wanted.remove("proj_size")
     assert positional(ours.__init__) == wanted
     assert positional(ours.forward) == positional(theirs.forward) + own
 

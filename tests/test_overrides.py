@@ -21,7 +21,14 @@ def calls():
     """Of each public function: its tensors by name, and its other arguments."""
     parameters = {"weights": torch.randn(9, 5), "bias": torch.randn(9)}
     h, c = torch.randn(2, 4, 3)
-    lengths = torch.tensor([0, 1, 2, 3])
+    sequence = torch.randn(3, 4, 2)
+    masks = {"lengths": torch.tensor([0, 1, 2, 3]), "reset": torch.rand(3, 4) < 0.5}
+
+    def of_torch(gates):
+        rows = 3 * gates
+        shapes = {"weight_ih": (rows, 2), "weight_hh": (rows, 3), "bias_ih": rows, "bias_hh": rows}
+        return {name: torch.randn(shape) for name, shape in shapes.items()}
+
     return {
         "add_one": ({"x": torch.randn(3)}, {}),
         "custom_add": ({"a": torch.randn(3), "b": torch.randn(2, 1)}, {}),
@@ -42,10 +49,11 @@ def calls():
             {"activation": "gelu", "precision": "highest"},
         ),
         "lltm_cell": ({"input": torch.randn(4, 2), **parameters, "old_h": h, "old_cell": c}, {}),
-        "lltm": (
-            {"input": torch.randn(3, 4, 2), "h0": h, "c0": c, **parameters, "lengths": lengths},
-            {},
-        ),
+        "lltm": ({"input": sequence, "h0": h, "c0": c, **parameters, **masks}, {}),
+        "lstm_cell": ({"input": sequence[0], **of_torch(4), "old_h": h, "old_cell": c}, {}),
+        "lstm": ({"input": sequence, "h0": h, "c0": c, **of_torch(4), **masks}, {}),
+        "gru_cell": ({"input": sequence[0], **of_torch(3), "old_h": h}, {}),
+        "gru": ({"input": sequence, "h0": h, **of_torch(3), **masks}, {}),
         "prepack": ({"weight": torch.randn(4, 3)}, {}),
     }
 
@@ -222,7 +230,13 @@ WRONG = {
     "float": 1.0,
     "module": torch.nn.Linear(2, 2),
 }
-OPTIONAL = {("linear", "bias"), ("linear", "residual"), ("lltm", "lengths"), ("gemm-out", "out")}
+OPTIONAL = {("linear", "bias"), ("linear", "residual"), ("gemm-out", "out")}
+OPTIONAL |= {(name, mask) for name in ("lltm", "lstm", "gru") for mask in ("lengths", "reset")}
+OPTIONAL |= {
+    (name, bias)
+    for name in ("lstm_cell", "lstm", "gru_cell", "gru")
+    for bias in ("bias_ih", "bias_hh")
+}
 
 
 @pytest.mark.parametrize("wrong", WRONG)

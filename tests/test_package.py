@@ -191,11 +191,12 @@ def test_version():
 
 def test_public_names():
     ops = ["add_one", "custom_add", "d_sigmoid", "fill_index", "gemm", "linear", "lltm"]
-    ops += ["lltm_cell", "nn", "reference", "round_ste"]
+    ops += ["lltm_cell", "lstm", "lstm_cell", "gru", "gru_cell", "nn", "reference", "round_ste"]
     assert set(ops) <= set(my_ops.__all__)
     for name in my_ops.__all__:
         assert getattr(my_ops, name).__doc__
-    assert {"RoundSTE", "Linear", "LinearActivation", "LLTMCell", "LLTM"} == set(my_ops.nn.__all__)
+    layers = {"RoundSTE", "Linear", "LinearActivation", "LLTMCell", "LLTM"}
+    assert layers | {"LSTMCell", "LSTM", "GRUCell", "GRU"} == set(my_ops.nn.__all__)
     assert (PACKAGE / "py.typed").exists()
 
 

@@ -1,29 +1,23 @@
 """Right and wrong arguments of every op of torch.ops.my_ops, and what is said of the wrong ones."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+from wrong_recurrent import (
+    BATCH,
+    HIDDEN,
+    INPUTS,
+    MASKS,
+    OF_TORCH,
+    STATE,
+    STEPS,
+    T,
+    right_of_torch,
+    wrong_of_torch,
+)
 
 from my_ops.ops._common import UNARY, UNARY_BACKWARD
-
-STEPS, BATCH, INPUTS, HIDDEN = 5, 2, 3, 4
-
-
-@dataclass(frozen=True)
-class T:
-    """A tensor to be made on the device of the test, or on another."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
-    elsewhere: bool = False
-    strides: tuple[int, ...] | None = None
-
-    def make(self, here: str, elsewhere: str) -> torch.Tensor:
-        device = elsewhere if self.elsewhere else here
-        if self.strides is not None:
-            return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
-        return torch.zeros(self.shape, dtype=self.dtype, device=device)
 
 
 def overload(op: str) -> Any:
@@ -31,14 +25,11 @@ def overload(op: str) -> Any:
     return getattr(getattr(torch.ops.my_ops, name), kind or "default")
 
 
-STATE = T((BATCH, HIDDEN))
 WEIGHTS, BIAS = T((3 * HIDDEN, HIDDEN + INPUTS)), T((3 * HIDDEN,))
-LENGTHS = T((BATCH,), torch.int64)
 CELL = {"input": T((BATCH, INPUTS)), "weights": WEIGHTS, "bias": BIAS}
 CELL |= {"old_h": STATE, "old_cell": STATE}
 LAYER = {"input": T((STEPS, BATCH, INPUTS)), "h0": STATE, "c0": STATE}
-LAYER |= {"weights": WEIGHTS, "bias": BIAS, "lengths": LENGTHS}
-
+LAYER |= {"weights": WEIGHTS, "bias": BIAS, **MASKS}
 RIGHT: dict[str, dict[str, Any]] = {
     op: {argument.name: T((2, 3)) for argument in overload(op)._schema.arguments}
     for op in ("custom_add", *UNARY, *UNARY_BACKWARD)
@@ -76,9 +67,11 @@ RIGHT |= {
         "cells": T((STEPS, BATCH, HIDDEN)),
         "c0": STATE,
         "weights": WEIGHTS,
-        "lengths": LENGTHS,
+        **MASKS,
     },
 }
+for _name, _gates in OF_TORCH.items():
+    RIGHT |= right_of_torch(_name, _gates)
 
 # Of each op, the tensor that the others are compared with, and the first of these.
 PAIRS = {
@@ -93,17 +86,43 @@ PAIRS = {
     "lltm": ("input", "weights"),
     "lltm_forward": ("input", "weights"),
     "lltm_backward": ("gates", "cells"),
+    **{
+        f"{cell}{steps}{suffix}": ("input", "weight_ih")
+        for cell in OF_TORCH
+        for steps in ("", "_cell")
+        for suffix in ("", "_forward")
+    },
+    "lstm_cell_backward": ("gates", "old_cell"),
+    "lstm_backward": ("gates", "cells"),
+    "gru_cell_backward": ("gates", "old_h"),
+    "gru_backward": ("gates", "output"),
 }
 OTHER_PAIRS = {  # and the tensors that are compared with another
-    ("lltm_cell_backward", "grad_h"): "old_cell",
-    ("lltm_cell_backward", "grad_cell"): "old_cell",
-    ("lltm_backward", "grad_h_n"): "c0",
-    ("lltm_backward", "grad_c_n"): "c0",
+    **{
+        (f"{cell}{steps}_backward", f"grad_{state}"): like
+        for cell in ("lltm", "lstm")
+        for steps, state, like in (
+            ("_cell", "h", "old_cell"),
+            ("_cell", "cell", "old_cell"),
+            ("", "h_n", "c0"),
+            ("", "c_n", "c0"),
+        )
+    },
+    ("gru_cell_backward", "grad_h"): "old_h",
+    ("gru_backward", "grad_h_n"): "h0",
 }
-OWN_DTYPE = {("custom_add", "b"), ("linear", "packed"), ("lltm_backward", "cells")}
-OWN_DTYPE |= {(op, "lengths") for op in ("lltm", "lltm_forward", "lltm_backward")}
+OWN_DTYPE = {("custom_add", "b"), ("linear", "packed")}
+OWN_DTYPE |= {("lltm_backward", "cells"), ("lstm_backward", "cells")}
+OWN_DTYPE |= {
+    (f"{cell}{suffix}", mask)
+    for cell in ("lltm", *OF_TORCH)
+    for suffix in ("", "_forward", "_backward")
+    for mask in MASKS
+}
 
 CELLS, LAYERS = "lltm_cell lltm_cell_forward", "lltm lltm_forward"
+ALL_CELLS = f"{CELLS} lstm_cell lstm_cell_forward gru_cell gru_cell_forward"
+ALL_LAYERS = f"{LAYERS} lstm lstm_forward gru gru_forward"
 FLOATING = "must be of dtype float64, float32, float16 or bfloat16, got {got}"
 REAL = "must have a real floating or integer dtype, got {got}"
 ONE_ADDRESS = "out must not hold two elements at one address, got strides {got}"
@@ -120,8 +139,11 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
     ("gemm gemm.out", "a", NOT_FLOATING, f"a {FLOATING}"),
     ("linear", "x", NOT_FLOATING, f"x {FLOATING}"),
     ("prepack", "weight", NOT_FLOATING, f"weight {FLOATING}"),
-    (f"{CELLS} {LAYERS}", "input", NOT_FLOATING, f"input {FLOATING}"),
-    ("lltm_cell_backward lltm_backward", "gates", NOT_FLOATING, f"gates {FLOATING}"),
+    (f"{ALL_CELLS} {ALL_LAYERS}", "input", NOT_FLOATING, f"input {FLOATING}"),
+    *[
+        (f"{cell}_cell_backward {cell}_backward", "gates", NOT_FLOATING, f"gates {FLOATING}")
+        for cell in ("lltm", *OF_TORCH)
+    ],
     (
         "custom_add",
         "b",
@@ -215,21 +237,25 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         "packed must be what prepack made of weight, got (0,) of {got}",
     ),
     ("prepack", "weight", [(3,)], "weight must be (out_features, in_features), got {got}"),
-    (CELLS, "input", [(3,), (1, 2, 3)], "input must be (batch, input_size), got {got}"),
+    (ALL_CELLS, "input", [(3,), (1, 2, 3)], "input must be (batch, input_size), got {got}"),
     (
-        LAYERS,
+        ALL_LAYERS,
         "input",
         [(2, 3), (1, 5, 2, 3)],
         "input must be (steps, batch, input_size), got {got}",
     ),
     *[
         (ops, h, [(4,), (1, 2, 4)], f"{h} must be (batch, hidden_size), got {{got}}")
-        for ops, h in ((CELLS, "old_h"), (LAYERS, "h0"))
+        for ops, h in ((ALL_CELLS, "old_h"), (ALL_LAYERS, "h0"))
     ],
     *[
         (ops, name, [(3, 4)], f"{name} must be (batch, hidden_size) = (2, 4), got {{got}}")
-        for ops, names in ((CELLS, ("old_h", "old_cell")), (LAYERS, ("h0", "c0")))
-        for name in names
+        for ops, name in (
+            (ALL_CELLS, "old_h"),
+            (f"{CELLS} lstm_cell lstm_cell_forward", "old_cell"),
+            (ALL_LAYERS, "h0"),
+            (f"{LAYERS} lstm lstm_forward", "c0"),
+        )
     ],
     (
         "lltm lltm_forward lltm_backward",
@@ -249,18 +275,28 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         [(13,), (), (1,), (2, 12), (12, 1), (1, 1, 12)],
         "bias must be (3 * hidden_size,) or (1, 3 * hidden_size) = (12,), got {got}",
     ),
+    *[
+        (ops, name, [torch.int32, torch.float32], f"{name} must be of dtype {dtype}, got {{got}}")
+        for ops in (f"{ALL_LAYERS} lltm_backward lstm_backward gru_backward",)
+        for name, dtype in (("lengths", "int64"), ("reset", "bool"))
+    ],
     (
-        f"{LAYERS} lltm_backward",
-        "lengths",
-        [torch.int32, torch.float32],
-        "lengths must be of dtype int64, got {got}",
-    ),
-    (
-        f"{LAYERS} lltm_backward",
+        f"{ALL_LAYERS} lltm_backward lstm_backward gru_backward",
         "lengths",
         [(3,), (), (2, 1)],
         "lengths must be (batch,) = (2,), got {got}",
     ),
+    (
+        f"{ALL_LAYERS} lltm_backward lstm_backward gru_backward",
+        "reset",
+        [(2, 5), (5,), (), (5, 2, 1), (4, 2)],
+        "reset must be (steps, batch) = (5, 2), got {got}",
+    ),
+    *[
+        wrong
+        for cell, gates in OF_TORCH.items()
+        for wrong in wrong_of_torch(cell, f"{gates} * hidden_size", gates * HIDDEN)
+    ],
     ("lltm_cell_backward", "old_cell", [(4,)], "old_cell must be (batch, hidden_size), got {got}"),
     (
         "lltm_cell_backward",
@@ -284,7 +320,7 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         "cells must be (steps, batch, hidden_size), got {got}",
     ),
     (
-        "lltm_backward",
+        "lltm_backward lstm_backward",
         "cells",
         [torch.float64, torch.float16],
         "cells must be float32, or float64 where gates are, got {got}",

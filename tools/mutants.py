@@ -47,6 +47,7 @@ from cosmic_ray.plugins import get_operator, operator_names  # noqa: E402
 ELEMENTWISE = "elementwise memory registration c_api autograd vmap integration bounds"
 GEMM = "gemm gemm_options registration autograd vmap integration autocast nn bounds"
 LLTM = "lltm memory lltm_layer registration autograd vmap autocast integration bounds"
+OF_TORCH = "lstm_gru torch_layers registration autograd vmap autocast"
 LAYERS = "nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
 TESTS = {  # of the first prefix that fits
     "my_ops/__main__": "report",
@@ -64,18 +65,24 @@ TESTS = {  # of the first prefix that fits
     "my_ops/ops/elementwise": f"{ELEMENTWISE} fake_kernels overrides",
     "my_ops/ops/gemm": f"{GEMM} fake_kernels overrides",
     "my_ops/recurrent/_layers": LAYERS,
-    "my_ops/recurrent/_vmap": "vmap lltm_layer autocast",
-    "my_ops/recurrent": f"{LLTM} fake_kernels overrides",
-    "my_ops/reference": "gemm lltm elementwise",
+    "my_ops/recurrent/_calls": f"{LAYERS} torch_layers reset",
+    "my_ops/recurrent/_torch_layers": "torch_layers nn reset",
+    "my_ops/recurrent/_vmap": "vmap lltm_layer autocast reset",
+    "my_ops/recurrent/lstm": f"{OF_TORCH} fake_kernels overrides",
+    "my_ops/recurrent/gru": f"{OF_TORCH} fake_kernels overrides",
+    "my_ops/recurrent": f"{LLTM} fake_kernels overrides lstm_gru torch_layers reset",
+    "my_ops/reference": "gemm lltm lstm_gru elementwise",
     "my_ops": f"fake_kernels {ELEMENTWISE} gemm gemm_options lltm lltm_layer private_names",
     "csrc/elementwise": f"{ELEMENTWISE} fake_kernels cpp",
     "csrc/gemm": f"{GEMM} fake_kernels cpp",
     "csrc/lltm": f"{LLTM} fake_kernels cpp",
-    "csrc/recurrent": f"{LLTM} fake_kernels cpp",
+    "csrc/lstm": f"{OF_TORCH} fake_kernels",
+    "csrc/gru": f"{OF_TORCH} fake_kernels",
+    "csrc/recurrent": f"{LLTM} fake_kernels cpp lstm_gru reset",
     "csrc/c_api": "c_api",
     "csrc": f"fake_kernels {ELEMENTWISE} gemm lltm lltm_layer cpp",
     "kernels/elementwise": ELEMENTWISE,
-    "kernels/recurrent": LLTM,
+    "kernels/recurrent": f"{LLTM} lstm_gru reset recurrent_kernels",
     "kernels": f"{ELEMENTWISE} lltm",
 }
 PYTHON = ["my_ops/*.py", "my_ops/*/*.py"]

@@ -2,6 +2,18 @@
 
 from my_ops.nn.linear import Linear, LinearActivation
 from my_ops.nn.round_ste import RoundSTE
+from my_ops.recurrent.gru import GRU, GRUCell
 from my_ops.recurrent.lltm import LLTM, LLTMCell
+from my_ops.recurrent.lstm import LSTM, LSTMCell
 
-__all__ = ["LLTM", "LLTMCell", "Linear", "LinearActivation", "RoundSTE"]
+__all__ = [
+    "GRU",
+    "LLTM",
+    "LSTM",
+    "GRUCell",
+    "LLTMCell",
+    "LSTMCell",
+    "Linear",
+    "LinearActivation",
+    "RoundSTE",
+]

@@ -6,7 +6,7 @@ The counterpart of kernels/recurrent/cells/cell.h, with the same terms; formulas
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,9 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from my_ops.recurrent._weights import OneMatrix
+from my_ops.ops._common import check_tensor
+from my_ops.recurrent._weights import OneMatrix, TwoMatrices
 
 Values = tuple[Tensor, ...]
+
+# The last arguments over all steps: when each row ends, (batch,), and before which steps its state
+# is zero, (steps, batch). Either may be None, or left out.
+OF_ROWS = ("lengths", "reset")
 
 # z, h, carried -> h, carried, saved
 Forward = Callable[[Values, Tensor, Values], tuple[Tensor, Values, Values]]
@@ -39,12 +44,13 @@ class Cell:
     name: str  # of the op over all steps; NAME_cell is the op of one step
     gates: int  # rows of the weights per unit
     saved: int  # values that forward keeps for backward
+    shut: tuple[float, ...]  # of rows that have ended: carried values stay, and h gets no gradient
     forward: Forward
     backward: Backward
     carried: dict[str, str] = field(default_factory=dict)  # besides h: {"c": "cell"} in LSTM
     apart: int = 0  # gates that need the product with h apart from the input: 1 in GRU
     reads_h: bool = False  # whether h of the step before enters other than through the weights
-    weights: OneMatrix = field(default_factory=OneMatrix)
+    weights: OneMatrix | TwoMatrices = field(default_factory=TwoMatrices)
 
     @cached_property
     def terms(self) -> int:
@@ -66,8 +72,7 @@ class Cell:
 
     @cached_property
     def arguments(self) -> list[str]:
-        """``lengths`` may be left out."""
-        return ["input", *self.states, *self.weights.names, "lengths"]
+        return ["input", *self.states, *self.weights.names, *OF_ROWS]
 
     @cached_property
     def step_backward_arguments(self) -> list[str]:
@@ -83,11 +88,10 @@ class Cell:
 
     @cached_property
     def backward_arguments(self) -> list[str]:
-        """``lengths`` may be left out."""
         letters = ["h", *self.carried]
         grads = ["grad_output", *(f"grad_{letter}_n" for letter in letters)]
         read = self.states[0 if self.reads_h else 1 :]
-        return [*grads, "gates", *self.sequences, *read, self.weights.recurrent, "lengths"]
+        return [*grads, "gates", *self.sequences, *read, self.weights.recurrent, *OF_ROWS]
 
     # ---------------------------------------------------------------------------------- the terms
 
@@ -108,16 +112,26 @@ class Cell:
         """Of ``(*, terms * hidden)`` the part that belongs to the input's share."""
         if not self.apart:
             return terms
-        parts = terms.chunk(self.terms, -1)
-        return torch.cat([*parts[: self.gates - self.apart], *parts[self.gates :]], -1)
+        hidden = terms.shape[-1] // self.terms
+        sums = (self.gates - self.apart) * hidden
+        return torch.cat([terms[..., :sums], terms[..., self.gates * hidden :]], -1)
 
 
 CELLS: list[Cell] = []  # all that _ops.define has made
 
 
-def with_lengths(given: tuple[Any, ...], names: list[str]) -> tuple[Any, ...]:
-    """All arguments: the dispatcher strips lengths where they are None."""
-    return given if len(given) == len(names) else (*given, None)
+def complete(given: tuple[Any, ...], names: list[str]) -> tuple[Any, ...]:
+    """All arguments: the dispatcher strips the last ones where they are None."""
+    return (*given, *[None] * (len(names) - len(given)))
+
+
+def check_types(op: str, cell: Cell, names: Sequence[str], values: Sequence[Any]) -> None:
+    """Raises TypeError unless all are tensors, but for what is optional."""
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, Tensor):
+            continue
+        if value is not None or name not in (*cell.weights.optional, *OF_ROWS):
+            check_tensor(op, **{name: value})
 
 
 def one_or_all(results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | Tensor:

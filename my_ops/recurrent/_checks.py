@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +25,14 @@ STATE = "(batch, hidden_size)"
 
 
 def _check_inputs(
-    cell: Cell, op: str, input: Tensor, steps: bool, named: Sequence[tuple[Tensor, str]]
+    cell: Cell, op: str, input: Tensor, steps: bool, named: Sequence[tuple[Any, str]]
 ) -> None:
     """``named``: the parameters, then the states."""
     check_floating(input, op, "input")
     for t, name in named:
-        check_same_device(t, name, input, "input", op)
-        check_same_dtype(t, name, input, "input", op)
+        if t is not None or name not in cell.weights.optional:
+            check_same_device(t, name, input, "input", op)
+            check_same_dtype(t, name, input, "input", op)
     rule = "(steps, batch, input_size)" if steps else "(batch, input_size)"
     check(input.dim() == 2 + steps, f"{op}: input must be {rule}, got {show(input)}")
     count = len(cell.weights.names)
@@ -50,24 +52,36 @@ def check_step(cell: Cell, tensors: Sequence[Tensor]) -> None:
 
 
 def check_layer(cell: Cell, tensors: Sequence[Tensor]) -> None:
-    input, *others, lengths = tensors
-    named = list(zip(others, cell.arguments[1:-1], strict=True))
-    count = len(cell.states)
-    _check_inputs(cell, cell.name, input, True, [*named[count:], *named[:count]])
-    _check_lengths(lengths, input, "input", input.shape[1], cell.name)
+    named = list(zip(tensors, cell.arguments, strict=True))
+    states, parameters, of_rows = _cut(named[1:], len(cell.states), len(cell.weights.names))
+    input = tensors[0]
+    _check_inputs(cell, cell.name, input, True, [*parameters, *states])
+    _check_of_rows(of_rows, input, "input", input.shape[:2], cell.name)
 
 
-def _check_lengths(
-    lengths: Tensor | None, like: Tensor, like_name: str, batch: int, op: str
+def _cut(named: list[Any], *counts: int) -> Iterator[list[Any]]:
+    """So many, so many more, and the rest."""
+    for count in counts:
+        yield named[:count]
+        named = named[count:]
+    yield named
+
+
+def _check_of_rows(
+    named: Sequence[tuple[Tensor | None, str]], like: Tensor, like_name: str, sizes: Sizes, op: str
 ) -> None:
-    if lengths is None:
-        return
-    check_same_device(lengths, "lengths", like, like_name, op)
-    check(
-        lengths.dtype == torch.int64,
-        f"{op}: lengths must be of dtype int64, got {show(lengths.dtype)}",
-    )
-    check_shape(lengths, "lengths", (batch,), "(batch,)", op)
+    steps, batch = sizes
+    rules: dict[str, tuple[torch.dtype, Sizes, str]] = {
+        "lengths": (torch.int64, (batch,), "(batch,)"),
+        "reset": (torch.bool, (steps, batch), "(steps, batch)"),
+    }
+    for t, name in named:
+        if t is not None:
+            dtype, want, rule = rules[name]
+            check_same_device(t, name, like, like_name, op)
+            message = f"{op}: {name} must be of dtype {show(dtype)}, got {show(t.dtype)}"
+            check(t.dtype == dtype, message)
+            check_shape(t, name, want, rule, op)
 
 
 def _check_like(t: Tensor | None, name: str, like: Tensor, like_name: str, op: str) -> None:
@@ -98,10 +112,10 @@ def check_step_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
 def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
     op, names = f"{cell.name}_backward", cell.backward_arguments
     at = names.index("gates")
-    gates, lengths = tensors[at], tensors[-1]
-    named = list(zip(tensors[at + 1 : -1], names[at + 1 : -1], strict=True))
-    count = len(cell.sequences)
-    sequences, (*states, (recurrent, _)) = named[:count], named[count:]
+    gates = tensors[at]
+    read = list(zip(tensors[at + 1 :], names[at + 1 :], strict=True))
+    more = len(cell.states) if cell.reads_h else len(cell.carried)
+    sequences, states, (recurrent,), of_rows = _cut(read, len(cell.sequences), more, 1)
     check_floating(gates, op, "gates")
     for t, name in sequences:
         check_same_device(t, name, gates, "gates", op)
@@ -112,7 +126,7 @@ def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
                 t.dtype == compute_dtype(gates.dtype),
                 f"{op}: {name} must be float32, or float64 where gates are, got {show(t.dtype)}",
             )
-    for t, name in named[count:]:
+    for t, name in (*states, recurrent):
         check_same_device(t, name, gates, "gates", op)
         check_same_dtype(t, name, gates, "gates", op)
     first, first_name = sequences[0]
@@ -127,7 +141,7 @@ def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
     check_shape(gates, "gates", want, f"(steps, batch, {cell.saved} * hidden_size)", op)
     for t, name in states:
         check_shape(t, name, (batch, hidden), STATE, op)
-    cell.weights.check_recurrent(cell, op, hidden, recurrent)
+    cell.weights.check_recurrent(cell, op, hidden, recurrent[0])
     grad_output = tensors[0]
     if grad_output is not None:
         check_same_device(grad_output, "grad_output", gates, "gates", op)
@@ -135,4 +149,4 @@ def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
         check_same_shape(grad_output, "grad_output", first, first_name, op)
     for t, name in zip(tensors[1:at], names[1:at], strict=True):
         _check_like(t, name, states[0][0], states[0][1], op)
-    _check_lengths(lengths, gates, "gates", batch, op)
+    _check_of_rows(of_rows, gates, "gates", (steps, batch), op)

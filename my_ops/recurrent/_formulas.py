@@ -1,8 +1,7 @@
 """The ops over time by a cell's formulas: what the kernels compute, differentiable, step by step.
 
 For second gradients and forward mode, and for vmap over parameters, in which all tensors have one
-more dimension in front. The arithmetic is that of the tensors' type; ``runs``, which a ragged batch
-has, says whether a row still runs, ``(*, steps, batch, 1)``.
+more dimension in front. The arithmetic is that of the tensors' type.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from my_ops.recurrent._cell import Cell
 from my_ops.recurrent._weights import Linear
 
 Tensors = Sequence[Tensor]
+Parameters = Sequence[Any]  # those that are optional may be None
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -25,14 +25,50 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def in_compute_dtype(tensors: Tensors) -> list[Tensor]:
-    return [t.to(compute_dtype(t.dtype)) for t in tensors]
+def in_compute_dtype(tensors: Sequence[Any]) -> list[Any]:
+    return [None if t is None else t.to(compute_dtype(t.dtype)) for t in tensors]
 
 
 def running_steps(input: Tensor, lengths: Tensor) -> Tensor:
     """Whether a row still runs, ``(*, steps, batch, 1)``; without arange, for DTensor's sake."""
     steps = input.new_ones(input.shape[:-1], dtype=torch.int64).cumsum(-2)
     return (steps <= lengths.unsqueeze(-2)).unsqueeze(-1)
+
+
+class Rows(NamedTuple):
+    """What a step does to a row, ``(*, steps, batch, 1)``; of all steps, or of one.
+
+    ``runs``: whether the row still runs, None where all do; ``reset``: whether its state is zero
+    before the step, None where none is. A row that has ended is not reset.
+    """
+
+    runs: Tensor | None = None
+    reset: Tensor | None = None
+
+    @staticmethod
+    def of(input: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Rows:
+        """From arguments of an op; ``input`` may be any tensor ``(*, steps, batch, .)``."""
+        runs = None if lengths is None else running_steps(input, lengths)
+        if reset is not None:
+            reset = reset.unsqueeze(-1)
+            reset = reset if runs is None else reset & runs
+        return Rows(runs, reset)
+
+    def at(self, t: int) -> Rows:
+        return Rows(*(None if mask is None else mask.select(-3, t) for mask in self))
+
+    def run(self, yes: Tensor, no: Tensor | float) -> Tensor:
+        """``yes`` in rows that run, else ``no``."""
+        return yes if self.runs is None else torch.where(self.runs, yes, no)
+
+    def clear(self, tensors: Sequence[Any]) -> list[Any]:
+        """States before a step, their tangents or gradients: chosen, as 0 times NaN is NaN."""
+        if self.reset is None:
+            return list(tensors)
+        return [None if t is None else t.masked_fill(self.reset, 0.0) for t in tensors]
+
+
+ALL_ROWS = Rows()
 
 
 def _product(x: Tensor, linear: Linear) -> Tensor:
@@ -46,10 +82,10 @@ def _product(x: Tensor, linear: Linear) -> Tensor:
 class Step(NamedTuple):
     """What backward reads of a step: states are h, then what is carried."""
 
-    before: Sequence[Any]  # h None where the cell does not read it
+    before: Sequence[Any]  # cleared; h None where the cell does not read it
     after: Sequence[Any]
     saved: tuple[Tensor, ...]
-    running: Tensor | None
+    rows: Rows
 
 
 def _stack(steps: list[Tensor], like: Tensor, columns: int) -> Tensor:
@@ -57,34 +93,30 @@ def _stack(steps: list[Tensor], like: Tensor, columns: int) -> Tensor:
     return torch.stack(steps, -3) if steps else like.new_empty((*like.shape[:-1], columns))
 
 
-def _where(running: Tensor | None, yes: Tensor, no: Tensor | float) -> Tensor:
-    return yes if running is None else torch.where(running, yes, no)
-
-
 def _walk(
-    cell: Cell, input: Tensor, states: Tensors, parameters: Tensors, runs: Tensor | None
+    cell: Cell, input: Tensor, states: Tensors, parameters: Parameters, rows: Rows
 ) -> Iterator[Step]:
     of_input, of_h = cell.weights.split(cell, states[0].shape[-1], *parameters)
     shares = _product(input, of_input)
     for t in range(input.shape[-3]):  # DTensor unbinds no sharded dimension
-        h, *carried = states
+        here = rows.at(t)
+        h, *carried = states = here.clear(states)
         z = cell.join(shares.select(-3, t), _product(h, of_h))
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
-        running = None if runs is None else runs.select(-3, t)
         new = (new_h, *new_carried)
-        after = [_where(running, n, s) for n, s in zip(new, states, strict=True)]
-        yield Step(states, after, saved, running)
+        after = [here.run(n, s) for n, s in zip(new, states, strict=True)]
+        yield Step(states, after, saved, here)
         states = after
 
 
 def forward(
-    cell: Cell, input: Tensor, states: Tensors, parameters: Tensors, runs: Tensor | None
+    cell: Cell, input: Tensor, states: Tensors, parameters: Parameters, rows: Rows
 ) -> tuple[Tensor, ...]:
     """What NAME_forward returns: the output, the last states, the saved values, the sequences."""
     hidden = states[0].shape[-1]
-    steps = list(_walk(cell, input, states, parameters, runs))
-    outputs = [_where(s.running, s.after[0], 0.0) for s in steps]
-    kept = [_where(s.running, torch.cat(s.saved, -1), 0.0) for s in steps]
+    steps = list(_walk(cell, input, states, parameters, rows))
+    outputs = [s.rows.run(s.after[0], 0.0) for s in steps]
+    kept = [torch.cat(list(map(s.rows.run, s.saved, cell.shut)), -1) for s in steps]
     sequences = [[s.after[k] for s in steps] for k in range(1, len(states))]
     return (
         _stack(outputs, input, hidden),
@@ -102,18 +134,19 @@ def _walk_back(
     grad_states = [zeros if g is None else g.to(zeros.dtype) for g in grad_last]
     terms: list[Tensor] = []
     for t in range(len(steps) - 1, -1, -1):
-        before, after, saved, running = steps[t]
+        before, after, saved, rows = steps[t]
         if grad_output is not None:
             h_too = grad_states[0] + grad_output.select(-3, t)
-            grad_states[0] = _where(running, h_too, grad_states[0])
-        grad_h, *grad_carried = (_where(running, g, 0.0) for g in grad_states)
+            grad_states[0] = rows.run(h_too, grad_states[0])
+        grad_h, *grad_carried = (rows.run(g, 0.0) for g in grad_states)
         grad_z, direct, grad_carried_before = cell.backward(
             saved, tuple(before[1:]), tuple(after[1:]), before[0], grad_h, tuple(grad_carried)
         )
         terms.append(torch.cat(grad_z, -1))
         grad_h = ops.gemm(cell.of_h(terms[-1]), of_h)
         new = (grad_h if direct is None else grad_h + direct, *grad_carried_before)
-        grad_states = [_where(running, n, g) for n, g in zip(new, grad_states, strict=True)]
+        kept_or_new = (rows.run(n, g) for n, g in zip(new, grad_states, strict=True))
+        grad_states = rows.clear(list(kept_or_new))
     return terms[::-1], grad_states
 
 
@@ -124,7 +157,7 @@ def backward(
     sequences: Sequence[Tensor | None],
     states: Sequence[Tensor | None],
     of_h: Tensor,
-    runs: Tensor | None,
+    rows: Rows,
 ) -> tuple[Tensor, ...]:
     """What NAME_backward returns: the gradients of the terms of all steps and of the states.
 
@@ -135,8 +168,8 @@ def backward(
     steps, before = [], states
     for t in range(kept.shape[-3]):
         after = [None if s is None else s.select(-3, t) for s in sequences]
-        saved = kept.select(-3, t).chunk(cell.saved, -1)
-        steps.append(Step(before, after, saved, None if runs is None else runs.select(-3, t)))
+        saved, here = kept.select(-3, t).chunk(cell.saved, -1), rows.at(t)
+        steps.append(Step(here.clear(before), after, saved, here))
         before = after
     hidden = kept.shape[-1] // cell.saved
     zeros = kept.new_zeros((*kept.shape[:-3], kept.shape[-2], hidden))
@@ -149,14 +182,14 @@ def gradient(
     grads: Sequence[Tensor | None],
     input: Tensor,
     states: Tensors,
-    parameters: Tensors,
-    runs: Tensor | None,
+    parameters: Parameters,
+    rows: Rows,
 ) -> tuple[Tensor, ...]:
     """What NAME_backward returns, and the output, from the arguments of the op."""
     dtype, count, hidden = input.dtype, len(states), states[0].shape[-1]
     input, *rest = in_compute_dtype([input, *states, *parameters])
     states, parameters = rest[:count], rest[count:]
-    steps = list(_walk(cell, input, states, parameters, runs))
+    steps = list(_walk(cell, input, states, parameters, rows))
     of_h = cell.weights.split(cell, hidden, *parameters)[1][0]
     terms, grad_states = _walk_back(cell, grads, steps, of_h, torch.zeros_like(states[0]))
     output = _stack([s.after[0] for s in steps], input, hidden)
@@ -168,11 +201,11 @@ def jvp(
     cell: Cell,
     input: Tensor,
     states: Tensors,
-    parameters: Tensors,
+    parameters: Parameters,
     input_t: Tensor,
     states_t: Tensors,
-    parameters_t: Tensors,
-    runs: Tensor | None,
+    parameters_t: Parameters,
+    rows: Rows,
 ) -> tuple[Tensor, ...]:
     """The tangents of the output and of the last states, from those of the arguments."""
     dtype, hidden = input.dtype, states[0].shape[-1]
@@ -186,7 +219,9 @@ def jvp(
     shares_t = _product(input_t, (of_input[0], None)) + _product(input, tangents[0])
     outputs_t = []
     for t in range(input.shape[-3]):
-        h, *carried = states
+        here = rows.at(t)
+        h, *carried = states = here.clear(states)
+        states_t = here.clear(states_t)
         z = cell.join(shares.select(-3, t), _product(h, of_h))
         product_t = _product(states_t[0], (of_h[0], None)) + _product(h, tangents[1])
         z_t = cell.join(shares_t.select(-3, t), product_t)
@@ -195,10 +230,9 @@ def jvp(
         new_t = [
             _pushed(cell, k, saved, states, new, (*z_t, *states_t)) for k in range(len(states))
         ]
-        running = None if runs is None else runs.select(-3, t)
-        states = [_where(running, n, s) for n, s in zip(new, states, strict=True)]
-        states_t = [_where(running, n, s) for n, s in zip(new_t, states_t, strict=True)]
-        outputs_t.append(_where(running, states_t[0], 0.0))
+        states = [here.run(n, s) for n, s in zip(new, states, strict=True)]
+        states_t = [here.run(n, s) for n, s in zip(new_t, states_t, strict=True)]
+        outputs_t.append(here.run(states_t[0], 0.0))
     results = (_stack(outputs_t, input_t, hidden), *states_t)
     return tuple(t.to(dtype) if outputs_t else t.clone().to(dtype) for t in results)
 

@@ -13,7 +13,8 @@ from my_ops._autograd import differentiated, register_gradient, save
 from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import ops
 from my_ops.recurrent import _formulas
-from my_ops.recurrent._cell import Cell
+from my_ops.recurrent._cell import OF_ROWS, Cell
+from my_ops.recurrent._formulas import ALL_ROWS, Rows
 
 Grads = tuple[Tensor | None, ...]
 Call = Callable[..., Any]
@@ -27,16 +28,18 @@ def register(cell: Cell) -> tuple[Call, Call]:
         (cell.name, _layer(cell), cell.arguments, 1 + states, 1 + len(cell.carried)),
     ):
         function.__name__ = f"_{name}"
-        function.forward.__signature__ = _signature(arguments)  # type: ignore[attr-defined]
+        optional = () if name.endswith("_cell") else (*cell.weights.optional, *OF_ROWS)
+        signature = _signature(arguments, optional)
+        function.forward.__signature__ = signature  # type: ignore[attr-defined]
         saving = _saving(function, results, kept)
         calls.append(register_gradient(getattr(ops, name).default, function, results))
         register_gradient(getattr(ops, f"{name}_forward").default, saving, results + kept)
     return calls[0], calls[1]
 
 
-def _signature(names: Sequence[str]) -> Signature:
-    """For register_gradient, which asks for names and defaults."""
-    kind, defaults = Parameter.POSITIONAL_OR_KEYWORD, {"lengths": None}
+def _signature(names: Sequence[str], optional: Sequence[str]) -> Signature:
+    """For register_gradient, which asks for names and defaults: None of what is optional."""
+    kind, defaults = Parameter.POSITIONAL_OR_KEYWORD, dict.fromkeys(optional)
     return Signature([Parameter(n, kind, default=defaults.get(n, Parameter.empty)) for n in names])
 
 
@@ -48,8 +51,9 @@ def _run(op: Any, *args: Any) -> Any:
         raise
 
 
-def _with_zeros(tangents: Sequence[Tensor | None], primals: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(p) if t is None else t for t, p in zip(tangents, primals, strict=True)]
+def _with_zeros(tangents: Sequence[Tensor | None], primals: Sequence[Any]) -> list[Any]:
+    pairs = zip(tangents, primals, strict=True)
+    return [torch.zeros_like(p) if t is None and p is not None else t for t, p in pairs]
 
 
 def _asked(grads: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
@@ -57,12 +61,13 @@ def _asked(grads: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor
 
 
 def _without_what_takes_no_part(
-    lengths: Tensor, input: Tensor, states: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """``runs``, and the others with 0 there: it must not reach sums, as 0 times NaN is NaN."""
-    runs = _formulas.running_steps(input, lengths)
+    rows: Rows, lengths: Tensor | None, input: Tensor, states: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Both with 0 there: it must not reach sums, as 0 times NaN is NaN."""
+    if rows.runs is None or lengths is None:
+        return input, list(states)
     none = (lengths <= 0).unsqueeze(1)
-    return runs, input.masked_fill(~runs, 0.0), [s.masked_fill(none, 0.0) for s in states]
+    return input.masked_fill(~rows.runs, 0.0), [s.masked_fill(none, 0.0) for s in states]
 
 
 def _step(cell: Cell) -> type[torch.autograd.Function]:
@@ -93,7 +98,7 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
             if gates is None or differentiated():
                 one_step = input.unsqueeze(0), inputs[end:], parameters
                 grad, grad_h, *grad_carried, _ = _formulas.gradient(
-                    cell, (None, *grads), *one_step, None
+                    cell, (None, *grads), *one_step, ALL_ROWS
                 )
                 grad = grad.squeeze(0)
                 grad_x, _ = weights.grad_step(cell, grad, hidden, (needs[0], False), *parameters)
@@ -115,13 +120,13 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
             primals = ctx.saved_tensors[:-1]
             tensors = _with_zeros(tangents, primals)
             pair = [(t[0].unsqueeze(0), list(t[end:]), list(t[1:end])) for t in (primals, tensors)]
-            return _formulas.jvp(cell, *pair[0], *pair[1], None)[1:]
+            return _formulas.jvp(cell, *pair[0], *pair[1], ALL_ROWS)[1:]
 
     return Step
 
 
 def _layer(cell: Cell) -> type[torch.autograd.Function]:
-    """Of NAME: its arguments are the input, the states, the parameters, lengths."""
+    """Of NAME: its arguments are the input, the states, the parameters, OF_ROWS."""
     weights, reads_h, count = cell.weights, cell.reads_h, len(cell.states)
     start, end = 1 + count, 1 + count + len(weights.names)  # of the parameters
     recurrent = weights.names.index(weights.recurrent)
@@ -143,25 +148,24 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
         def backward(ctx: Any, *grads: Tensor | None) -> Grads:
             saved, needs = ctx.saved_tensors, ctx.needs_input_grad
             input, states, parameters = saved[0], saved[1:start], saved[start:end]
-            lengths, output, gates, *sequences = saved[end:]
-            runs = None
-            if lengths is not None:
-                runs, input, states = _without_what_takes_no_part(lengths, input, states)
+            lengths, reset, output, gates, *sequences = saved[end:]
+            rows = Rows.of(input, lengths, reset)
+            input, states = _without_what_takes_no_part(rows, lengths, input, states)
             if gates is None or differentiated():
                 grad, *grad_states, output = _formulas.gradient(
-                    cell, grads, input, states, parameters, runs
+                    cell, grads, input, states, parameters, rows
                 )
             else:
                 read = (output, *sequences, *states) if reads_h else (*sequences, *states[1:])
                 grad, *grad_states = _run(
-                    backward_op, *grads, gates, *read, parameters[recurrent], lengths
+                    backward_op, *grads, gates, *read, parameters[recurrent], lengths, reset
                 )
             hidden, grad_input = states[0].shape[1], None
             grad_parameters: Sequence[Tensor | None] = [None] * len(parameters)
             if needs[0]:
                 grad_input = weights.grad_input(cell, grad, hidden, *parameters)
             if any(needs[start:end]):
-                before = torch.cat([states[0].unsqueeze(0), output])[:-1]
+                (before,) = rows.clear([torch.cat([states[0].unsqueeze(0), output])[:-1]])
                 grad_parameters = weights.grad_parameters(
                     cell, grad, input, before, needs[start:end], *parameters
                 )
@@ -169,19 +173,20 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                 grad_input,
                 *_asked(grad_states, needs[1:start]),
                 *grad_parameters,
-                None,
+                *[None] * len(OF_ROWS),
             )
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Grads:
-            *primals, lengths = ctx.saved_tensors[: end + 1]
-            tensors, runs = _with_zeros(tangents[:-1], primals), None
-            if lengths is not None:
-                taking_part = _without_what_takes_no_part(lengths, primals[0], primals[1:start])
-                runs, primals[0], primals[1:start] = taking_part
-                tensors[0] = tensors[0].masked_fill(~runs, 0.0)
+            *primals, lengths, reset = ctx.saved_tensors[: end + len(OF_ROWS)]
+            tensors = _with_zeros(tangents[:end], primals)
+            rows = Rows.of(primals[0], lengths, reset)
+            part = _without_what_takes_no_part(rows, lengths, primals[0], primals[1:start])
+            primals[0], primals[1:start] = part
+            if rows.runs is not None:
+                tensors[0] = tensors[0].masked_fill(~rows.runs, 0.0)
             pair = [(t[0], t[1:start], t[start:]) for t in (primals, tensors)]
-            return _formulas.jvp(cell, *pair[0], *pair[1], runs)
+            return _formulas.jvp(cell, *pair[0], *pair[1], rows)
 
     return Layer
 

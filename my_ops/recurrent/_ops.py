@@ -27,7 +27,7 @@ from torch.utils.flop_counter import register_flop_formula
 from my_ops import _autocast
 from my_ops.ops._common import fake, ops
 from my_ops.recurrent import _checks, _formulas, _gradients, _vmap
-from my_ops.recurrent._cell import CELLS, Cell, one_or_all, with_lengths
+from my_ops.recurrent._cell import CELLS, Cell, complete, one_or_all
 
 Call = Callable[..., Any]
 
@@ -49,6 +49,7 @@ def define(cell: Cell) -> tuple[Call, Call]:
 
 def _register_fakes(cell: Cell) -> None:
     count = len(cell.states)
+    first_state = count + 2 + len(cell.sequences)  # that backward reads
 
     def states_of_step(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         _checks.check_step(cell, tensors)
@@ -70,7 +71,7 @@ def _register_fakes(cell: Cell) -> None:
         return tensors[count].new_empty((batch, cell.terms * hidden)), *grads
 
     def layer(*given: Tensor) -> tuple[Tensor, ...]:
-        tensors = with_lengths(given, cell.arguments)
+        tensors = complete(given, cell.arguments)
         _checks.check_layer(cell, tensors)
         states = tensors[1 : 1 + count]
         output = states[0].new_empty((tensors[0].shape[0], *states[0].shape))
@@ -85,9 +86,9 @@ def _register_fakes(cell: Cell) -> None:
         return output, *states, kept, *sequences
 
     def layer_backward(*given: Tensor) -> tuple[Tensor, ...]:
-        tensors = with_lengths(given, cell.backward_arguments)
+        tensors = complete(given, cell.backward_arguments)
         _checks.check_layer_backward(cell, tensors)
-        gates, state = tensors[count + 1], tensors[-3]
+        gates, state = tensors[count + 1], tensors[first_state]
         steps, (batch, hidden) = gates.shape[0], state.shape
         grads = (state.new_empty(state.shape) for _ in cell.states)
         return gates.new_empty((steps, batch, cell.terms * hidden)), *grads

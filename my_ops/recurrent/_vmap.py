@@ -14,7 +14,8 @@ from torch import Tensor
 from my_ops._vmap import Dims, front, register_rule, unfold
 from my_ops.ops._common import ops
 from my_ops.recurrent import _formulas
-from my_ops.recurrent._cell import Cell, with_lengths
+from my_ops.recurrent._cell import OF_ROWS, Cell, complete
+from my_ops.recurrent._formulas import ALL_ROWS, Rows
 
 Result = tuple[tuple[Tensor, ...], tuple[int, ...]]
 
@@ -40,6 +41,12 @@ def _fold(t: Tensor | None) -> Tensor | None:
     return t.transpose(0, 1).flatten(1, 2) if t.dim() == 4 else t.flatten(0, 1)
 
 
+def _fold_of_rows(lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor | None, ...]:
+    if reset is not None:  # (size, steps, batch)
+        reset = reset.transpose(0, 1).flatten(1)
+    return _fold(lengths), reset
+
+
 def _unfold_batch(results: tuple[Tensor, ...], size: int) -> Result:
     """(steps, size * batch, .) and (size * batch, .) with the dimension of ``size`` by itself."""
     split = tuple(t.unflatten(t.dim() - 2, (size, t.shape[-2] // size)) for t in results)
@@ -47,54 +54,55 @@ def _unfold_batch(results: tuple[Tensor, ...], size: int) -> Result:
 
 
 def _forward(
-    cell: Cell, input: Tensor, states: list[Tensor], parameters: list[Tensor], lengths: Any
+    cell: Cell, input: Tensor, states: list[Tensor], parameters: list[Any], rows: Rows
 ) -> tuple[Tensor, ...]:
     """NAME_forward of tensors with one more dimension in front."""
     dtype = input.dtype
     if dtype != torch.float64 and torch.is_autocast_enabled(input.device.type):
         dtype = torch.get_autocast_dtype(input.device.type)
-    runs = None if lengths is None else _formulas.running_steps(input, lengths)
     if dtype != torch.float64:
         input, *states = (t.float() for t in (input, *states))
-        parameters = [p.float() for p in parameters]
-    results = _formulas.forward(cell, input, states, parameters, runs)
+        parameters = [None if p is None else p.float() for p in parameters]
+    results = _formulas.forward(cell, input, states, parameters, rows)
     own = 2 + len(states)  # the results of the type of the arguments
     return *(t.to(dtype) for t in results[:own]), *results[own:]
 
 
 def _register_layer(cell: Cell, name: str, results: int) -> None:
-    op, end = getattr(ops, name), 1 + len(cell.states)
+    op, start = getattr(ops, name), 1 + len(cell.states)
+    end = start + len(cell.weights.names)
 
     @register_rule(name)
     def _(info: Any, in_dims: Dims, *given: Any) -> Result:
         size = info.batch_size
-        tensors = with_lengths(given, cell.arguments)
-        in_dims = with_lengths(in_dims, cell.arguments)
-        parameters, lengths = tensors[end:-1], tensors[-1]
-        moved = _all_front((*tensors[:end], lengths), (*in_dims[:end], in_dims[-1]), size)
-        if any(d is not None for d in in_dims[end:-1]):
-            own = _all_front(parameters, in_dims[end:-1], size)
-            by_steps = _forward(cell, moved[0], moved[1:-1], own, moved[-1])
+        tensors = complete(given, cell.arguments)
+        in_dims = complete(in_dims, cell.arguments)
+        input, *states = _all_front(tensors[:start], in_dims[:start], size)
+        of_rows = _all_front(tensors[end:], in_dims[end:], size)
+        parameters, dims = tensors[start:end], in_dims[start:end]
+        if any(d is not None for d in dims):
+            own = _all_front(parameters, dims, size)
+            by_steps = _forward(cell, input, states, own, Rows.of(input, *of_rows))
             return by_steps[:results], (0,) * results
-        *folded, lengths = (_fold(t) for t in moved)
-        return _unfold_batch(op(*folded, *parameters, lengths), size)
+        folded = (_fold(t) for t in (input, *states))
+        return _unfold_batch(op(*folded, *parameters, *_fold_of_rows(*of_rows)), size)
 
 
 def _register_layer_backward(cell: Cell) -> None:
     op, count = getattr(ops, f"{cell.name}_backward"), 1 + len(cell.states)
+    at = len(cell.backward_arguments) - len(OF_ROWS) - 1  # of the recurrent weights
 
     @register_rule(f"{cell.name}_backward")
     def _(info: Any, in_dims: Dims, *given: Any) -> Result:
         size = info.batch_size
-        tensors = with_lengths(given, cell.backward_arguments)
-        in_dims = with_lengths(in_dims, cell.backward_arguments)
-        *moved, lengths = _all_front(
-            (*tensors[:-2], tensors[-1]), (*in_dims[:-2], in_dims[-1]), size
-        )
-        recurrent, dim = tensors[-2], in_dims[-2]
+        tensors = complete(given, cell.backward_arguments)
+        in_dims = complete(in_dims, cell.backward_arguments)
+        moved = _all_front(tensors[:at], in_dims[:at], size)
+        of_rows = _all_front(tensors[at + 1 :], in_dims[at + 1 :], size)
+        recurrent, dim = tensors[at], in_dims[at]
         if dim is None:
-            *folded, ends = (_fold(t) for t in (*moved, lengths))
-            return _unfold_batch(op(*folded, recurrent, ends), size)
+            folded = (_fold(t) for t in moved)
+            return _unfold_batch(op(*folded, recurrent, *_fold_of_rows(*of_rows)), size)
         grads, gates, read = moved[:count], moved[count], moved[count + 1 :]
         own = cell.weights.of_h(gates.shape[-1] // cell.saved, recurrent.movedim(dim, 0))
         dtype = gates.dtype
@@ -103,8 +111,8 @@ def _register_layer_backward(cell: Cell) -> None:
             half = len(read) // 2
             read = [None, *read[:half], None, *read[half:]]
         half = len(read) // 2
-        runs = None if lengths is None else _formulas.running_steps(gates, lengths)
-        found = _formulas.backward(cell, grads, gates, read[:half], read[half:], own, runs)
+        rows = Rows.of(gates, *of_rows)
+        found = _formulas.backward(cell, grads, gates, read[:half], read[half:], own, rows)
         return tuple(t.to(dtype) for t in found), (0,) * len(found)
 
 
@@ -119,7 +127,7 @@ def _register_step(cell: Cell, name: str, results: int) -> None:
         )
         if any(d is not None for d in in_dims[1:end]):
             own = _all_front(tensors[1:end], in_dims[1:end], size)
-            _, *found = _forward(cell, input[:, None], states, own, None)
+            _, *found = _forward(cell, input[:, None], states, own, ALL_ROWS)
             *found, gates = found[: len(states) + 1]
             found = [*found, gates[:, 0]][:results]
         else:

@@ -1,4 +1,9 @@
-"""How the parameters of a cell make pre-activations: which matrices and biases, of which shapes."""
+"""How the parameters of a cell make pre-activations: which matrices and biases, of which shapes.
+
+``names`` are those of the ops' arguments, ``optional`` those that may be None; the first
+``matrices`` of them are what products are made of, and ``recurrent`` is the one that the backward
+op over all steps takes. Gradients are made of those of the terms, and can be differentiated.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from my_ops.ops._checks import Sizes, check, check_shape, check_sizes, show
+from my_ops.ops._checks import (
+    Sizes,
+    check,
+    check_shape,
+    check_sizes,
+    show,
+)
 from my_ops.ops._common import ops
 from my_ops.ops.gemm import _gemm, as_rows
 
@@ -17,28 +28,27 @@ if TYPE_CHECKING:
     from my_ops.recurrent._cell import Cell
 
 Linear = tuple[Tensor, Tensor | None]  # a weight and a bias, or None
+Needs = Sequence[bool]  # which gradients are asked for
 
 
 @dataclass(frozen=True)
 class OneMatrix:
     """``weights``, ``(gates * hidden_size, hidden_size + input_size)``, h first, and ``bias``.
 
-    The bias is ``(terms * hidden_size,)``: one value for each term of a unit.
+    For cells whose terms are all sums of the input's share and the product with h.
     """
 
     names = ("weights", "bias")
-    matrices = 1  # the first of them, of which products are made
-    recurrent = "weights"  # what the backward op over all steps takes
+    optional: tuple[str, ...] = ()
+    matrices = 1
+    recurrent = "weights"
 
     def split(
         self, cell: Cell, hidden: int, weights: Tensor, bias: Tensor
     ) -> tuple[Linear, Linear]:
         """Of the input and of h; all with one more dimension in front, or without."""
-        bias, of_h = bias.reshape(*weights.shape[:-2], cell.terms * hidden), None
-        if cell.apart:  # each term's bias goes to the one product that has it
-            sums = (cell.gates - cell.apart) * hidden
-            of_h = torch.cat([torch.zeros_like(bias[..., :sums]), cell.of_h(bias)[..., sums:]], -1)
-        return (weights[..., hidden:], cell.of_input(bias)), (weights[..., :hidden], of_h)
+        bias = bias.reshape(*weights.shape[:-2], cell.terms * hidden)
+        return (weights[..., hidden:], bias), (weights[..., :hidden], None)
 
     def of_h(self, hidden: int, recurrent: Tensor) -> Tensor:
         return recurrent[..., :hidden]
@@ -65,24 +75,21 @@ class OneMatrix:
         check(weights.shape[0] == cell.gates * hidden, message)
         check(weights.shape[1] >= hidden, message)
 
-    # ------------------------------------------ gradients, from those of the terms, differentiable
-
     def grad_input(self, cell: Cell, grad: Tensor, hidden: int, weights: Tensor, _: Any) -> Tensor:
         """``grad`` of any leading dimensions."""
-        return ops.linear(cell.of_input(grad), weights[:, hidden:].mT)
+        return ops.linear(grad, weights[:, hidden:].mT)
 
     def grad_step(
-        self, cell: Cell, grad: Tensor, hidden: int, needs: Sequence[bool], weights: Tensor, _: Any
+        self, cell: Cell, grad: Tensor, hidden: int, needs: Needs, weights: Tensor, _: Any
     ) -> tuple[Tensor | None, Tensor | None]:
         """Of the input and of h in one step, ``needs`` which; ``grad`` is ``(batch, .)``."""
         grad_x = grad_h = None
-        if all(needs) and not cell.apart:
+        if all(needs):
             grad_h, grad_x = _gemm(grad, weights, None).tensor_split([hidden], dim=1)
-            return grad_x, grad_h
-        if needs[0]:
-            grad_x = _gemm(cell.of_input(grad), weights[:, hidden:], None)
-        if needs[1]:
-            grad_h = _gemm(cell.of_h(grad), weights[:, :hidden], None)
+        elif needs[0]:
+            grad_x = _gemm(grad, weights[:, hidden:], None)
+        elif needs[1]:
+            grad_h = _gemm(grad, weights[:, :hidden], None)
         return grad_x, grad_h
 
     def grad_parameters(
@@ -91,7 +98,7 @@ class OneMatrix:
         grad: Tensor,
         x: Tensor,
         h: Tensor,
-        needs: Sequence[bool],
+        needs: Needs,
         weights: Tensor,
         bias: Tensor,
     ) -> list[Tensor | None]:
@@ -99,15 +106,105 @@ class OneMatrix:
         grad_weights: Tensor | None = None
         grad_bias: Tensor | None = None
         if needs[0]:
-            if grad.dim() == 2 and not cell.apart:
+            if grad.dim() == 2:
                 grad_weights = _gemm(grad.mT, torch.cat([h, x], dim=1), None)
             else:
                 rows, h_rows, x_rows = as_rows(grad, h, x)
-                of_h = _gemm(cell.of_h(rows).mT, h_rows, None)
-                of_x = _gemm(cell.of_input(rows).mT, x_rows, None)
-                grad_weights = torch.cat([of_h, of_x], dim=1)
+                by_row = rows.mT
+                parts = [_gemm(by_row, h_rows, None), _gemm(by_row, x_rows, None)]
+                grad_weights = torch.cat(parts, dim=1)
         if needs[1]:
-            grad_bias = grad.sum((0,) if grad.dim() == 2 else (0, 1))
+            grad_bias = _sum_of_rows(grad)
             if bias.dim() == 2:
                 grad_bias = grad_bias.unsqueeze(0)
         return [grad_weights, grad_bias]
+
+
+@dataclass(frozen=True)
+class TwoMatrices:
+    """torch's parameters: ``weight_ih``, ``(gates * hidden_size, input_size)``, ``weight_hh``,
+    ``(gates * hidden_size, hidden_size)``, and a bias of each product, or None.
+    """
+
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    optional: tuple[str, ...] = ("bias_ih", "bias_hh")
+    matrices = 2
+    recurrent = "weight_hh"
+
+    def split(
+        self,
+        cell: Cell,
+        hidden: int,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        bias_ih: Tensor | None,
+        bias_hh: Tensor | None,
+    ) -> tuple[Linear, Linear]:
+        return (weight_ih, bias_ih), (weight_hh, bias_hh)
+
+    def of_h(self, hidden: int, recurrent: Tensor) -> Tensor:
+        return recurrent
+
+    def check(
+        self,
+        cell: Cell,
+        op: str,
+        inputs: int,
+        hidden: int,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        *biases: Tensor | None,
+    ) -> None:
+        rows = cell.gates * hidden
+        rule = f"({cell.gates} * hidden_size, input_size)"
+        check_shape(weight_ih, "weight_ih", (rows, inputs), rule, op)
+        self.check_recurrent(cell, op, hidden, weight_hh)
+        for bias, name in zip(biases, self.optional, strict=True):
+            if bias is not None:
+                check_shape(bias, name, (rows,), f"({cell.gates} * hidden_size,)", op)
+
+    def check_recurrent(self, cell: Cell, op: str, hidden: int, weight_hh: Tensor) -> None:
+        rule = f"({cell.gates} * hidden_size, hidden_size)"
+        check_shape(weight_hh, "weight_hh", (cell.gates * hidden, hidden), rule, op)
+
+    def grad_input(
+        self, cell: Cell, grad: Tensor, hidden: int, weight_ih: Tensor, *_: Any
+    ) -> Tensor:
+        return ops.linear(cell.of_input(grad), weight_ih.mT)
+
+    def grad_step(
+        self,
+        cell: Cell,
+        grad: Tensor,
+        hidden: int,
+        needs: Needs,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        *_: Any,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        grad_x = _gemm(cell.of_input(grad), weight_ih, None) if needs[0] else None
+        grad_h = _gemm(cell.of_h(grad), weight_hh, None) if needs[1] else None
+        return grad_x, grad_h
+
+    def grad_parameters(
+        self, cell: Cell, grad: Tensor, x: Tensor, h: Tensor, needs: Needs, *_: Any
+    ) -> list[Tensor | None]:
+        grads: list[Tensor | None] = [None] * 4
+        if needs[0] or needs[1]:
+            rows, h_rows, x_rows = as_rows(grad, h, x)
+            if needs[0]:
+                grads[0] = _gemm(cell.of_input(rows).mT, x_rows, None)
+            if needs[1]:
+                grads[1] = _gemm(cell.of_h(rows).mT, h_rows, None)
+        if needs[2] or needs[3]:
+            total = _sum_of_rows(grad)
+            if needs[2]:
+                grads[2] = cell.of_input(total)
+            if needs[3]:  # never the same tensor as the other
+                grads[3] = cell.of_h(total).clone() if needs[2] else cell.of_h(total)
+        return grads
+
+
+def _sum_of_rows(grad: Tensor) -> Tensor:
+    """``(*, size)``, of one or two dimensions in front."""
+    return grad.sum((0,) if grad.dim() == 2 else (0, 1))

@@ -7,18 +7,16 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
-from my_ops.ops._common import check_tensor
-from my_ops.recurrent._cell import Cell, Values
+from my_ops.recurrent._calls import MaybeTensor, State, Tensors
+from my_ops.recurrent._cell import Cell, Values, check_types
 from my_ops.recurrent._layers import (
     CarryingCell,
     CarryingDirection,
     CarryingLayer,
-    MaybeTensor,
     OneMatrixParameters,
-    State,
-    Tensors,
 )
 from my_ops.recurrent._ops import define
+from my_ops.recurrent._weights import OneMatrix
 
 
 def _forward(z: Values, h: Tensor, carried: Values) -> tuple[Tensor, Values, Values]:
@@ -51,7 +49,16 @@ def _backward(
     return grad_z, None, (grad_c,)
 
 
-CELL = Cell("lltm", gates=3, saved=3, carried={"c": "cell"}, forward=_forward, backward=_backward)
+CELL = Cell(
+    "lltm",
+    gates=3,
+    saved=3,
+    shut=(0.0, 0.0, 0.0),
+    carried={"c": "cell"},
+    forward=_forward,
+    backward=_backward,
+    weights=OneMatrix(),
+)
 _lltm_cell, _lltm = define(CELL)
 
 
@@ -81,10 +88,7 @@ def lltm_cell(
     tensors = (input, weights, bias, old_h, old_cell)
     if has_torch_function(tensors) and not is_compiling():
         return handle_torch_function(lltm_cell, tensors, *tensors)
-    for t in tensors:
-        if not isinstance(t, Tensor):
-            named = {"weights": weights, "bias": bias, "old_h": old_h, "old_cell": old_cell}
-            check_tensor("lltm_cell", input=input, **named)
+    check_types("lltm_cell", CELL, CELL.step_arguments, tensors)
     return _lltm_cell(*tensors)
 
 
@@ -96,6 +100,7 @@ def lltm(
     bias: Tensor,
     *,
     lengths: Tensor | None = None,
+    reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """LLTM over time: :func:`lltm_cell` applied to each step of ``input``.
 
@@ -107,6 +112,9 @@ def lltm(
         lengths: ``(batch,)``, int64, on the device of ``input``, in any order: row ``b`` ends after
             ``lengths[b]`` steps, which may be 0. What stands in ``input`` beyond does not matter.
             Values outside 0 to steps count as the nearest of these. None: every row has all steps.
+        reset: ``(steps, batch)``, bool, on the device of ``input``: where True, ``h`` and the cell
+            state are zero before that step, whatever they were, NaN included, and no gradient goes
+            through them. Beyond a row's end it does not matter. None: nowhere.
 
     Returns:
         ``(output, h_n, c_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, 0 beyond a
@@ -118,14 +126,11 @@ def lltm(
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, h0, c0, weights, bias)
-    if has_torch_function((*tensors, lengths)) and not is_compiling():
-        return handle_torch_function(lltm, (*tensors, lengths), *tensors, lengths=lengths)
-    for t in tensors:
-        if not isinstance(t, Tensor):
-            check_tensor("lltm", input=input, h0=h0, c0=c0, weights=weights, bias=bias)
-    if lengths is not None:
-        check_tensor("lltm", lengths=lengths)
-    return _lltm(*tensors, lengths)
+    relevant = (*tensors, lengths, reset)
+    if has_torch_function(relevant) and not is_compiling():
+        return handle_torch_function(lltm, relevant, *tensors, lengths=lengths, reset=reset)
+    check_types("lltm", CELL, CELL.arguments, relevant)
+    return _lltm(*relevant)
 
 
 # -------------------------------------------------------------------------------------- layers
@@ -136,19 +141,25 @@ class _Ops(OneMatrixParameters):
 
     _gates, _terms = CELL.gates, CELL.terms
 
-    def _step(self, x: Tensor, h: Tensor, c: Tensor, parameters: Tensors) -> State:
+    def _one_step(self, x: Tensor, h: Tensor, c: Tensor, parameters: Tensors) -> State:
         if torch.jit.is_scripting():
             return torch.ops.my_ops.lltm_cell(x, parameters[0], parameters[1], h, c)
         else:
             return lltm_cell(x, parameters[0], parameters[1], h, c)
 
     def _sequence(
-        self, x: Tensor, h: Tensor, c: Tensor, parameters: Tensors, lengths: MaybeTensor
+        self,
+        x: Tensor,
+        h: Tensor,
+        c: Tensor,
+        parameters: Tensors,
+        lengths: MaybeTensor,
+        reset: MaybeTensor,
     ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         if torch.jit.is_scripting():
-            return torch.ops.my_ops.lltm(x, h, c, parameters[0], parameters[1], lengths)
+            return torch.ops.my_ops.lltm(x, h, c, parameters[0], parameters[1], lengths, reset)
         else:
-            return lltm(x, h, c, parameters[0], parameters[1], lengths=lengths)
+            return lltm(x, h, c, parameters[0], parameters[1], lengths=lengths, reset=reset)
 
 
 class LLTMCell(_Ops, CarryingCell):
@@ -202,15 +213,18 @@ class LLTM(CarryingLayer):
     by side: ``cells.0.weights`` and ``cells.0.bias`` are those of :class:`LLTMCell`. Each is called
     once a call, for all steps: hooks on it, pruning, ``weight_norm`` and ``fully_shard`` act.
 
-    Shapes: ``layer(input, (h_0, c_0), lengths)``; input ``(steps, batch, input_size)``, without the
-    batch for one sequence, or a ``PackedSequence``; h_0, c_0 ``(num_layers * directions, batch,
-    hidden_size)``, zeros if left out; lengths as in :func:`my_ops.lltm`. Returns ``output, (h_n,
+    Shapes: ``layer(input, (h_0, c_0), lengths, reset)``; input ``(steps, batch, input_size)``,
+    without the batch for one sequence, or a ``PackedSequence``; h_0, c_0 ``(num_layers *
+    directions, batch, hidden_size)``, zeros if left out; lengths and reset as in
+    :func:`my_ops.lltm`, reset laid out like input: ``(batch, steps)`` with ``batch_first``. Where
+    it is True no state crosses from the step before to that one, nor back in the other direction.
+    Returns ``output, (h_n,
     c_n)``: output ``(steps, batch, directions * hidden_size)``, packed as the input was, and the
     states at the ends, shaped like h_0.
 
     Raises:
         TypeError: an argument is no tensor, or ``hx`` no pair of them.
-        ValueError: shapes do not fit, or ``lengths``.
+        ValueError: shapes do not fit, or ``lengths``, or ``reset``.
         RuntimeError: dtypes or devices do not fit.
     """
 

@@ -1,0 +1,299 @@
+"""What a call of a recurrent layer or cell does around its ops, whatever its parameters.
+
+Mixins of modules, which bring ``_name``, for messages, and torch's attributes. The names of classes
+say what they assume: Carrying a state ``(h, c)``, Plain a state ``h`` alone. TorchScript compiles
+all of them, hence how types and branches are written.
+"""
+
+from typing import Any, List, Optional, Tuple  # noqa: UP035  TorchScript reads these
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Proxy
+from torch.fx.proxy import TraceError
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from my_ops.ops._common import check_tensor
+
+State = Tuple[Tensor, Tensor]  # noqa: UP006
+Tensors = List[Tensor]  # noqa: UP006
+MaybeTensor = Optional[Tensor]  # noqa: UP045
+MaybeState = Optional[State]  # noqa: UP045
+MaybeTensors = Optional[Tensors]  # noqa: UP045
+MaybeFloat = Optional[float]  # noqa: UP045
+
+
+# ------------------------------------------------------------------------------------- one step
+
+
+class StepCall:
+    """One step; ``_step`` runs the op."""
+
+    _name: str
+    hidden_size: int
+
+    def _step(self, x: Tensor, states: Tensors) -> Tensors:
+        raise NotImplementedError
+
+    def _run(self, input: Tensor, states: MaybeTensors, count: int) -> Tensors:
+        """``count``: how many states a row has."""
+        if input.dim() != 1 and input.dim() != 2:
+            raise ValueError(
+                f"{self._name}: input must have 2 dimensions, or 1 without a batch, "
+                f"got {input.dim()}"
+            )
+        one = input.dim() == 1
+        x = input.unsqueeze(0) if one else input
+        if states is None:
+            states = [x.new_zeros([x.size(0), self.hidden_size])] * count
+        elif one:
+            states = [s.unsqueeze(0) for s in states]
+        last = self._step(x, states)
+        return [s.squeeze(0) for s in last] if one else last
+
+
+class CarryingStepCall(StepCall):
+    def forward(self, input: Tensor, hx: MaybeState = None) -> State:
+        if not torch.jit.is_scripting():
+            if isinstance(input, Proxy):
+                return traced_call(self, input, hx)
+            check_pair(self._name, input, hx)
+        states: MaybeTensors = None
+        if hx is not None:
+            states = [hx[0], hx[1]]
+        last = self._run(input, states, 2)
+        return last[0], last[1]
+
+
+class PlainStepCall(StepCall):
+    def forward(self, input: Tensor, hx: MaybeTensor = None) -> Tensor:
+        if not torch.jit.is_scripting():
+            if isinstance(input, Proxy):
+                return traced_call(self, input, hx)
+            check_one(self._name, input, hx)
+        states: MaybeTensors = None
+        if hx is not None:
+            states = [hx]
+        return self._run(input, states, 1)[0]
+
+
+# ------------------------------------------------------------------------------------ all steps
+
+
+class LayerCall:
+    """All layers and directions.
+
+    ``_initial`` checks a state, or makes one of zeros; ``_all_layers`` runs them.
+    """
+
+    _name: str
+    input_size: int
+    dropout: float
+    training: bool
+    batch_first: bool
+
+    def _initial(self, x: Tensor, states: MaybeTensors, one: bool) -> Tensors:
+        """The states of all layers before the first step, ``one``: given without the batch."""
+        raise NotImplementedError
+
+    def _all_layers(
+        self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor
+    ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
+        raise NotImplementedError
+
+    def _run(
+        self, input: Tensor, states: MaybeTensors, lengths: MaybeTensor, reset: MaybeTensor
+    ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
+        if input.dim() != 2 and input.dim() != 3:
+            raise ValueError(
+                f"{self._name}: input must have 3 dimensions, or 2 without a batch, "
+                f"got {input.dim()}"
+            )
+        if input.size(-1) != self.input_size:
+            raise ValueError(
+                f"{self._name}: input must have input_size = {self.input_size} in its last "
+                f"dimension, got {list(input.shape)}"
+            )
+        one = input.dim() == 2
+        x = input.unsqueeze(1) if one else input.transpose(0, 1) if self.batch_first else input
+        first = self._initial(x, states, one)
+        if lengths is not None:
+            check_lengths(self._name, x, lengths)
+        if reset is not None:
+            check_reset(self._name, input, reset, self.batch_first)
+            reset = reset.unsqueeze(1) if one else reset
+            reset = reset.transpose(0, 1) if self.batch_first and not one else reset
+        output, last = self._all_layers(x, first, lengths, reset)
+        if one:
+            return output.squeeze(1), [s.squeeze(1) for s in last]
+        return (output.transpose(0, 1) if self.batch_first else output), last
+
+    def _next_input(self, outputs: Tensors) -> Tensor:
+        """Of a layer, from the outputs of the directions of the one before."""
+        return F.dropout(torch.cat(outputs, 2), self.dropout, self.training)
+
+    def _run_packed(
+        self, input: PackedSequence, states: Any, lengths: Any, reset: Any
+    ) -> tuple[PackedSequence, list[Tensor]]:
+        """In the order of the packed data, where torch sorts the rows by length."""
+        if lengths is not None:
+            raise ValueError(
+                f"{self._name}: lengths must be None beside a PackedSequence, which has its own"
+            )
+        padded, host_lengths = pad_packed_sequence(
+            PackedSequence(input.data, input.batch_sizes), batch_first=self.batch_first
+        )
+        if input.sorted_indices is not None:
+            if states is not None:
+                states = [s.index_select(1, input.sorted_indices) for s in states]
+            if reset is not None:
+                check_reset(self._name, padded, reset, self.batch_first)
+                reset = reset.index_select(0 if self.batch_first else 1, input.sorted_indices)
+        device_lengths = host_lengths.to(padded.device, non_blocking=True)
+        output, last = self._run(padded, states, device_lengths, reset)
+        packed = pack_padded_sequence(output, host_lengths, self.batch_first)
+        if input.unsorted_indices is not None:
+            last = [s.index_select(1, input.unsorted_indices) for s in last]
+        indices = (input.sorted_indices, input.unsorted_indices)
+        return PackedSequence(packed.data, packed.batch_sizes, *indices), last
+
+
+class CarryingLayerCall(LayerCall):
+    def forward(
+        self,
+        input: Tensor,
+        hx: MaybeState = None,
+        lengths: MaybeTensor = None,
+        reset: MaybeTensor = None,
+    ) -> Tuple[Tensor, State]:  # noqa: UP006
+        if not torch.jit.is_scripting():
+            if isinstance(input, PackedSequence):
+                return self._forward_packed(input, hx, lengths, reset)
+            if isinstance(input, Proxy):
+                return traced_call(self, input, hx, lengths, reset)
+            check_pair(self._name, input, hx, lengths=lengths, reset=reset)
+        states: MaybeTensors = None
+        if hx is not None:
+            states = [hx[0], hx[1]]
+        output, last = self._run(input, states, lengths, reset)
+        return output, (last[0], last[1])
+
+    def _forward_packed(self, input: Any, hx: Any, lengths: Any, reset: Any) -> Any:
+        check_pair(self._name, input.data, hx, reset=reset)
+        output, last = self._run_packed(input, hx, lengths, reset)
+        return output, tuple(last)
+
+
+class PlainLayerCall(LayerCall):
+    def forward(
+        self,
+        input: Tensor,
+        hx: MaybeTensor = None,
+        lengths: MaybeTensor = None,
+        reset: MaybeTensor = None,
+    ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        if not torch.jit.is_scripting():
+            if isinstance(input, PackedSequence):
+                return self._forward_packed(input, hx, lengths, reset)
+            if isinstance(input, Proxy):
+                return traced_call(self, input, hx, lengths, reset)
+            check_one(self._name, input, hx, lengths=lengths, reset=reset)
+        states: MaybeTensors = None
+        if hx is not None:
+            states = [hx]
+        output, last = self._run(input, states, lengths, reset)
+        return output, last[0]
+
+    def _forward_packed(self, input: Any, hx: Any, lengths: Any, reset: Any) -> Any:
+        check_one(self._name, input.data, hx, reset=reset)
+        states = None if hx is None else [hx]
+        output, last = self._run_packed(input, states, lengths, reset)
+        return output, last[0]
+
+
+# ------------------------------------------------------------------------------------- functions
+
+
+def traced_call(layer: Any, input: Any, *others: Any) -> Any:
+    """A call under ``torch.fx``: the layer as it is, as torch takes its own, and no others."""
+    tracer = input.tracer
+    path = tracer.path_of_module(layer)
+    if not path:
+        raise TraceError(f"{type(layer).__name__}: trace the model that holds the layer")
+    return tracer.create_proxy("call_module", path, (input, *others), {})
+
+
+def _check_given(layer: str, **tensors: Any) -> None:
+    for name, t in tensors.items():
+        if t is not None:
+            check_tensor(layer, **{name: t})
+
+
+def check_pair(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
+    if hx is None:
+        if not isinstance(input, Tensor):
+            check_tensor(layer, input=input)
+    else:
+        if not isinstance(hx, (tuple, list)) or len(hx) != 2:
+            got = f"{len(hx)} of them" if isinstance(hx, (tuple, list)) else type(hx).__name__
+            raise TypeError(f"{layer}: hx must be a pair of tensors (h_0, c_0), got {got}")
+        h_0, c_0 = hx
+        if not (isinstance(input, Tensor) and isinstance(h_0, Tensor) and isinstance(c_0, Tensor)):
+            check_tensor(layer, input=input, h_0=h_0, c_0=c_0)
+    _check_given(layer, **of_rows)
+
+
+def check_one(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
+    if not isinstance(input, Tensor):
+        check_tensor(layer, input=input)
+    _check_given(layer, hx=hx, **of_rows)
+
+
+def check_lengths(layer: str, x: Tensor, lengths: Tensor) -> None:
+    if lengths.dim() != 1 or lengths.size(0) != x.size(1):
+        raise ValueError(
+            f"{layer}: lengths must be (batch,) = ({x.size(1)},), got {list(lengths.shape)}"
+        )
+    if lengths.dtype != torch.int64:
+        raise ValueError(f"{layer}: lengths must be of dtype int64, got {lengths.dtype}")
+    if lengths.device != x.device:
+        raise ValueError(
+            f"{layer}: lengths must be on the device of input, got {lengths.device} and {x.device}"
+        )
+
+
+def check_reset(layer: str, input: Tensor, reset: Tensor, batch_first: bool) -> None:
+    """As the caller gave both: without the batch too, and with it in front."""
+    expected = list(input.shape[:-1])
+    if list(reset.shape) != expected:
+        rule = "batch, steps" if batch_first else "steps, batch"
+        if input.dim() == 2:
+            rule = "steps,"
+        raise ValueError(f"{layer}: reset must be ({rule}) = {expected}, got {list(reset.shape)}")
+    if reset.dtype != torch.bool:
+        raise ValueError(f"{layer}: reset must be of dtype bool, got {reset.dtype}")
+    if reset.device != input.device:
+        raise ValueError(
+            f"{layer}: reset must be on the device of input, got {reset.device} and {input.device}"
+        )
+
+
+def reverse(x: Tensor, lengths: MaybeTensor) -> Tensor:
+    """Turns time around, ``(steps, batch, size)``: of every row the part that runs."""
+    if lengths is None:
+        return x.flip(0)
+    t = torch.arange(x.size(0), device=x.device).unsqueeze(1)
+    from_end = lengths.clamp(max=x.size(0)) - 1 - t
+    index = torch.where(from_end >= 0, from_end, t)
+    return x.gather(0, index.unsqueeze(2).expand_as(x))
+
+
+def reverse_reset(reset: Tensor, lengths: MaybeTensor) -> Tensor:
+    """What a direction from the end gets for ``reset``, ``(steps, batch)``.
+
+    No state crosses from a step to the next that is reset, nor back: that direction's state is zero
+    before the step that stands before it in time.
+    """
+    from_end = reverse(reset.unsqueeze(2), lengths).squeeze(2)
+    return torch.cat([torch.zeros_like(reset[:1]), from_end[:-1]])

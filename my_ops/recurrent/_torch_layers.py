@@ -1,0 +1,99 @@
+"""What the layers with torch's parameters share: LSTM's and GRU's, drop-in for torch.nn's.
+
+The parameters stand on the layer itself, under torch's names. A layer is a ``torch.nn.RNNBase``,
+which makes, draws, copies and saves them, but neither a ``torch.nn.LSTM`` nor a ``torch.nn.GRU``:
+torch.compile refuses to trace these and every subclass of them.
+"""
+
+from itertools import chain
+from typing import Tuple  # noqa: UP035  TorchScript reads these
+
+import torch
+from torch import Tensor, nn
+
+from my_ops.recurrent._calls import (
+    LayerCall,
+    MaybeTensor,
+    MaybeTensors,
+    Tensors,
+    reverse,
+    reverse_reset,
+)
+
+
+class TorchLayer(LayerCall, nn.RNNBase):
+    """``_direction`` runs the op over one direction of one layer."""
+
+    __constants__ = [*nn.RNNBase.__constants__, "_name", "_hidden_messages"]  # noqa: RUF012
+    _name: str
+    _hidden_messages: list[str]  # torch's, of each state: {} for the shapes
+
+    def _direction(
+        self,
+        x: Tensor,
+        states: Tensors,
+        parameters: Tensors,
+        lengths: MaybeTensor,
+        reset: MaybeTensor,
+    ) -> Tensors:
+        """The output, and the states at the end."""
+        raise NotImplementedError
+
+    def _in_a_row(self) -> Tensors:
+        """The parameters of all layers, with what hooks and parametrizations made of them."""
+        if torch.jit.is_scripting():
+            return self._flat_weights  # type: ignore[return-value]
+        else:
+            return list(chain.from_iterable(self.all_weights))
+
+    def _sizes(self) -> list[int]:
+        """Of each state."""
+        return [self.hidden_size] * len(self._hidden_messages)
+
+    def _initial(self, x: Tensor, states: MaybeTensors, one: bool) -> Tensors:
+        sizes = self._sizes()
+        cells = self.num_layers * (2 if self.bidirectional else 1)
+        if states is None:
+            return [x.new_zeros([cells, x.size(1), size]) for size in sizes]
+        if one:
+            for s in states:
+                if s.dim() != 2:
+                    raise RuntimeError(
+                        f"{self._name}: hx must have 2 dimensions, as input has, got {s.dim()}"
+                    )
+            states = [s.unsqueeze(1) for s in states]
+        for k, s in enumerate(states):
+            self.check_hidden_size(s, (cells, x.size(1), sizes[k]), self._hidden_messages[k])
+        return states
+
+    def _all_layers(
+        self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor
+    ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
+        return self._each_layer(x, states, lengths, reset)
+
+    def _each_layer(
+        self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor
+    ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
+        parameters = self._in_a_row()
+        directions = 2 if self.bidirectional else 1
+        each = len(parameters) // (self.num_layers * directions)
+        from_end = None if reset is None else reverse_reset(reset, lengths)
+        ends: list[Tensors] = [[] for _ in states]
+        outputs: Tensors = []
+        for k in range(self.num_layers * directions):
+            if k > 0 and k % directions == 0:
+                x = self._next_input(outputs)
+                outputs = []
+            backward = k % directions == 1
+            results = self._direction(
+                reverse(x, lengths) if backward else x,
+                [s[k] for s in states],
+                parameters[k * each : (k + 1) * each],
+                lengths,
+                from_end if backward else reset,
+            )
+            outputs.append(reverse(results[0], lengths) if backward else results[0])
+            for i, end in enumerate(ends):
+                end.append(results[1 + i])
+        output = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
+        return output, [torch.stack(end) for end in ends]

@@ -1,0 +1,277 @@
+"""LSTM, drop-in for torch's: description, functions, layers."""
+
+from typing import Any, Tuple  # noqa: UP035  TorchScript reads these
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import handle_torch_function, has_torch_function
+
+from my_ops.recurrent._calls import (
+    CarryingLayerCall,
+    CarryingStepCall,
+    MaybeTensor,
+    Tensors,
+)
+from my_ops.recurrent._cell import Cell, Values, check_types
+from my_ops.recurrent._ops import define
+from my_ops.recurrent._torch_layers import TorchLayer
+
+
+def _forward(z: Values, h: Tensor, carried: Values) -> tuple[Tensor, Values, Values]:
+    z_i, z_f, z_g, z_o = z
+    i, f, g, o = torch.sigmoid(z_i), torch.sigmoid(z_f), torch.tanh(z_g), torch.sigmoid(z_o)
+    c = f * carried[0] + i * g
+    return o * torch.tanh(c), (c,), (i, f, g, o)
+
+
+def _backward(
+    saved: Values,
+    previous: Values,
+    carried: Values,
+    h: Tensor | None,
+    grad_h: Tensor,
+    grad_carried: Values,
+) -> tuple[Values, None, Values]:
+    i, f, g, o = saved
+    squashed = torch.tanh(carried[0])
+    grad_c = grad_carried[0] + grad_h * o * (1 - squashed * squashed)
+    grad_z = (
+        grad_c * g * i * (1 - i),
+        grad_c * previous[0] * f * (1 - f),
+        grad_c * i * (1 - g * g),
+        grad_h * squashed * o * (1 - o),
+    )
+    return grad_z, None, (grad_c * f,)
+
+
+CELL = Cell(
+    "lstm",
+    gates=4,
+    saved=4,
+    shut=(0.0, 1.0, 0.0, 0.0),
+    carried={"c": "cell"},
+    forward=_forward,
+    backward=_backward,
+)
+_lstm_cell, _lstm = define(CELL)
+
+
+def lstm_cell(
+    input: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    old_h: Tensor,
+    old_cell: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """One step of LSTM, as of ``torch.nn.LSTMCell``.
+
+    ``gates = input @ weight_ih.T + bias_ih + old_h @ weight_hh.T + bias_hh`` in torch's order:
+    input, forget, candidate, output; ``i, f, o = sigmoid``; ``g = tanh``; ``new_cell = f * old_cell
+    + i * g``; ``new_h = o * tanh(new_cell)``.
+
+    Args:
+        input: ``(batch, input_size)``, dtype float64, float32, float16 or bfloat16.
+        weight_ih: ``(4 * hidden_size, input_size)``.
+        weight_hh: ``(4 * hidden_size, hidden_size)``.
+        bias_ih, bias_hh: ``(4 * hidden_size,)``, or None.
+        old_h, old_cell: ``(batch, hidden_size)``.
+
+    Returns:
+        ``(new_h, new_cell)``, both ``(batch, hidden_size)``. The 16-bit types compute in float32.
+        The gradient goes to all seven and can be differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+    tensors = (input, weight_ih, weight_hh, bias_ih, bias_hh, old_h, old_cell)
+    if has_torch_function(tensors) and not is_compiling():
+        return handle_torch_function(lstm_cell, tensors, *tensors)
+    check_types("lstm_cell", CELL, CELL.step_arguments, tensors)
+    return _lstm_cell(*tensors)
+
+
+def lstm(
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+    *,
+    lengths: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """LSTM over time: :func:`lstm_cell` applied to each step of ``input``.
+
+    Args:
+        input: ``(steps, batch, input_size)``, dtype float64, float32, float16 or bfloat16.
+        h0, c0: ``(batch, hidden_size)``, the state before the first step.
+        weight_ih: ``(4 * hidden_size, input_size)``.
+        weight_hh: ``(4 * hidden_size, hidden_size)``.
+        bias_ih, bias_hh: ``(4 * hidden_size,)``, or None.
+        lengths, reset: as in :func:`lltm`.
+
+    Returns:
+        ``(output, h_n, c_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, 0 beyond a
+        row's end, and the state at every row's end. The cell state of the 16-bit types is kept in
+        float32 between steps. The gradient goes to all seven and can be differentiated again.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+    tensors = (input, h0, c0, weight_ih, weight_hh, bias_ih, bias_hh)
+    relevant = (*tensors, lengths, reset)
+    if has_torch_function(relevant) and not is_compiling():
+        return handle_torch_function(lstm, relevant, *tensors, lengths=lengths, reset=reset)
+    check_types("lstm", CELL, CELL.arguments, relevant)
+    return _lstm(*relevant)
+
+
+# -------------------------------------------------------------------------------------- layers
+
+
+class LSTMCell(CarryingStepCall, nn.LSTMCell):
+    """``torch.nn.LSTMCell`` by :func:`my_ops.lstm_cell`.
+
+    It is a ``torch.nn.LSTMCell``: arguments, parameters, their initialisation, state dict, call.
+
+    Raises:
+        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        ValueError: ``input`` has other dimensions.
+        RuntimeError: dtypes, devices or shapes do not fit.
+    """
+
+    __constants__ = [*nn.LSTMCell.__constants__, "_name"]  # noqa: RUF012
+    _name = "LSTMCell"
+
+    def _step(self, x: Tensor, states: Tensors) -> Tensors:
+        h, c = states[0], states[1]
+        w_ih, w_hh, b_ih, b_hh = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        if torch.jit.is_scripting():
+            h, c = torch.ops.my_ops.lstm_cell(x, w_ih, w_hh, b_ih, b_hh, h, c)
+        else:
+            h, c = lstm_cell(x, w_ih, w_hh, b_ih, b_hh, h, c)
+        return [h, c]
+
+
+class LSTM(CarryingLayerCall, TorchLayer):
+    """LSTM over time, in one or more layers and directions: drop-in for ``torch.nn.LSTM``.
+
+    Arguments, parameters, their names and initialisation, state dict and call are those of
+    ``torch.nn.LSTM``, and so are its results; ``lengths`` and ``reset`` come on top. It is no
+    ``torch.nn.LSTM`` for ``isinstance``, as torch.compile refuses to trace one, but a
+    ``torch.nn.RNNBase``. Projections (``proj_size``) run torch's own LSTM.
+
+    Shapes: ``layer(input, (h_0, c_0), lengths, reset)``; input ``(steps, batch, input_size)``,
+    ``(batch, steps, input_size)`` with ``batch_first``, without the batch for one sequence, or a
+    ``PackedSequence``; h_0, c_0 ``(num_layers * directions, batch, hidden_size)``, zeros if left
+    out; lengths and reset as in :func:`my_ops.lltm`, reset laid out like input. Where it is True no
+    state crosses from the step before to that one, nor back in the other direction. Returns
+    ``output, (h_n, c_n)``: output ``(steps, batch, directions * hidden_size)``, packed as the input
+    was, and the states at the ends, shaped like h_0.
+
+    Raises:
+        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        ValueError: the shape of ``input`` does not fit, or ``lengths``, or ``reset``.
+        RuntimeError: the state's shape, dtypes or devices do not fit.
+    """
+
+    _name = "LSTM"
+    _hidden_messages = [f"Expected hidden[{k}] size {{}}, got {{}}" for k in (0, 1)]  # noqa: RUF012
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sizes, layout = (input_size, hidden_size, num_layers), (bias, batch_first)
+        more: Any = (dropout, bidirectional, proj_size, device, dtype)
+        super().__init__("LSTM", *sizes, *layout, *more)
+
+    def _sizes(self) -> list[int]:
+        return [self.proj_size if self.proj_size > 0 else self.hidden_size, self.hidden_size]
+
+    def _direction(
+        self,
+        x: Tensor,
+        states: Tensors,
+        parameters: Tensors,
+        lengths: MaybeTensor,
+        reset: MaybeTensor,
+    ) -> Tensors:
+        w_ih, w_hh = parameters[0], parameters[1]
+        b_ih: MaybeTensor = None
+        b_hh: MaybeTensor = None
+        if len(parameters) > 2:
+            b_ih, b_hh = parameters[2], parameters[3]
+        h, c = states[0], states[1]
+        if torch.jit.is_scripting():
+            output, h, c = torch.ops.my_ops.lstm(x, h, c, w_ih, w_hh, b_ih, b_hh, lengths, reset)
+        else:
+            output, h, c = lstm(x, h, c, w_ih, w_hh, b_ih, b_hh, lengths=lengths, reset=reset)
+        return [output, h, c]
+
+    # -------------------------------------------------------------------------- projections
+
+    def _all_layers(
+        self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor
+    ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
+        if self.proj_size == 0:
+            return self._each_layer(x, states, lengths, reset)
+        check_without_rows(lengths, reset)
+        output, h, c = torch.lstm(
+            x,
+            states,
+            self._in_a_row(),
+            self.bias,
+            self.num_layers,
+            self.dropout,
+            self.training,
+            self.bidirectional,
+            False,  # batch_first
+        )
+        return output, [h, c]
+
+    def _run_packed(
+        self, input: PackedSequence, states: Any, lengths: Any, reset: Any
+    ) -> tuple[PackedSequence, list[Tensor]]:
+        if self.proj_size == 0:
+            return super()._run_packed(input, states, lengths, reset)
+        check_without_rows(lengths, reset)
+        data, batch_sizes, sorted_indices, unsorted_indices = input
+        if states is not None and sorted_indices is not None:
+            states = [s.index_select(1, sorted_indices) for s in states]
+        output, *last = torch.lstm(
+            data,
+            batch_sizes,
+            self._initial(data[None, : batch_sizes[0]], states, False),
+            self._in_a_row(),
+            self.bias,
+            self.num_layers,
+            self.dropout,
+            self.training,
+            self.bidirectional,
+        )
+        if unsorted_indices is not None:
+            last = [s.index_select(1, unsorted_indices) for s in last]
+        return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), last
+
+
+def check_without_rows(lengths: MaybeTensor, reset: MaybeTensor) -> None:
+    if lengths is not None or reset is not None:
+        raise ValueError("LSTM: lengths and reset must be None with proj_size > 0")

@@ -1,0 +1,116 @@
+"""How exact results and gradients of the recurrent ops are: bounds, sizes, and the comparison."""
+
+import contextlib
+import math
+
+import torch
+
+# Times the root of how many terms a result sums, over all steps: float64's share of the largest.
+FLOAT64_LIMIT = 2.0**-51
+
+# float32 may be at most this much worse than the reference run in float32, plus the rounding of a
+# sum over the rows of all steps, which grows with the root of their number and which the reference
+# splits into one sum a step.
+FLOAT32_SHARE = 2.0
+FLOAT32_FLOOR = 2.0**-22
+# The 16-bit types are not worse than the reference run in the same type, up to chance: which of the
+# two has the worst single element, and all of a problem of a few elements.
+SIXTEEN_BIT_MEAN = 1.1
+SIXTEEN_BIT_WORST = 1.5
+# LSTM and GRU round more often on the way than LLTM, whose bounds those above are: the excess over
+# the reference may be this many times as large, at most twice the most of 60 seeds and small sizes.
+MORE_ROUNDINGS = {torch.float64: 4.0, torch.float32: 6.0, torch.float16: 15.0, torch.bfloat16: 15.0}
+
+CELL_SIZES = [  # batch, inputs, hidden
+    (1, 1, 1),
+    (3, 5, 4),
+    (31, 7, 33),
+    (64, 128, 64),
+    (5, 1000, 129),
+    (257, 3, 31),
+]
+SEQUENCE_SIZES = [
+    (1, 1, 1, 1),
+    (5, 3, 4, 7),
+    (17, 31, 33, 9),
+    (40, 8, 64, 128),
+    (3, 5, 40, 300),  # weights of more than the 1 MiB up to which the CPU runs all steps in one go
+    # rows from which CUDA runs 16-bit types a step at a time: backward, and forward too
+    (2, 200, 8, 600),
+    (2, 260, 8, 600),
+]
+
+
+def errors(got, want):
+    """Elementwise errors of each result, absolute where values are below 1 and relative above."""
+    found = []
+    for ours, exact in zip(got, want, strict=True):
+        assert ours.shape == exact.shape
+        error = (ours.double() - exact).abs() / exact.abs().clamp(min=1)
+        assert not error.isnan().any()
+        found.append(error if error.numel() else torch.zeros(1, dtype=torch.float64))
+    return found
+
+
+def root_mean_square(error):
+    return error.square().mean().sqrt().item()
+
+
+def with_gradients(function, tensors, grads):
+    tensors = [t.detach().requires_grad_() for t in tensors]
+    results = function(*tensors)
+    used = [
+        (r, grad.to(r.dtype)) for r, grad in zip(results, grads, strict=True) if r.requires_grad
+    ]
+    results_used, grads_used = zip(*used, strict=True)
+    got = torch.autograd.grad(results_used, tensors, grads_used, materialize_grads=True)
+    return [*(r.detach() for r in results), *got]
+
+
+@contextlib.contextmanager
+def yardstick_threads():
+    """torch's products round otherwise with other numbers of threads: here the same everywhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def assert_float64_close(got, want, tensors, more=1.0):
+    """Equal but for the order of sums: elements by the largest of their tensor, and at least 1."""
+    input = tensors[0]
+    hidden = tensors[-1 if input.dim() == 2 else 1].shape[1]
+    terms = input.shape[:-2].numel() * (input.shape[-1] + hidden)
+    for ours, exact in zip(got, want, strict=True):
+        size = exact.abs().max().clamp(min=1).item() if exact.numel() else 1.0
+        limit = more * FLOAT64_LIMIT * math.sqrt(1 + terms) * size
+        torch.testing.assert_close(ours, exact, rtol=0, atol=limit)
+
+
+def check_precision(function, oracle, tensors, of_lltm=True):
+    """Results and gradients of ``function`` against ``oracle`` in float64."""
+    dtype = tensors[0].dtype
+    more = 1.0 if of_lltm else MORE_ROUNDINGS[dtype]
+    double = [t.double() for t in tensors]
+    grads = [torch.randn(r.shape, dtype=torch.float64).to(r.device) for r in oracle(*double)]
+    grads = [grad.to(dtype).double() for grad in grads]
+    want = with_gradients(oracle, double, grads)
+    got = with_gradients(function, tensors, grads)
+    assert all(t.dtype == dtype for t in got)
+    if dtype == torch.float64:
+        assert_float64_close(got, want, tensors, more)
+        return
+    ours = errors(got, want)
+    with yardstick_threads():
+        plain = errors(with_gradients(oracle, tensors, grads), want)
+    floor = more * FLOAT32_FLOOR * math.sqrt(tensors[0].shape[:-1].numel())
+    for error, theirs in zip(ours, plain, strict=True):
+        if dtype == torch.float32:
+            assert error.max() <= FLOAT32_SHARE * theirs.max() + floor
+        else:
+            rounding = (
+                more * torch.finfo(dtype).eps / 2
+            )  # of the result, which luck may spare theirs
+            assert error.max() <= SIXTEEN_BIT_WORST * theirs.max() + rounding
+            mean, their_mean = root_mean_square(error), root_mean_square(theirs)
+            assert mean <= SIXTEEN_BIT_MEAN * their_mean + rounding / math.sqrt(error.numel())

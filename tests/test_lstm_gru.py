@@ -1,0 +1,202 @@
+"""lstm, gru and their cells: values and gradients, saturation, empty sizes, one rounding."""
+
+import precision
+import pytest
+import torch
+from precision import CELL_SIZES, SEQUENCE_SIZES, with_gradients
+from samples import FLOATING, ROUNDED_ONCE, SIXTEEN_BIT, recurrent_inputs, ulps
+
+import my_ops
+from my_ops import reference
+
+NAMES = ["lstm", "gru"]
+SATURATED_EPS = 4  # of the arithmetic, by the largest element
+
+
+def check_precision(function, oracle, tensors):
+    precision.check_precision(function, oracle, tensors, of_lltm=False)
+
+
+def pair(name):
+    return getattr(my_ops, name), getattr(reference, name)
+
+
+@pytest.mark.parametrize("sizes", CELL_SIZES)
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_cell_values_and_gradients(name, dtype, sizes, device):
+    function, oracle = (as_tuples(f) for f in pair(f"{name}_cell"))
+    check_precision(function, oracle, recurrent_inputs(name, None, *sizes, dtype, device))
+
+
+@pytest.mark.parametrize("sizes", SEQUENCE_SIZES)
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_sequence_values_and_gradients(name, dtype, sizes, device):
+    check_precision(*pair(name), recurrent_inputs(name, *sizes, dtype, device))
+
+
+@pytest.mark.parametrize("hidden", range(1, 41))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_small_hidden_size(name, dtype, hidden, device):
+    """Of which vectors of any width leave a rest, in one or more rows."""
+    batch = 1 + hidden % 13
+    check_precision(*pair(name), recurrent_inputs(name, 2, batch, 3, hidden, dtype, device))
+
+
+@pytest.mark.parametrize("biases", [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("steps", [None, 5])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_either_bias_may_be_missing(name, dtype, steps, biases, device):
+    tensors = list(recurrent_inputs(name, steps, 3, 4, 7, dtype, device))
+    at = 3 if steps is None else 4 + (name == "lstm")
+    missing = {at + k for k, given in enumerate(biases) if not given}
+    given = [t for k, t in enumerate(tensors) if k not in missing]
+
+    def complete(function):
+        def call(*ts):
+            rest = iter(ts)
+            return function(*(None if k in missing else next(rest) for k in range(len(tensors))))
+
+        return as_tuples(call)
+
+    check_precision(*map(complete, pair(name if steps else f"{name}_cell")), given)
+
+
+@pytest.mark.parametrize("sizes", SEQUENCE_SIZES)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_step_of_16_bit_types_rounds_once_on_the_cpu(name, dtype, sizes):
+    tensors = recurrent_inputs(name, 1, *sizes[1:], dtype, "cpu")
+    function, oracle = pair(name)
+    for ours, exact in zip(function(*tensors), oracle(*(t.double() for t in tensors)), strict=True):
+        assert ulps(ours, exact, torch.ones_like(exact)) <= ROUNDED_ONCE
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_cell_state_of_16_bit_types_is_float32_between_steps(dtype, device):
+    """Every step adds the same small number, which would vanish beside a 16-bit cell state."""
+    steps, hidden = 512, 3
+    gates = torch.tensor([-6.0, 30.0, 30.0, 0.0], device=device)  # i small, f and g one
+    bias = gates.repeat_interleave(hidden).to(dtype)
+    zeros = torch.zeros(1, hidden, dtype=dtype, device=device)
+    cell = torch.ones(1, hidden, dtype=dtype, device=device)
+    input = torch.zeros(steps, 1, 1, dtype=dtype, device=device)
+    weights = [torch.zeros(4 * hidden, n, dtype=dtype, device=device) for n in (1, hidden)]
+    _, _, c_n = my_ops.lstm(input, zeros, cell, *weights, bias)
+    want = 1 + steps * torch.sigmoid(gates[0].double())
+    assert ulps(c_n, want.expand_as(c_n)) <= ROUNDED_ONCE
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+@pytest.mark.parametrize("size", [100.0, 1000.0])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_large_pre_activations(name, dtype, size, steps, device):
+    """Saturated gates: finite values and gradients, equal to the reference's in float64."""
+    tensors = list(recurrent_inputs(name, steps, 2, 3, 8, dtype, device))
+    at = 3 if steps is None else 4 + (name == "lstm")
+    for k in (at - 2, at - 1, at + 1):
+        tensors[k] = torch.zeros_like(tensors[k])
+    signs = torch.where(torch.rand(tensors[at].shape) < 0.5, -size, size)
+    tensors[at] = signs.to(dtype).to(device)
+    function, oracle = map(as_tuples, pair(name if steps else f"{name}_cell"))
+    double = [t.double() for t in tensors]
+    grads = [torch.ones_like(r) for r in oracle(*double)]
+    got, want = with_gradients(function, tensors, grads), with_gradients(oracle, double, grads)
+    for ours, exact in zip(got, want, strict=True):
+        assert ours.isfinite().all()
+        limit = SATURATED_EPS * torch.finfo(dtype).eps * max(1.0, exact.abs().max().item())
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_not_a_number_stays_in_its_row(name, dtype, steps, device):
+    tensors = recurrent_inputs(name, steps, 2, 3, 4, dtype, device)
+    tensors[0][..., 0, 1] = float("nan")
+    function, oracle = map(as_tuples, pair(name if steps else f"{name}_cell"))
+    for ours, exact in zip(function(*tensors), oracle(*tensors), strict=True):
+        assert torch.equal(ours.isnan(), exact.isnan())
+        assert ours[..., 0, :].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(0, 2, 3, 4), (3, 0, 3, 4), (0, 0, 3, 4), (3, 2, 0, 4), (3, 2, 3, 0)],
+    ids=["no-steps", "no-batch", "neither", "no-input", "no-hidden"],
+)
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_sequences(name, dtype, sizes, device):
+    check_precision(*pair(name), recurrent_inputs(name, *sizes, dtype, device))
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_cells(name, dtype, sizes, device):
+    function, oracle = (as_tuples(f) for f in pair(f"{name}_cell"))
+    check_precision(function, oracle, recurrent_inputs(name, None, *sizes, dtype, device))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_steps_returns_the_initial_state(name, device):
+    tensors = recurrent_inputs(name, 0, 2, 3, 4, torch.float32, device)
+    output, *last = getattr(my_ops, name)(*tensors)
+    assert output.shape == (0, 2, 4)
+    for end, start in zip(last, tensors[1:], strict=False):
+        assert torch.equal(end, start)
+        end.zero_()
+        assert start.ne(0).all()  # a copy, not the caller's tensor
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_beyond_the_end_does_not_matter(name, dtype, device):
+    tensors = list(recurrent_inputs(name, 6, 3, 8, 5, dtype, device))
+    lengths = torch.tensor([2, 6, 0], device=device)
+    results = []
+    for filler in (0.0, float("nan"), float("inf")):
+        tensors[0] = tensors[0].clone()
+        for b, length in enumerate(lengths.tolist()):
+            tensors[0][length:, b] = filler
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        out = getattr(my_ops, name)(*leaves, lengths=lengths)
+        grads = torch.autograd.grad([t.sum() for t in out], leaves)
+        assert all(g.isfinite().all() for g in grads)
+        results.append((*out, *grads))
+    for other in results[1:]:
+        for got, want in zip(other, results[0], strict=True):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_ragged_rows_are_as_if_alone(name, dtype, device):
+    tensors = recurrent_inputs(name, 6, 3, 8, 5, dtype, device)
+    lengths = torch.tensor([2, 6, 0], device=device)
+    oracle, states = getattr(reference, name), 1 + (name == "lstm")
+
+    def masked(function):
+        return lambda *ts: function(*ts, lengths=lengths)
+
+    check_precision(*map(masked, pair(name)), tensors)
+    output, *last = getattr(my_ops, name)(*tensors, lengths=lengths)
+    assert not output[2:, 0].any()
+    assert not output[:, 2].any()
+    assert all(torch.equal(last[k][2], tensors[1 + k][2]) for k in range(states))
+    alone = oracle(tensors[0][:2].double(), *(t.double() for t in tensors[1:]))
+    for k in range(states):
+        assert torch.allclose(last[k][0].double(), alone[1 + k][0], atol=0.05, rtol=0)
+
+
+def as_tuples(function):
+    def call(*tensors):
+        result = function(*tensors)
+        return result if isinstance(result, tuple) else (result,)
+
+    return call

@@ -1,0 +1,130 @@
+"""The same as wrong_arguments.py, of LSTM's and GRU's ops."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+STEPS, BATCH, INPUTS, HIDDEN = 5, 2, 3, 4
+
+
+@dataclass(frozen=True)
+class T:
+    """A tensor to be made on the device of the test, or on another."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    elsewhere: bool = False
+    strides: tuple[int, ...] | None = None
+
+    def make(self, here: str, elsewhere: str) -> torch.Tensor:
+        device = elsewhere if self.elsewhere else here
+        if self.strides is not None:
+            return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+
+
+STATE = T((BATCH, HIDDEN))
+LENGTHS, RESET = T((BATCH,), torch.int64), T((STEPS, BATCH), torch.bool)
+MASKS = {"lengths": LENGTHS, "reset": RESET}
+OF_TORCH = {"lstm": 4, "gru": 3}  # and the gates of each
+
+
+def right_of_torch(name: str, gates: int) -> dict[str, dict[str, Any]]:
+    """Right arguments of all ops of LSTM or GRU."""
+    rows = gates * HIDDEN
+    sequence = T((STEPS, BATCH, HIDDEN))
+    parameters = {"weight_ih": T((rows, INPUTS)), "weight_hh": T((rows, HIDDEN))}
+    parameters |= {"bias_ih": T((rows,)), "bias_hh": T((rows,))}
+    lstm = name == "lstm"
+    states = {"old_h": STATE, "old_cell": STATE} if lstm else {"old_h": STATE}
+    first = {"h0": STATE, "c0": STATE} if lstm else {"h0": STATE}
+    step_grads = {"grad_h": STATE, "grad_cell": STATE} if lstm else {"grad_h": STATE}
+    grads = {"grad_h_n": STATE, "grad_c_n": STATE} if lstm else {"grad_h_n": STATE}
+    read = {"cells": sequence, "c0": STATE} if lstm else {"output": sequence, "h0": STATE}
+    step = {"input": T((BATCH, INPUTS)), **parameters, **states}
+    layer = {"input": T((STEPS, BATCH, INPUTS)), **first, **parameters, **MASKS}
+    gates_of_step = T((BATCH, 4 * HIDDEN))
+    last = list(states)[-1]
+    return {
+        f"{name}_cell": step,
+        f"{name}_cell_forward": step,
+        f"{name}_cell_backward": {**step_grads, "gates": gates_of_step, last: STATE},
+        name: layer,
+        f"{name}_forward": layer,
+        f"{name}_backward": {
+            "grad_output": sequence,
+            **grads,
+            "gates": T((STEPS, BATCH, 4 * HIDDEN)),
+            **read,
+            "weight_hh": parameters["weight_hh"],
+            **MASKS,
+        },
+    }
+
+
+def wrong_of_torch(cell: str, rule: str, rows: int) -> list[tuple[str, str, list[Any], str]]:
+    """Of LSTM or GRU: what has other names and sizes than in LLTM."""
+    step, layer = f"{cell}_cell_backward", f"{cell}_backward"
+    all_forward = f"{cell}_cell {cell}_cell_forward {cell} {cell}_forward"
+    old, first, sequence, grads = ("old_h", "h0", "output", ["h"])
+    if cell == "lstm":
+        old, first, sequence, grads = ("old_cell", "c0", "cells", ["h", "c"])
+    like, shaped = "must have the shape of", "got {got} and"
+    return [
+        (
+            all_forward,
+            "weight_ih",
+            [(rows, 4), (3, rows), (rows,), (rows + 1, 3), (1, rows, 3)],
+            f"weight_ih must be ({rule}, input_size) = ({rows}, 3), got {{got}}",
+        ),
+        (
+            f"{all_forward} {layer}",
+            "weight_hh",
+            [(rows, 3), (4, rows), (rows,), (rows - 1, 4), (rows, 5)],
+            f"weight_hh must be ({rule}, hidden_size) = ({rows}, 4), got {{got}}",
+        ),
+        *[
+            (
+                all_forward,
+                bias,
+                [(rows + 1,), (), (1,), (1, rows)],
+                f"{bias} must be ({rule},) = ({rows},), got {{got}}",
+            )
+            for bias in ("bias_ih", "bias_hh")
+        ],
+        (step, old, [(4,), (1, 2, 4)], f"{old} must be (batch, hidden_size), got {{got}}"),
+        (
+            step,
+            "gates",
+            [(2, 12), (1, 16), (2, 16, 1)],
+            "gates must be (batch, 4 * hidden_size) = (2, 16), got {got}",
+        ),
+        *[
+            (step, f"grad_{word}", [(4,), (2, 5)], f"grad_{word} {like} {old}, {shaped} (2, 4)")
+            for word in (["h", "cell"] if cell == "lstm" else ["h"])
+        ],
+        (
+            layer,
+            sequence,
+            [(2, 4), (5, 2, 4, 1)],
+            f"{sequence} must be (steps, batch, hidden_size), got {{got}}",
+        ),
+        (
+            layer,
+            "gates",
+            [(5, 2, 12), (4, 2, 16)],
+            "gates must be (steps, batch, 4 * hidden_size) = (5, 2, 16), got {got}",
+        ),
+        (
+            layer,
+            first,
+            [(2, 5), (4,)],
+            f"{first} must be (batch, hidden_size) = (2, 4), got {{got}}",
+        ),
+        (layer, "grad_output", [(2, 4)], f"grad_output {like} {sequence}, {shaped} (5, 2, 4)"),
+        *[
+            (layer, f"grad_{x}_n", [(1, 4)], f"grad_{x}_n {like} {first}, {shaped} (2, 4)")
+            for x in grads
+        ],
+    ]
