@@ -62,6 +62,6 @@ struct Cpu {
 }  // namespace
 }  // namespace my_ops
 
-extern "C" void refuse(int left) { my_ops::refusal = left; }
+MY_OPS_FAST_FP32_EXPORT void refuse(int left) { my_ops::refusal = left; }
 
 MY_OPS_FAST_FP32(my_ops::Cpu)
