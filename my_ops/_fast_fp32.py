@@ -87,7 +87,9 @@ class Switch:
     def _register(self) -> None:
         module = ctypes.CDLL(str(self._path))
         if not hasattr(module, "my_ops_fast_fp32_start"):
-            return  # a build for the CPU only
+            return  # my_ops for the CPU only
+        if self._key == "CUDA" and not torch.backends.cuda.is_built():
+            return  # torch for the CPU only
         module.my_ops_fast_fp32_report.restype = ctypes.c_int64
         module.my_ops_fast_fp32_start.restype = ctypes.c_int64
         least = module.my_ops_fast_fp32_start(_torch_release() <= TESTED_TORCH)
@@ -112,18 +114,16 @@ class Switch:
         name, _, overload = op.partition(".")
         ours = getattr(getattr(torch.ops.my_ops, f"fast_fp32_{name}"), overload or "default")
 
-        outs = 1 if overload else 0
-
-        # rest: out, and the scalars that are not the default, 1.
+        # rest: out, and the scalars that are not the default, which is the integer 1.
         def kernel(keys: Any, to: Tensor, a: Tensor, b: Tensor, **rest: Any) -> Tensor:
             if (
                 self._on
-                and len(rest) == outs
                 and a.dtype is torch.float32
                 and a.numel() * b.size(-1) >= least
+                and rest.get("beta", 1) == 1 == rest.get("alpha", 1)
             ):
                 try:
-                    return ours(to, a, b, **rest)
+                    return ours(to, a, b, out=rest["out"]) if overload else ours(to, a, b)
                 except RuntimeError:
                     pass  # torch raises its own
             return call_torchs(keys, to, a, b, **rest)

@@ -38,6 +38,7 @@ def wrong_calls():
         "mm": lambda: torch.mm(a, a),
         "mm of a vector": lambda: torch.mm(a, b[0]),
         "mm of two dtypes": lambda: torch.mm(a, b.double()),
+        "mm of integers": lambda: torch.mm(a.to(torch.uint16), b.to(torch.uint16)),
         "mm of two devices": lambda: torch.mm(a, b.to("meta")),
         "mm, out of another dtype": lambda: torch.mm(a, b, out=a.new_empty(M, N).double()),
         "mm, out written twice": lambda: torch.mm(a, b, out=a.new_empty(1, 1).expand(M, N)),
@@ -147,6 +148,15 @@ def test_addmm(added):
     added, a, b = randn(*added), randn(M, K), randn(K, N)
     with takes("addmm"):
         found = torch.addmm(added, a, b)
+    assert_accurate(found, a, b, added.double())
+
+
+def test_scalars_of_one():
+    added, a, b = randn(N), randn(BATCH, M, K), randn(BATCH, K, N)
+    with takes("addmm", "baddbmm"):
+        found = torch.addmm(added, a[0], b[0], beta=1.0, alpha=1)
+        assert_accurate(found, a[0], b[0], added.double())
+        found = torch.baddbmm(added, a, b, beta=1, alpha=1.0)
     assert_accurate(found, a, b, added.double())
 
 
