@@ -53,20 +53,21 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   T* output = seq.output + block.at(0, 1);
   const typename Exchange::Targets targets(shared, rank, blocks);
 
-  float addend[kTerms<Cell>] = {};
-  bool resets = true;  // where there is no unit: 0 * NaN of the padding must reach nobody
+  // Where there is no unit, every step is one after a reset: 0 * NaN of the padding must reach
+  // nobody.
+  float share[kGates] = {};
+  uint8_t reset = !block.real;
   auto load_step = [&](int64_t t) {
-    const bool ahead = t + kClusterAhead < seq.steps;
-    resets = seq.reset != nullptr && seq.reset[t * batch + block.row];
 #pragma unroll
     for (int gate = 0; gate < kGates; ++gate) {
-      const int term = input_term<Cell>(gate);
-      addend[term] = __ldg(gates_x[gate]) + bias[term];
-      if (term != gate) addend[gate] = bias[gate];
+      share[gate] = __ldg(gates_x[gate]);
       // From memory to L2 some steps ahead: the load then takes no longer than the exchange does.
-      if (ahead) prefetch_l2(gates_x[gate] + kClusterAhead * kGates * row_step);
+      if (t + kClusterAhead < seq.steps) {
+        prefetch_l2(gates_x[gate] + kClusterAhead * kGates * row_step);
+      }
       gates_x[gate] += kGates * row_step;
     }
+    if (seq.reset != nullptr) reset = load_byte(seq.reset + t * batch + block.row);
   };
   if (block.real) load_step(0);
 
@@ -77,8 +78,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     Exchange::sum_items(sum);
 
     float z[kTerms<Cell>], saved[Cell::kSaved], h[1];
-    add_products<Cell>(addend, resets, [&](int gate) { return sum[gate][0]; }, z);
-    h[0] = forward_of<Cell, T>(z, resets, state, saved);
+    add_terms<Cell>([&](int gate) { return share[gate]; }, [&](int term) { return bias[term]; },
+                    [&](int gate) { return sum[gate][0]; }, reset != 0, z);
+    h[0] = forward_of<Cell, T>(z, reset != 0, state, saved);
     // The last step is nobody's input, and a block that has finished must not be written to.
     if (t + 1 < seq.steps) {
       Exchange::push(targets, static_cast<uint32_t>(t) + 1, h);

@@ -75,21 +75,32 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     }
   }
 
-  float addend[kItems][kTerms<Cell>] = {};  // of the step and tile at hand, as is the next
-  bool resets[kItems];  // and where there is no unit: 0 * NaN of the padding must reach nobody
+  // By term and unit of the block.
+  constexpr int kUnits = 16 * UnitTiles;
+  auto& biases = *reinterpret_cast<float (*)[kTerms<Cell>][kUnits]>(tile_state + block.row_tiles);
+  for (int unit = threadIdx.x; unit < kUnits; unit += kRecurrentThreads) {
+    float bias[kTerms<Cell>] = {};
+    if (block.first_unit + unit < hidden) load_biases<Cell>(seq, block.first_unit + unit, bias);
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) resets[i] = true;
+    for (int term = 0; term < kTerms<Cell>; ++term) biases[term][unit] = bias[term];
+  }
+
+  // Of the step and tile at hand. Where there is no unit, every step is one after a reset: 0 * NaN
+  // of the padding must reach nobody.
+  float share[kItems][Cell::kGates] = {};
+  uint8_t reset[kItems];
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) reset[i] = !block.real_unit[i];
   auto load_step = [&](int64_t t, int tile) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       if (block.real(i, tile)) {
         const float* gates_x = seq.gates_x + block.at(t, tile, i, Cell::kGates);
-        load_biases<Cell>(seq, block.unit(i), addend[i]);
 #pragma unroll
         for (int gate = 0; gate < Cell::kGates; ++gate) {
-          addend[i][input_term<Cell>(gate)] += __ldg(gates_x + gate * hidden);
+          share[i][gate] = __ldg(gates_x + gate * hidden);
         }
-        resets[i] = seq.reset != nullptr && seq.reset[block.line(t, tile, i)];
+        if (seq.reset != nullptr) reset[i] = load_byte(seq.reset + block.line(t, tile, i));
         if (asks_for_sector() && t + kGridAhead < seq.steps) {
           prefetch_values<Cell::kGates>(gates_x + kGridAhead * seq.batch * Cell::kGates * hidden,
                                         hidden);
@@ -112,14 +123,16 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           float z[kTerms<Cell>];
-          const auto total = [&](int gate) {
-            return block.item[i].total(shared.partial[set],
-                                       gate * UnitTiles + block.item[i].unit_tile);
-          };
-          add_products<Cell>(addend[i], resets[i], total, z);
+          add_terms<Cell>([&](int gate) { return share[i][gate]; },
+                          [&](int term) { return biases[term][block.item[i].unit()]; },
+                          [&](int gate) {
+                            return block.item[i].total(shared.partial[set],
+                                                       gate * UnitTiles + block.item[i].unit_tile);
+                          },
+                          reset[i] != 0, z);
 #pragma unroll
           for (int j = 0; j < kState; ++j) state[i].at[j] = tile_state[tile][i][j][threadIdx.x];
-          h[i] = forward_of<Cell, T>(z, resets[i], state[i], saved[i]);
+          h[i] = forward_of<Cell, T>(z, reset[i] != 0, state[i], saved[i]);
           publish<T>(published + block.own_word[i], h[i], block.active(i, tile));
         }
       }

@@ -16,12 +16,13 @@ constexpr int kRecurrentWarps = kRecurrentThreads / 32;
 
 // What a plan depends on of a cell.
 struct CellFacts {
-  int gates;
+  int gates, terms;
   int state;  // values of a unit that stay in its block from step to step, h included if it is read
 };
 
 template <typename Cell>
-constexpr CellFacts kCellFacts{Cell::kGates, Cell::kCarried + Cell::kReadsH};
+constexpr CellFacts kCellFacts{Cell::kGates, Cell::kGates + Cell::kApart,
+                               Cell::kCarried + Cell::kReadsH};
 
 // Groups of blocks that exchange through L2 (grid.cuh). A group holds all of W_h, a block
 // 16 * unit_tiles units of it; the groups share out the rows of the batch and never meet.
@@ -107,7 +108,8 @@ constexpr int items_per_thread(int unit_tiles, int row_tiles) {
   return static_cast<int>(ceil_div(unit_tiles * row_tiles * 128, kRecurrentThreads));
 }
 
-// The slab, and the state, or the gradient of it, for every tile of a group's rows.
+// The slab; the state, or the gradient of it, for every tile of a group's rows; the biases, which
+// forward needs.
 constexpr int grid_shared_bytes(const CellFacts& cell, Pass pass, int width, const GridPlan& plan) {
   const bool forward = pass == Pass::kForward;
   const int tiles = plan.unit_tiles * (forward ? cell.gates : 1);
@@ -115,7 +117,8 @@ constexpr int grid_shared_bytes(const CellFacts& cell, Pass pass, int width, con
   const auto row_tiles = static_cast<int>(ceil_div(plan.rows, plan.row_tiles * 8));
   return slab_shared_bytes(width, tiles, plan.row_tiles, chunks) +
          row_tiles * items_per_thread(plan.unit_tiles, plan.row_tiles) * cell.state *
-             kRecurrentThreads * 4;
+             kRecurrentThreads * 4 +
+         (forward ? 16 * plan.unit_tiles * cell.terms * 4 : 0);
 }
 
 // Blocks spin on one another: all of the grid runs at once.

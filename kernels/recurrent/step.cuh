@@ -42,6 +42,12 @@ struct StepMath {
   }
 };
 
+template <int Count, typename T, typename Acc>
+__device__ __forceinline__ void load_row(const T* from, int64_t stride, Acc (&to)[Count]) {
+#pragma unroll
+  for (int j = 0; j < Count; ++j) to[j] = load(from[j * stride]);
+}
+
 template <typename Cell, typename T, typename Acc>
 __global__ void __launch_bounds__(kStepThreads)
     recurrent_step_kernel(const __grid_constant__ RecurrentStep<T, Acc> args) {
@@ -52,30 +58,41 @@ __global__ void __launch_bounds__(kStepThreads)
   const auto first = [&](int values) {
     return values == 1 ? at : row * values * args.hidden + unit;
   };
-  const auto bias = [&](const T* of, int gate) {
-    return of != nullptr ? Acc(load(of[unit + gate * args.hidden])) : Acc(0);
-  };
-  const bool resets = args.reset != nullptr && args.reset[row];
-  Acc z[kTerms<Cell>];
+  // All loads before the first use of one: they are in flight together.
+  Acc share[Cell::kGates], of_h[Cell::kGates], bias_x[Cell::kGates] = {}, bias_h[Cell::kGates] = {};
 #pragma unroll
   for (int gate = 0; gate < Cell::kGates; ++gate) {
     const int64_t place = first(Cell::kGates) + gate * args.hidden;
-    const Acc share = args.gates_x[place] + bias(args.bias_x, gate);
-    const Acc of_h = (resets ? Acc(0) : args.gates_h[place]) + bias(args.bias_h, gate);
-    if (is_sum<Cell>(gate)) {
-      z[gate] = share + of_h;
-    } else {
-      z[gate] = of_h;
-      z[input_term<Cell>(gate)] = share;
-    }
+    share[gate] = args.gates_x[place];
+    of_h[gate] = args.gates_h[place];
   }
   Values<Acc, Cell::kCarried> carried;
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
-    carried.at[j] = resets ? Acc(0) : args.carried[first(Cell::kCarried) + j * args.hidden];
+    carried.at[j] = args.carried[first(Cell::kCarried) + j * args.hidden];
   }
   Acc h = 0, saved[Cell::kSaved];
-  if constexpr (Cell::kReadsH) h = resets ? Acc(0) : Acc(load(args.h[at]));
+  if constexpr (Cell::kReadsH) h = load(args.h[at]);
+  if (args.bias_x != nullptr) load_row(args.bias_x + unit, args.hidden, bias_x);
+  if (args.bias_h != nullptr) load_row(args.bias_h + unit, args.hidden, bias_h);
+  const bool resets = args.reset != nullptr && args.reset[row];
+
+  Acc z[kTerms<Cell>];
+#pragma unroll
+  for (int gate = 0; gate < Cell::kGates; ++gate) {
+    share[gate] += bias_x[gate];
+    of_h[gate] = (resets ? Acc(0) : of_h[gate]) + bias_h[gate];
+    if (is_sum<Cell>(gate)) {
+      z[gate] = share[gate] + of_h[gate];
+    } else {
+      z[gate] = of_h[gate];
+      z[input_term<Cell>(gate)] = share[gate];
+    }
+  }
+  if (resets) {
+    carried = {};
+    h = 0;
+  }
   h = Cell::template forward<StepMath>(z, h, carried.at, saved);
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
@@ -104,22 +121,28 @@ __global__ void __launch_bounds__(kStepThreads)
   for (int j = 0; j < Cell::kSaved; ++j) {
     saved[j] = load(args.saved[first(Cell::kSaved) + j * args.hidden]);
   }
-  const bool resets = args.reset != nullptr && args.reset[row];
   Values<Acc, Cell::kCarried> previous, carried, grad_carried;
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
     const int64_t place = first(Cell::kCarried) + j * args.hidden;
-    previous.at[j] = carried.at[j] = resets ? Acc(0) : args.carried[place];
+    previous.at[j] = args.carried[place];
     grad_carried.at[j] = args.grad_carried ? args.grad_carried[place] : Acc(0);
   }
-  Cell::advance(saved, carried.at);
   Acc grad_h = args.grad_h ? load(args.grad_h[at]) : Acc(0), h = 0;
-  if (args.grad_h_next && !(args.reset_next && args.reset_next[row]))
-    grad_h += args.grad_h_next[at];
+  Acc grad_h_next = args.grad_h_next ? args.grad_h_next[at] : Acc(0);
   if constexpr (Cell::kReadsH) {
-    if (!resets) h = load(args.h[at]);
+    h = load(args.h[at]);
     grad_h += args.grad_h_direct[at];
   }
+  const bool resets = args.reset != nullptr && args.reset[row];
+  if (args.reset_next != nullptr && args.reset_next[row]) grad_h_next = 0;
+  grad_h += grad_h_next;
+  if (resets) {
+    previous = {};
+    h = 0;
+  }
+  carried = previous;
+  Cell::advance(saved, carried.at);
   Acc grad_terms[kTerms<Cell>];
   const Acc direct = Cell::template backward<StepMath>(saved, previous.at, carried.at, h, grad_h,
                                                        grad_carried.at, grad_terms);

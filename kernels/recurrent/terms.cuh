@@ -17,31 +17,31 @@ constexpr int kStateValues = Cell::kCarried + Cell::kReadsH;
 template <typename Cell>
 constexpr int kStateRoom = kStateValues<Cell> > 0 ? kStateValues<Cell> : 1;
 
-// An item's biases by term, of which `at` is the place in [kGates, hidden].
+// A unit's biases by term.
 template <typename Cell, typename T>
-__device__ __forceinline__ void load_biases(const RecurrentSequence<T>& seq, int64_t at,
+__device__ __forceinline__ void load_biases(const RecurrentSequence<T>& seq, int64_t unit,
                                             float (&bias)[kTerms<Cell>]) {
 #pragma unroll
   for (int gate = 0; gate < Cell::kGates; ++gate) {
-    const int64_t place = at + gate * seq.hidden;
+    const int64_t place = gate * seq.hidden + unit;
     bias[input_term<Cell>(gate)] = seq.bias_x != nullptr ? load(seq.bias_x[place]) : 0.0f;
     const float of_h = seq.bias_h != nullptr ? load(seq.bias_h[place]) : 0.0f;
     bias[gate] = is_sum<Cell>(gate) ? bias[gate] + of_h : of_h;
   }
 }
 
-// The terms from the sums of an item's products with h, which do not count after a reset, and
-// from all else.
-template <typename Cell, typename Product>
-__device__ __forceinline__ void add_products(const float (&addend)[kTerms<Cell>], bool resets,
-                                             Product product, float (&z)[kTerms<Cell>]) {
+// The terms of an item from its shares of the input, its biases, and its products with h, which do
+// not count after a reset.
+template <typename Cell, typename Share, typename Bias, typename Product>
+__device__ __forceinline__ void add_terms(Share share, Bias bias, Product product, bool resets,
+                                          float (&z)[kTerms<Cell>]) {
 #pragma unroll
-  for (int term = 0; term < kTerms<Cell>; ++term) {
-    z[term] = addend[term];
-    if (term < Cell::kGates) {
-      const float sum = product(term);
-      z[term] += resets ? 0.0f : sum;
-    }
+  for (int gate = 0; gate < Cell::kGates; ++gate) {
+    const int term = input_term<Cell>(gate);
+    z[term] = share(gate) + bias(term);
+    if (term != gate) z[gate] = bias(gate);
+    const float sum = product(gate);
+    z[gate] += resets ? 0.0f : sum;
   }
 }
 
@@ -63,6 +63,11 @@ __device__ __forceinline__ void store_values(T* p, int64_t hidden, const float* 
   for (int j = 0; j < Count; ++j) p[j * hidden] = store<T>(values[j]);
 }
 
+// Not 0 for true. What is loaded ahead is looked at only when its step comes: a use waits.
+__device__ __forceinline__ uint8_t load_byte(const bool* p) {
+  return __ldg(reinterpret_cast<const uint8_t*>(p));
+}
+
 // h; advances the state.
 template <typename Cell, typename T>
 __device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>], bool resets,
@@ -82,7 +87,7 @@ struct Kept {
   float saved[Cell::kSaved];
   Values<float, Cell::kCarried> carried, previous;  // after the step and before it
   float h_prev, grad_output;
-  bool resets;
+  uint8_t reset;  // not 0: the step begins from zero
 
   // at(t, values): where the first of `values` values of the item is in [steps, batch, values,
   // hidden]; line: its place in [steps, batch]. A thread that prefetches asks for what the step
@@ -108,11 +113,7 @@ struct Kept {
       h_prev = cuda::load(t > 0 ? seq.output[at(t - 1, 1)] : seq.h0[at(0, 1)]);
     }
     if (seq.grad_output != nullptr) grad_output = cuda::load(*grad_output_at);
-    resets = seq.reset != nullptr && seq.reset[line];
-    if (resets) {
-      previous = {};
-      h_prev = 0.0f;
-    }
+    if (seq.reset != nullptr) reset = load_byte(seq.reset + line);
     if (prefetches && t >= Ahead) {
       prefetch_values<kSaved>(saved_at - back * kSaved, hidden);
       prefetch_values<kCarried>(carried_at - back * kCarried, hidden);
@@ -129,8 +130,12 @@ struct Kept {
                                            Values<float, kStateValues<Cell>>& state,
                                            float (&grad_terms)[kTerms<Cell>],
                                            float (&published)[Cell::kGates]) const {
+    const bool resets = reset != 0;
+    Values<float, Cell::kCarried> before = previous;
+    if (resets) before = {};
     const float direct = Cell::template backward<PersistentMath<T>>(
-        saved, previous.at, carried.at, h_prev, grad_output + through, state.at, grad_terms);
+        saved, before.at, carried.at, resets ? 0.0f : h_prev, grad_output + through, state.at,
+        grad_terms);
     if constexpr (Cell::kReadsH) state.at[Cell::kCarried] = direct;
     if (resets) state = {};
 #pragma unroll
