@@ -19,6 +19,7 @@ if _sys.argv[:1] == ["-m"] and ("-m", "my_ops") in zip(
 from my_ops import _library
 from my_ops import nn as nn
 from my_ops import reference as reference
+from my_ops._convert import Conversion, convert
 from my_ops.ops import (
     add_one,
     custom_add,
@@ -36,8 +37,10 @@ from my_ops.recurrent.lstm import lstm, lstm_cell
 __version__ = _version("my_ops")
 cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_package(my_ops)
 __all__ = [
+    "Conversion",
     "add_one",
     "cmake_prefix_path",
+    "convert",
     "custom_add",
     "d_sigmoid",
     "fill_index",
