@@ -64,12 +64,18 @@ inline std::pair<const char*, const char*> extent(const Tensor& t) {
   return {begin, begin + (last + 1) * static_cast<int64_t>(t.element_size())};
 }
 
+inline bool overlap(const Tensor& s, const Tensor& t) {
+  if (s.numel() == 0 || t.numel() == 0) return false;
+  const auto [s_begin, s_end] = extent(s);
+  const auto [t_begin, t_end] = extent(t);
+  return s_begin < t_end && t_begin < s_end;
+}
+
 inline void check_no_overlap(const Tensor& out, const Tensor& t, const char* name, const char* op) {
-  if (out.numel() == 0 || t.numel() == 0) return;
-  const auto [out_begin, out_end] = extent(out);
+  if (!overlap(out, t)) return;
   const auto [begin, end] = extent(t);
-  check(out_end <= begin || end <= out_begin, op, ": out must not overlap ", name,
-        " in memory, got both within one stretch of ", end - begin, " bytes");
+  check(false, op, ": out must not overlap ", name, " in memory, got both within one stretch of ",
+        end - begin, " bytes");
 }
 
 inline void check_out(const Tensor& out, const Tensor& a, const Tensor& b, const char* op) {
@@ -83,12 +89,16 @@ inline void check_out(const Tensor& out, const Tensor& a, const Tensor& b, const
   check_no_overlap(out, b, "b", op);
 }
 
-inline Product product(const Tensor& a, const Tensor& b, const Tensor& out) {
+// out may be undefined: then of these strides.
+inline Product product(const Tensor& a, const Tensor& b, const Tensor& out,
+                       const Sizes& out_strides) {
   const auto batch_stride = [](const Tensor& t) {
     return t.dim() == 3 && t.size(0) != 1 ? t.stride(0) : 0;
   };
+  const Sizes sizes = gemm_sizes(a, b);
+  const size_t rank = sizes.size();
   Product p{a, b, out};
-  p.batch = out.dim() == 3 ? out.size(0) : 1;
+  p.batch = rank == 3 ? sizes[0] : 1;
   p.m = a.size(a.dim() - 2);
   p.k = a.size(a.dim() - 1);
   p.n = b.size(b.dim() - 1);
@@ -98,15 +108,18 @@ inline Product product(const Tensor& a, const Tensor& b, const Tensor& out) {
   p.b_batch = batch_stride(b);
   p.b_row = b.stride(b.dim() - 2);
   p.b_col = b.stride(b.dim() - 1);
-  p.out_batch = out.dim() == 3 ? out.stride(0) : 0;
-  p.out_row = out.stride(out.dim() - 2);
-  p.out_col = out.stride(out.dim() - 1);
+  p.out_batch = rank == 3 ? out_strides[0] : 0;
+  p.out_row = out_strides[rank - 2];
+  p.out_col = out_strides[rank - 1];
   const bool folds = p.b_batch == 0 && p.a_batch == p.m * p.a_row && p.out_batch == p.m * p.out_row;
   if (p.batch > 1 && folds) {
     p.m *= p.batch;
     p.batch = 1;
   }
   return p;
+}
+inline Product product(const Tensor& a, const Tensor& b, const Tensor& out) {
+  return product(a, b, out, strides_of(out));
 }
 
 // Operands as aten::mm and aten::bmm want them.

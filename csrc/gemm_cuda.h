@@ -18,7 +18,7 @@ cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& pr
   return {.a = in<T>(p.a),
           .b = in<T>(p.b),
           .bias = nullptr,
-          .out = out<Out>(p.out),
+          .out = p.out.defined() ? out<Out>(p.out) : nullptr,
           .batch = p.batch,
           .m = p.m,
           .n = p.n,
@@ -53,11 +53,9 @@ inline bool logs_plans() {
   return logs;
 }
 
-// Plans a product and runs the plan, unless its kernel is kLibrary: that is the caller's to do.
-// like: a tensor of the problem's device.
+// Plans a product for the current device, which is that of like.
 template <typename T, typename Out>
-cuda::GemmPlan launch_gemm(const cuda::GemmArgs<T, Out>& args, const Tensor& like,
-                           cudaStream_t stream, const char* op) {
+cuda::GemmPlan planned(const cuda::GemmArgs<T, Out>& args, const Tensor& like, const char* op) {
   cuda::GemmPlan plan;
   check_launch(cuda::plan_gemm(args, &plan), op);
   if (logs_plans()) {
@@ -66,11 +64,26 @@ cuda::GemmPlan launch_gemm(const cuda::GemmArgs<T, Out>& args, const Tensor& lik
                  static_cast<long long>(args.n), static_cast<long long>(args.k),
                  static_cast<long long>(args.batch), show(plan).c_str());
   }
-  if (plan.kernel == cuda::GemmKernel::kLibrary) return plan;
+  return plan;
+}
+
+// Runs a plan whose kernel is not kLibrary.
+template <typename T, typename Out>
+void launch_plan(const cuda::GemmArgs<T, Out>& args, const cuda::GemmPlan& plan, const Tensor& like,
+                 cudaStream_t stream, const char* op) {
   std::optional<Tensor> workspace;  // freed into torch's allocator, which orders it by stream
   if (plan.workspace > 0) workspace = empty(like, {plan.workspace}, ScalarType::Byte);
   check_launch(cuda::gemm(args, plan, workspace ? workspace->mutable_data_ptr() : nullptr, stream),
                op);
+}
+
+// Plans a product and runs the plan, unless its kernel is kLibrary: that is the caller's to do.
+// like: a tensor of the problem's device.
+template <typename T, typename Out>
+cuda::GemmPlan launch_gemm(const cuda::GemmArgs<T, Out>& args, const Tensor& like,
+                           cudaStream_t stream, const char* op) {
+  const cuda::GemmPlan plan = planned(args, like, op);
+  if (plan.kernel != cuda::GemmKernel::kLibrary) launch_plan(args, plan, like, stream, op);
   return plan;
 }
 

@@ -8,8 +8,10 @@ import sys as _sys
 from importlib.metadata import version as _version
 from pathlib import Path as _Path
 
-if _sys.argv[:1] == ["-m"] and ("-m", "my_ops") in zip(
-    _sys.orig_argv, _sys.orig_argv[1:], strict=False
+if (
+    _sys.argv[:1] == ["-m"]
+    and _sys.argv[1:2] != ["run"]
+    and ("-m", "my_ops") in zip(_sys.orig_argv, _sys.orig_argv[1:], strict=False)
 ):
     # python -m my_ops: the report must come where torch or the module does not load.
     from my_ops.__main__ import main as _main
@@ -20,6 +22,7 @@ from my_ops import _library
 from my_ops import nn as nn
 from my_ops import reference as reference
 from my_ops._convert import Conversion, convert
+from my_ops._fast_fp32 import fast_fp32
 from my_ops.ops import (
     add_one,
     custom_add,
@@ -43,6 +46,7 @@ __all__ = [
     "convert",
     "custom_add",
     "d_sigmoid",
+    "fast_fp32",
     "fill_index",
     "gemm",
     "get_include",

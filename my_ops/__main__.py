@@ -3,7 +3,8 @@
 ``--json`` prints the same for programs and bug reports; ``install-hint`` prints the one
 ``pip install`` line for this machine, or fails and says why none would help. Works where torch is
 missing or the module does not load. ``explain gemm M N K`` says which kernel forms a product on a
-GPU, and why.
+GPU, and why. ``run SCRIPT ARGS`` and ``run -m MODULE ARGS`` run a program, unchanged, with
+:class:`my_ops.fast_fp32` on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from my_ops import _explain, _install_hint
 
 PACKAGE = Path(__file__).resolve().parent
+_RUN_USAGE = "python -m my_ops run [-m MODULE | SCRIPT] [ARGUMENTS ...]"
 COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
@@ -211,6 +213,16 @@ def main() -> int:
     commands.add_parser("install-hint", help="the pip install line for this machine")
     text = "Which kernel forms a product on a GPU, and why."
     _explain.add_arguments(commands.add_parser("explain", help=text, description=text))
+    text = "Run a program with my_ops.fast_fp32 on; what it took, on stderr."
+    run = commands.add_parser("run", help=text, description=text, usage=_RUN_USAGE)
+    if sys.argv[1:2] == ["run"]:  # its arguments are the program's
+        if len(sys.argv) < 3 or sys.argv[2:] in (["-m"], ["-h"], ["--help"]):
+            run.print_help()
+            return 0 if sys.argv[2:] in (["-h"], ["--help"]) else 2
+        from my_ops._run import run_program  # which needs torch
+
+        run_program(sys.argv[2:])
+        return 0
     arguments = parser.parse_args()
     if arguments.command == "explain":
         print(_explain.explain(arguments), end="")

@@ -134,3 +134,11 @@ def constant_when_compiled(function: Callable[[], bool]) -> Callable[[], bool]:
     """torch.compiler.assume_constant_result, which would import the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def _no_table(op: str) -> str:
+    return ""
+
+
+# The kernels of an op, as text; without it the op is taken to have no other package's.
+dispatch_table: Any = _torch("torch._C", "_dispatch_dump", _no_table)

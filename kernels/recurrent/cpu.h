@@ -38,107 +38,116 @@ struct CellMath {
   }
 };
 
+// Units that a loop takes at a time. What is not given, or reset, is read from as many zeros: with
+// a choice in them the loops would not be vectorized.
+constexpr int64_t kUnits = 64;
+template <typename T>
+constexpr T kZeros[kUnits] = {};
+
+template <typename T>
+MY_OPS_INLINE const T* or_zeros(bool given, const T* array, int64_t place) {
+  return given ? array + place : kZeros<T>;
+}
+
 template <typename Cell, typename T>
 MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row) {
   const int64_t hidden = args.hidden;
-  const T* zx = args.gates_x + row * Cell::kGates * hidden;
-  const T* zh = args.gates_h + row * Cell::kGates * hidden;
-  // Where a bias is not given, something else is read and not used: with conditional loads the loop
-  // would not be vectorized.
-  const bool has_bx = args.bias_x, has_bh = args.bias_h, keeps = !(args.reset && args.reset[row]);
-  const T* bx = has_bx ? args.bias_x : zx;
-  const T* bh = has_bh ? args.bias_h : zx;
-  const T* h = Cell::kReadsH ? args.h + row * hidden : nullptr;
-  const T* carried = args.carried + row * Cell::kCarried * hidden;
-  T* new_h = args.new_h + row * hidden;
-  T* new_carried = args.new_carried + row * Cell::kCarried * hidden;
-  T* saved = args.saved ? args.saved + row * Cell::kSaved * hidden : nullptr;
-#pragma GCC ivdep
-  for (int64_t u = 0; u < hidden; ++u) {
-    T z[kTerms<Cell>], values[Cell::kSaved];
+  const bool keeps = !(args.reset && args.reset[row]);
+  for (int64_t first = 0; first < hidden; first += kUnits) {
+    const int64_t units = std::min(hidden - first, kUnits);
+    const auto place = [&](int values, int value) {
+      return (row * values + value) * hidden + first;
+    };
+    const T *zx[Cell::kGates], *zh[Cell::kGates], *bx[Cell::kGates], *bh[Cell::kGates];
 #pragma GCC unroll 8
     for (int gate = 0; gate < Cell::kGates; ++gate) {
-      const int64_t at = gate * hidden + u;
-      const T product = zh[at], given_x = bx[at], given_h = bh[at];
-      const T share = zx[at] + (has_bx ? given_x : T(0));
-      const T of_h = (keeps ? product : T(0)) + (has_bh ? given_h : T(0));
-      if (is_sum<Cell>(gate)) {
-        z[gate] = share + of_h;
-      } else {
-        z[gate] = of_h;
-        z[input_term<Cell>(gate)] = share;
-      }
+      zx[gate] = args.gates_x + place(Cell::kGates, gate);
+      zh[gate] = or_zeros(keeps, args.gates_h, place(Cell::kGates, gate));
+      bx[gate] = or_zeros(args.bias_x, args.bias_x, gate * hidden + first);
+      bh[gate] = or_zeros(args.bias_h, args.bias_h, gate * hidden + first);
     }
-    Values<T, Cell::kCarried> state;
+    Values<const T*, Cell::kCarried> carried;
 #pragma GCC unroll 8
     for (int j = 0; j < Cell::kCarried; ++j) {
-      const T before = carried[j * hidden + u];
-      state.at[j] = keeps ? before : T(0);
+      carried.at[j] = or_zeros(keeps, args.carried, place(Cell::kCarried, j));
     }
-    T h_prev = 0;
-    if constexpr (Cell::kReadsH) {
-      const T before = h[u];
-      h_prev = keeps ? before : T(0);
-    }
-    const T result = Cell::template forward<CellMath>(z, h_prev, state.at, values);
+    const T* const h = or_zeros(Cell::kReadsH && keeps, args.h, place(1, 0));
+    T* const new_h = args.new_h + place(1, 0);
+    T* const new_carried = args.new_carried + place(Cell::kCarried, 0);
+    T* const saved = args.saved ? args.saved + place(Cell::kSaved, 0) : nullptr;
+#pragma GCC ivdep
+    for (int64_t u = 0; u < units; ++u) {
+      T z[kTerms<Cell>], values[Cell::kSaved];
 #pragma GCC unroll 8
-    for (int j = 0; j < Cell::kCarried; ++j) new_carried[j * hidden + u] = state.at[j];
-    new_h[u] = result;
-    if (saved) {
+      for (int gate = 0; gate < Cell::kGates; ++gate) {
+        const T share = zx[gate][u] + bx[gate][u], product = zh[gate][u] + bh[gate][u];
+        z[gate] = is_sum<Cell>(gate) ? share + product : product;
+        if (!is_sum<Cell>(gate)) z[input_term<Cell>(gate)] = share;
+      }
+      Values<T, Cell::kCarried> state;
 #pragma GCC unroll 8
-      for (int j = 0; j < Cell::kSaved; ++j) saved[j * hidden + u] = values[j];
+      for (int j = 0; j < Cell::kCarried; ++j) state.at[j] = carried.at[j][u];
+      const T result = Cell::template forward<CellMath>(z, h[u], state.at, values);
+#pragma GCC unroll 8
+      for (int j = 0; j < Cell::kCarried; ++j) new_carried[j * hidden + u] = state.at[j];
+      new_h[u] = result;
+      if (saved) {
+#pragma GCC unroll 8
+        for (int j = 0; j < Cell::kSaved; ++j) saved[j * hidden + u] = values[j];
+      }
     }
   }
 }
 
 template <typename Cell, typename T>
 MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, int64_t row) {
-  const int64_t hidden = args.hidden, state = row * Cell::kCarried * hidden;
-  const T* saved = args.saved + row * Cell::kSaved * hidden;
-  // Where a gradient is not given, something else is read and not used: with conditional loads the
-  // loop would not be vectorized.
-  const bool has_gh = args.grad_h, has_gc = args.grad_carried;
-  const bool has_next = args.grad_h_next && !(args.reset_next && args.reset_next[row]);
+  const int64_t hidden = args.hidden;
   const bool keeps = !(args.reset && args.reset[row]);
-  const T* gh = has_gh ? args.grad_h + row * hidden : saved;
-  const T* gh_next = has_next ? args.grad_h_next + row * hidden : saved;
-  const T* gc = has_gc ? args.grad_carried + state : args.carried + state;
-  const T* h = Cell::kReadsH ? args.h + row * hidden : nullptr;
-  const T* old_carried = args.carried + state;
-  T* grad_terms = args.grad_terms + row * kTerms<Cell> * hidden;
-  T* direct = Cell::kReadsH ? args.grad_h_direct + row * hidden : nullptr;
-  T* grad_carried_before = args.grad_carried_before + state;
+  const bool has_next = args.grad_h_next && !(args.reset_next && args.reset_next[row]);
+  for (int64_t first = 0; first < hidden; first += kUnits) {
+    const int64_t units = std::min(hidden - first, kUnits);
+    const auto place = [&](int values, int value) {
+      return (row * values + value) * hidden + first;
+    };
+    Values<const T*, Cell::kCarried> old_carried, grad_after;
+#pragma GCC unroll 8
+    for (int j = 0; j < Cell::kCarried; ++j) {
+      const int64_t state = place(Cell::kCarried, j);
+      old_carried.at[j] = or_zeros(keeps, args.carried, state);
+      grad_after.at[j] = or_zeros(args.grad_carried, args.grad_carried, state);
+    }
+    const T* const given = or_zeros(args.grad_h, args.grad_h, place(1, 0));
+    const T* const next = or_zeros(has_next, args.grad_h_next, place(1, 0));
+    const T* const h = or_zeros(Cell::kReadsH && keeps, args.h, place(1, 0));
+    const T* const saved = args.saved + place(Cell::kSaved, 0);
+    T* const grad_terms = args.grad_terms + place(kTerms<Cell>, 0);
+    T* const direct = args.grad_h_direct + (Cell::kReadsH ? place(1, 0) : 0);
+    T* const grad_before = args.grad_carried_before + place(Cell::kCarried, 0);
 #pragma GCC ivdep
-  for (int64_t u = 0; u < hidden; ++u) {
-    T values[Cell::kSaved], grads[kTerms<Cell>];
+    for (int64_t u = 0; u < units; ++u) {
+      T values[Cell::kSaved], grads[kTerms<Cell>];
 #pragma GCC unroll 8
-    for (int j = 0; j < Cell::kSaved; ++j) values[j] = saved[j * hidden + u];
-    Values<T, Cell::kCarried> previous, carried, grad_carried;
+      for (int j = 0; j < Cell::kSaved; ++j) values[j] = saved[j * hidden + u];
+      Values<T, Cell::kCarried> previous, carried, grad_carried;
 #pragma GCC unroll 8
-    for (int j = 0; j < Cell::kCarried; ++j) {
-      const T before = old_carried[j * hidden + u];
-      previous.at[j] = carried.at[j] = keeps ? before : T(0);
-      const T given = gc[j * hidden + u];
-      grad_carried.at[j] = has_gc ? given : T(0);
+      for (int j = 0; j < Cell::kCarried; ++j) {
+        previous.at[j] = carried.at[j] = old_carried.at[j][u];
+        grad_carried.at[j] = grad_after.at[j][u];
+      }
+      Cell::advance(values, carried.at);
+      T grad_h = given[u] + next[u];
+      if constexpr (Cell::kReadsH) grad_h += direct[u];
+      const T through_h = Cell::template backward<CellMath>(values, previous.at, carried.at, h[u],
+                                                            grad_h, grad_carried.at, grads);
+      if constexpr (Cell::kReadsH) direct[u] = through_h;
+#pragma GCC unroll 8
+      for (int j = 0; j < kTerms<Cell>; ++j) grad_terms[j * hidden + u] = grads[j];
+#pragma GCC unroll 8
+      for (int j = 0; j < Cell::kCarried; ++j) grad_before[j * hidden + u] = grad_carried.at[j];
     }
-    Cell::advance(values, carried.at);
-    const T given = gh[u], given_next = gh_next[u];
-    T grad_h = (has_gh ? given : T(0)) + (has_next ? given_next : T(0));
-    T h_prev = 0;
-    if constexpr (Cell::kReadsH) {
-      const T before = h[u];
-      h_prev = keeps ? before : T(0);
-      grad_h += direct[u];
-    }
-    const T through_h = Cell::template backward<CellMath>(values, previous.at, carried.at, h_prev,
-                                                          grad_h, grad_carried.at, grads);
-    if constexpr (Cell::kReadsH) direct[u] = keeps ? through_h : T(0);
-#pragma GCC unroll 8
-    for (int j = 0; j < kTerms<Cell>; ++j) grad_terms[j * hidden + u] = grads[j];
-#pragma GCC unroll 8
-    for (int j = 0; j < Cell::kCarried; ++j) {
-      grad_carried_before[j * hidden + u] = keeps ? grad_carried.at[j] : T(0);
-    }
+    if (keeps) continue;
+    if constexpr (Cell::kReadsH) std::fill_n(direct, units, T(0));
+    for (int j = 0; j < Cell::kCarried; ++j) std::fill_n(grad_before + j * hidden, units, T(0));
   }
 }
 

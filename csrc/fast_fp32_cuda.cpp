@@ -1,0 +1,82 @@
+// fast_fp32 on CUDA.
+#include "fast_fp32.h"
+
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
+
+#include "gemm_cuda.h"
+
+// Weak, as the stream in binding_cuda.h.
+#pragma weak aoti_torch_cuda_mm_out
+#pragma weak aoti_torch_cuda_bmm_out
+#pragma weak aoti_torch_cuda_addmm_out
+#pragma weak aoti_torch_cuda_baddbmm_out
+#pragma weak torch_get_current_cuda_blas_handle
+
+namespace my_ops {
+namespace {
+
+// Whether cuBLAS may round products to TF32, or torch does not tell: torch sets its handle as all
+// of its flags and guards say at the time.
+bool library_may_round() {
+  using GetMathMode = int (*)(void*, int*);
+  static const auto get_math_mode =
+      reinterpret_cast<GetMathMode>(dlsym(RTLD_DEFAULT, "cublasGetMathMode"));
+  constexpr int kOfReducedPrecisionReductions = 16;  // which are of 16-bit types
+  void* handle = nullptr;
+  int mode = -1;
+  return !get_math_mode || torch_get_current_cuda_blas_handle(&handle) != TORCH_SUCCESS ||
+         get_math_mode(handle, &mode) != 0 || (mode & ~kOfReducedPrecisionReductions) != 0;
+}
+
+// Kernels on tensor cores. Small products stay torch's: their time is the host's.
+bool gains(cuda::GemmKernel kernel) {
+  return kernel == cuda::GemmKernel::kFp32Skinny || kernel == cuda::GemmKernel::kFp32Sm90 ||
+         kernel == cuda::GemmKernel::kFp32Sm80;
+}
+
+struct Cuda {
+  static constexpr const char* kKey = "CUDA";
+  static constexpr const char* kMm = "_ZN2at4cuda2mmERKNS_6TensorES3_";
+  static constexpr const char* kMmOut = "_ZN2at4cuda6mm_outERNS_6TensorERKS1_S4_";
+  static constexpr const char* kBmm = "_ZN2at4cuda3bmmERKNS_6TensorES3_";
+  static constexpr const char* kBmmOut = "_ZN2at4cuda7bmm_outERNS_6TensorERKS1_S4_";
+
+  using Handle = AtenTensorHandle;
+  static AOTITorchError mm_out(Handle out, Handle a, Handle b) {
+    return aoti_torch_cuda_mm_out(out, a, b);
+  }
+  static AOTITorchError bmm_out(Handle out, Handle a, Handle b) {
+    return aoti_torch_cuda_bmm_out(out, a, b);
+  }
+  static AOTITorchError addmm_out(Handle out, Handle self, Handle a, Handle b) {
+    return aoti_torch_cuda_addmm_out(out, self, a, b, 1, 1);
+  }
+  static AOTITorchError baddbmm_out(Handle out, Handle self, Handle a, Handle b) {
+    return aoti_torch_cuda_baddbmm_out(out, self, a, b, 1, 1);
+  }
+
+  static bool on_device(const Tensor& t) { return t.is_cuda(); }
+
+  template <typename Place>
+  static std::optional<fast_fp32::Left> run(const char* op, const Product& p,
+                                            const fast_fp32::Added& added, const Place& place) {
+    const Device device(p.a);
+    auto args = gemm_args<float, float>(p, std::nullopt);
+    args.bias = added.bias;
+    args.residual = added.residual;
+    args.residual_batch = added.batch;
+    args.residual_row = added.row;
+    args.residual_col = added.col;
+    const cuda::GemmPlan plan = planned(args, p.a, op);
+    if (!gains(plan.kernel)) return fast_fp32::Left::kPlan;
+    if (library_may_round()) return fast_fp32::Left::kPrecision;
+    args.out = out<float>(place());
+    launch_plan(args, plan, p.a, device.stream(), op);
+    return std::nullopt;
+  }
+};
+
+}  // namespace
+}  // namespace my_ops
+
+MY_OPS_FAST_FP32(my_ops::Cuda)

@@ -1,0 +1,202 @@
+"""torch's own float32 products by ours, for a program that calls torch: one switch a process.
+
+``mm`` and ``bmm`` are overridden in C++, csrc/fast_fp32.h. ``addmm`` and ``baddbmm`` have scalar
+arguments, which torch's stable ABI does not carry: Python stands before them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from my_ops._private import dispatch_table
+
+PRODUCTS = ("mm", "mm.out", "bmm", "bmm.out")
+SUMS = ("addmm", "addmm.out", "baddbmm", "baddbmm.out")
+TESTED_TORCH = (2, 15)  # the newest whose C++ symbols csrc/fast_fp32.h may call
+
+
+class Taken(NamedTuple):
+    """Products of one shape that the switch took: ``times`` of them."""
+
+    op: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    times: int
+
+
+class Report(NamedTuple):
+    """What the switch did since the process began. ``str()`` is a table of it."""
+
+    on: bool
+    taken: tuple[Taken, ...]
+    left: dict[str, int]  # how many products stayed torch's while it was on, by the reason
+    others: tuple[str, ...]  # ops that another package had overridden, which keep its kernel
+
+    def __str__(self) -> str:
+        lines = [f"fast_fp32 is {'on' if self.on else 'off'}"]
+        for op, batch, m, n, k, times in self.taken:
+            shape = f"{m} x {n} x {k}" + (f", batch {batch}" if batch != 1 else "")
+            lines.append(f"  taken  {times:>8}  {op} {shape}")
+        lines += [f"  left   {times:>8}  {why}" for why, times in self.left.items()]
+        lines += [f"  not touched: {op}, another package's" for op in self.others]
+        return "\n".join(lines)
+
+
+def _torch_release() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def _is_torchs(op: str, key: str) -> bool:
+    """Whether the kernel of an op at a key is the one that torch came with, as far as it tells."""
+    found = re.search(rf"^{key}: registered at (\S*)", dispatch_table(f"aten::{op}"), re.MULTILINE)
+    return found is None or Path(found[1]).name.startswith(f"Register{key}")
+
+
+class Switch:
+    """The switch of one dispatch key, whose kernels are in the module at ``path``."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self._path, self._key = path, key
+        self._lock = threading.Lock()
+        self._module: Any = None  # once its kernels are registered, which is for good
+        self._library: torch.library.Library | None = None
+        self._on = False
+        self._others: tuple[str, ...] = ()
+
+    def set(self, on: bool) -> bool:
+        """Returns what it was."""
+        with self._lock:
+            if on and self._module is None:
+                self._register()
+            previous, self._on = self._on, on
+            if self._module is not None:
+                self._module.my_ops_fast_fp32_set(on)
+        return previous
+
+    def _register(self) -> None:
+        module = ctypes.CDLL(str(self._path))
+        if not hasattr(module, "my_ops_fast_fp32_start"):
+            return  # my_ops for the CPU only
+        if self._key == "CUDA" and not torch.backends.cuda.is_built():
+            return  # torch for the CPU only
+        module.my_ops_fast_fp32_report.restype = ctypes.c_int64
+        module.my_ops_fast_fp32_start.restype = ctypes.c_int64
+        least = module.my_ops_fast_fp32_start(_torch_release() <= TESTED_TORCH)
+        self._others = tuple(op for op in PRODUCTS + SUMS if not _is_torchs(op, self._key))
+        self._library = torch.library.Library("aten", "IMPL")
+
+        def override(_: object) -> float:
+            for op in PRODUCTS + SUMS:
+                if op not in self._others and not module.my_ops_fast_fp32_override(op.encode()):
+                    self._override_in_python(op, least)
+            return 0.0
+
+        with warnings.catch_warnings():
+            # That an op is overridden, torch says: on stderr, but as a warning inside a call of it.
+            warnings.simplefilter("ignore")
+            torch.zeros(1, device="cpu").apply_(override)
+        self._module = module
+
+    def _override_in_python(self, op: str, least: int) -> None:
+        """least: of batch * m * n * k, to save smaller products the question."""
+        call_torchs = torch.library.get_kernel(f"aten::{op}", self._key).call_boxed
+        name, _, overload = op.partition(".")
+        ours = getattr(getattr(torch.ops.my_ops, f"fast_fp32_{name}"), overload or "default")
+
+        # rest: out, and the scalars that are not the default, which is the integer 1.
+        def kernel(keys: Any, to: Tensor, a: Tensor, b: Tensor, **rest: Any) -> Tensor:
+            if (
+                self._on
+                and a.dtype is torch.float32
+                and a.numel() * b.size(-1) >= least
+                and rest.get("beta", 1) == 1 == rest.get("alpha", 1)
+            ):
+                try:
+                    return ours(to, a, b, out=rest["out"]) if overload else ours(to, a, b)
+                except RuntimeError:
+                    pass  # torch raises its own
+            return call_torchs(keys, to, a, b, **rest)
+
+        assert self._library is not None
+        self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)
+
+    def report(self) -> Report:
+        taken, left = [], {}
+        for line in self._counts().splitlines():
+            what, rest = line.split(" ", 1)
+            if what == "taken":
+                op, *numbers = rest.split()
+                taken.append(Taken(op, *(int(number) for number in numbers)))
+            else:
+                times, why = rest.split(" ", 1)
+                if times != "0":
+                    left[why] = int(times)
+        return Report(self._on, tuple(taken), left, self._others)
+
+    def _counts(self) -> str:
+        if self._module is None:
+            return ""
+        size = 1 << 12
+        while True:
+            text = ctypes.create_string_buffer(size)
+            length = self._module.my_ops_fast_fp32_report(text, ctypes.c_int64(size))
+            if length < size:
+                return text.value.decode()
+            size = 2 * length
+
+
+_switch = Switch(Path(__file__).with_name("_C.so"), "CUDA")
+
+
+class fast_fp32:  # in small letters as torch.set_grad_enabled, which it is used as
+    """Has torch form its float32 products on CUDA by :func:`gemm`'s kernels where these gain.
+
+    A call switches it on or off; used in a ``with`` statement, its end restores what was before::
+
+        my_ops.fast_fp32()  # from here on
+        with my_ops.fast_fp32(False):
+            ...  # torch's own
+
+    It takes ``mm``, ``bmm``, ``addmm`` and ``baddbmm`` with ``beta = alpha = 1``, their ``out=``
+    forms, and what torch makes of them: ``matmul``, ``einsum``, ``linear``, gradients, and the
+    products that Inductor leaves to cuBLAS. Results have float32's accuracy, as those of
+    :func:`gemm` with ``precision="highest"``, not the same bits. Everything else stays torch's:
+    other dtypes, products that are as fast there, all of them while torch's settings allow TF32.
+
+    The switch is of the process, for all of its threads and GPUs, as ``torch.backends`` is. It is
+    asked when a product runs, in compiled code too, but not when a CUDA graph is replayed.
+    ``python -m my_ops run SCRIPT`` switches it on for a script.
+
+    Args:
+        mode: whether it is on.
+
+    Raises:
+        RuntimeError: called inside a function that ``torch.compile`` compiles.
+    """
+
+    def __init__(self, mode: bool = True) -> None:
+        if is_compiling():
+            raise RuntimeError("fast_fp32: it is switched outside of compiled functions")
+        self._previous = _switch.set(bool(mode))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        _switch.set(self._previous)
+
+    @staticmethod
+    def report() -> Report:
+        """What it took, and left to torch: a named tuple, to be printed."""
+        return _switch.report()

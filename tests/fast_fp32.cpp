@@ -1,0 +1,67 @@
+// fast_fp32 on the CPU, where nothing gains by it: a product of plain loops stands for ours, so
+// that everything about the switch but the GPU's kernels is tested on any machine.
+#include "fast_fp32.h"
+
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+namespace my_ops {
+namespace {
+
+int refusal = -1;  // Left of every product; -2: out of memory
+
+struct Cpu {
+  static constexpr const char* kKey = "CPU";
+  static constexpr const char* kMm = "_ZN2at3cpu2mmERKNS_6TensorES3_";
+  static constexpr const char* kMmOut = "_ZN2at3cpu6mm_outERNS_6TensorERKS1_S4_";
+  static constexpr const char* kBmm = "_ZN2at3cpu3bmmERKNS_6TensorES3_";
+  static constexpr const char* kBmmOut = "_ZN2at3cpu7bmm_outERNS_6TensorERKS1_S4_";
+
+  using Handle = AtenTensorHandle;
+  static AOTITorchError mm_out(Handle out, Handle a, Handle b) {
+    return aoti_torch_cpu_mm_out(out, a, b);
+  }
+  static AOTITorchError bmm_out(Handle out, Handle a, Handle b) {
+    return aoti_torch_cpu_bmm_out(out, a, b);
+  }
+  static AOTITorchError addmm_out(Handle out, Handle self, Handle a, Handle b) {
+    return aoti_torch_cpu_addmm_out(out, self, a, b, 1, 1);
+  }
+  static AOTITorchError baddbmm_out(Handle out, Handle self, Handle a, Handle b) {
+    return aoti_torch_cpu_baddbmm_out(out, self, a, b, 1, 1);
+  }
+
+  static bool on_device(const Tensor& t) { return t.is_cpu(); }
+
+  template <typename Place>
+  static std::optional<fast_fp32::Left> run(const char*, const Product& p,
+                                            const fast_fp32::Added& added, const Place& place) {
+    if (p.m < 8) return fast_fp32::Left::kPlan;
+    if (refusal >= 0) return static_cast<fast_fp32::Left>(refusal);
+    if (refusal == -2) throw std::runtime_error("out of memory");
+    const float *a = in<float>(p.a), *b = in<float>(p.b);
+    float* const c = out<float>(place());
+    for (int64_t z = 0; z < p.batch; ++z) {
+      for (int64_t i = 0; i < p.m; ++i) {
+        for (int64_t j = 0; j < p.n; ++j) {
+          double sum = added.bias ? added.bias[j] : 0;
+          if (added.residual) {
+            sum += added.residual[z * added.batch + i * added.row + j * added.col];
+          }
+          for (int64_t l = 0; l < p.k; ++l) {
+            sum += static_cast<double>(a[z * p.a_batch + i * p.a_row + l * p.a_col]) *
+                   b[z * p.b_batch + l * p.b_row + j * p.b_col];
+          }
+          c[z * p.out_batch + i * p.out_row + j * p.out_col] = static_cast<float>(sum);
+        }
+      }
+    }
+    return std::nullopt;
+  }
+};
+
+}  // namespace
+}  // namespace my_ops
+
+MY_OPS_FAST_FP32_EXPORT void refuse(int left) { my_ops::refusal = left; }
+
+MY_OPS_FAST_FP32(my_ops::Cpu)

@@ -1,0 +1,183 @@
+"""fast_fp32, the switch that gives torch's own products our kernels. Overrides last as long as the
+process: what switches it on runs in processes of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from torch.utils import cpp_extension
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+NEEDS_SOURCE = pytest.mark.skipif(
+    not shutil.which("c++") or not (ROOT / "csrc").exists(),
+    reason="needs a C++ compiler and the source tree",
+)
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    """fast_fp32.cpp, compiled: the switch over a stand-in of our kernels on the CPU."""
+    path = tmp_path_factory.mktemp("fast_fp32") / "fast_fp32.so"
+    flags = ["-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"]
+    folders = [ROOT / "csrc", ROOT / "include", ROOT / "kernels", *cpp_extension.include_paths()]
+    libraries = [f"-L{folder}" for folder in cpp_extension.library_paths()]
+    done = subprocess.run(
+        [
+            *("c++", *flags, "-DTORCH_TARGET_VERSION=0x020a000000000000"),
+            *(f"-I{folder}" for folder in folders),
+            *(str(HERE / "fast_fp32.cpp"), "-o", str(path)),
+            *(*libraries, "-Wl,--no-as-needed", "-ltorch"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def child(*arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def run_checks(**environment):
+    checks = HERE / "fast_fp32_checks.py"
+    child("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", checks, **environment)
+
+
+@NEEDS_SOURCE
+def test_the_switch(module):
+    run_checks(FAST_FP32_MODULE=str(module))
+
+
+def test_on_cuda(cuda):
+    run_checks()
+
+
+SWITCHED = """
+    import sys, torch, my_ops
+    from pathlib import Path
+    from my_ops import _fast_fp32
+    _fast_fp32._switch = _fast_fp32.Switch(Path(sys.argv[1]), "CPU")
+    a, small = torch.randn(200, 200), torch.randn(4, 4)
+"""
+
+
+def switched(module, program):
+    return child("-c", textwrap.dedent(SWITCHED) + textwrap.dedent(program), module)
+
+
+@NEEDS_SOURCE
+def test_an_override_made_before_keeps_its_op(module):
+    switched(
+        module,
+        """
+        library = torch.library.Library("aten", "IMPL")
+        theirs = lambda a, b: a + b
+        library.impl("mm", theirs, "CPU", allow_override=True)
+        my_ops.fast_fp32()
+        assert my_ops.fast_fp32.report().others == ("mm",)
+        assert "not touched: mm" in str(my_ops.fast_fp32.report())
+        assert torch.equal(torch.mm(a, a), a + a)
+        torch.addmm(a, a, a)
+        assert [taken.op for taken in my_ops.fast_fp32.report().taken] == ["addmm"]
+        """,
+    )
+
+
+@NEEDS_SOURCE
+def test_a_torch_whose_symbols_are_not_known(module):
+    """Then its products are called through its C interface."""
+    switched(
+        module,
+        """
+        expected = small @ small, torch.bmm(small[None], small[None])
+        _fast_fp32.TESTED_TORCH = (2, 9)
+        my_ops.fast_fp32()
+        assert torch.equal(torch.mm(small, small), expected[0])
+        assert torch.equal(torch.bmm(small[None], small[None]), expected[1])
+        out = torch.empty(4, 4)
+        assert torch.equal(torch.mm(small, small, out=out), expected[0])
+        assert torch.equal(torch.bmm(small[None], small[None], out=out[None])[0], expected[1][0])
+        for call in (lambda: torch.mm(small, small[:3]), lambda: torch.mm(small, small[0])):
+            try:
+                call()
+            except RuntimeError:
+                continue
+            raise AssertionError
+        """,
+    )
+
+
+@NEEDS_SOURCE
+def test_switching_on_warns_of_nothing(module):
+    assert switched(module, "my_ops.fast_fp32()").stderr == ""
+
+
+def test_without_products_to_take():
+    """On the CPU, and in builds for it, the switch is a switch alone."""
+    program = """
+        import torch, my_ops
+        with my_ops.fast_fp32():
+            assert my_ops.fast_fp32.report().on
+            torch.mm(torch.ones(300, 300), torch.ones(300, 300))
+        report = my_ops.fast_fp32.report()
+        assert not report.on and not report.taken and not report.others
+        assert str(report).startswith("fast_fp32 is off")
+    """
+    child("-c", textwrap.dedent(program))
+
+
+PROGRAM = """
+import sys
+import my_ops
+assert __name__ == "__main__"
+assert my_ops.fast_fp32.report().on
+print(sys.argv[1:], beside.__name__ if "beside" in dir() else "")
+import beside
+raise SystemExit(7 if sys.argv[1:] == ["--fail"] else 0)
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_run(tmp_path, as_module):
+    """python -m my_ops run: as Python runs a program, and a report at its end."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "beside.py").touch()
+    what = ["-m", "program"] if as_module else [str(tmp_path / "program.py")]
+    for arguments, status in ((["-m", "--x", "1"], 0), (["--fail"], 7)):
+        done = subprocess.run(
+            [sys.executable, "-m", "my_ops", "run", *what, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path if as_module else None,
+        )
+        assert done.returncode == status, done.stderr
+        assert done.stdout.strip() == str(arguments)
+        assert done.stderr.startswith("fast_fp32 is on")
+
+
+def test_run_without_a_program():
+    for arguments, status in (([], 2), (["-m"], 2), (["--help"], 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", "my_ops", "run", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status
+        assert "usage: python -m my_ops run" in done.stdout
