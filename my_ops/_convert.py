@@ -38,6 +38,8 @@ class Conversion:
         for module, kind in self._modules:
             if type(module) is KINDS[kind]:
                 module.__class__ = kind
+                if isinstance(module, nn.RNNBase):
+                    module.flatten_parameters()
         self._modules.clear()
 
     def __str__(self) -> str:
