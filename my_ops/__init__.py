@@ -21,6 +21,7 @@ if (
 from my_ops import _library
 from my_ops import nn as nn
 from my_ops import reference as reference
+from my_ops._convert import Conversion, convert
 from my_ops._fast_fp32 import fast_fp32
 from my_ops.ops import (
     add_one,
@@ -39,8 +40,10 @@ from my_ops.recurrent.lstm import lstm, lstm_cell
 __version__ = _version("my_ops")
 cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_package(my_ops)
 __all__ = [
+    "Conversion",
     "add_one",
     "cmake_prefix_path",
+    "convert",
     "custom_add",
     "d_sigmoid",
     "fast_fp32",

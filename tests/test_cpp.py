@@ -30,10 +30,21 @@ int main() {
   const auto [h, cell] = my_ops::lltm_cell(at::ones({1, 3}), weights, bias, state, state);
   const auto [output, h_n, c_n] =
       my_ops::lltm(at::ones({2, 1, 3}), state, state, weights, bias);
+  const auto ih = [](int64_t gates) { return at::full({gates * 4, 3}, 0.5); };
+  const auto hh = [](int64_t gates) { return at::full({gates * 4, 4}, 0.25); };
+  const at::Tensor one = at::ones({1, 3}), two = at::ones({2, 1, 3});
+  const at::Tensor reset = at::ones({2, 1}, at::kBool);
+  const auto [lstm_h, lstm_cell] =
+      my_ops::lstm_cell(one, ih(4), hh(4), at::ones({16}), {}, state, state);
+  const auto [lstm, lstm_h_n, lstm_c_n] =
+      my_ops::lstm(two, state, state, ih(4), hh(4), at::ones({16}), {}, {}, reset);
+  const at::Tensor gru_h = my_ops::gru_cell(one, ih(3), hh(3), {}, at::ones({12}), state);
+  const auto [gru, gru_h_n] = my_ops::gru(two, state, ih(3), hh(3));
   for (const at::Tensor& result :
        {my_ops::add_one(x), my_ops::custom_add(x, x), my_ops::d_sigmoid(x), my_ops::round_ste(x),
         my_ops::fill_index(3, 4), my_ops::gemm(a, a.t()),
-        my_ops::linear(a, at::ones({4, 3}), {}, "relu"), h, cell, output, h_n, c_n}) {
+        my_ops::linear(a, at::ones({4, 3}), {}, "relu"), h, cell, output, h_n, c_n, lstm_h,
+        lstm_cell, lstm, lstm_h_n, lstm_c_n, gru_h, gru, gru_h_n}) {
     std::cout << result.sum().item<double>() << ' ';
   }
   std::cout << '\\n';
@@ -101,6 +112,11 @@ def test_cmake_program(tmp_path):
     a, state, weights = torch.ones(2, 3), torch.zeros(1, 4), torch.zeros(12, 7)
     cell = my_ops.lltm_cell(torch.ones(1, 3), weights, torch.zeros(12), state, state)
     sequence = my_ops.lltm(torch.ones(2, 1, 3), state, state, weights, torch.zeros(12))
+    one, two, reset = torch.ones(1, 3), torch.ones(2, 1, 3), torch.ones(2, 1, dtype=torch.bool)
+
+    def weights_of(gates):
+        return torch.full((gates * 4, 3), 0.5), torch.full((gates * 4, 4), 0.25)
+
     expected = [
         my_ops.add_one(x),
         my_ops.custom_add(x, x),
@@ -111,6 +127,10 @@ def test_cmake_program(tmp_path):
         my_ops.linear(a, torch.ones(4, 3), activation="relu"),
         *cell,
         *sequence,
+        *my_ops.lstm_cell(one, *weights_of(4), torch.ones(16), None, state, state),
+        *my_ops.lstm(two, state, state, *weights_of(4), torch.ones(16), reset=reset),
+        my_ops.gru_cell(one, *weights_of(3), None, torch.ones(12), state),
+        *my_ops.gru(two, state, *weights_of(3)),
     ]
     values = torch.tensor([float(value) for value in sums.split()])
     want = torch.stack([e.sum() for e in expected])

@@ -316,6 +316,7 @@ def test_copies_and_torchscript(form, device):
     layer = made(form, device)
     x, state = drawn(layer, device)
     lengths = torch.tensor([7, 0, 3], device=device)
+    reset = torch.rand(x.shape[:2], device=device) < 0.3
     file = io.BytesIO()
     torch.jit.save(torch.jit.script(layer), file)
     file.seek(0)
@@ -327,8 +328,8 @@ def test_copies_and_torchscript(form, device):
         torch.jit.load(file),
         loaded,
     ):
-        for given in (None, lengths):
-            same(other(x, state, given), layer(x, state, given))
+        for masks in ((), (lengths,), (None, reset), (lengths, reset)):
+            same(other(x, state, *masks), layer(x, state, *masks))
 
 
 @pytest.mark.parametrize("ragged", [False, True])

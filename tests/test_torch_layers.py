@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from samples import FLOATING
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import parametrizations, prune
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -170,6 +171,23 @@ def test_projections_are_torch_s_own(batch_first, given, device):
     lengths = torch.tensor(LENGTHS, device=device)
     with pytest.raises(ValueError, match="LSTM: lengths and reset must be None with proj_size > 0"):
         layer(x, hx, lengths)
+
+
+@pytest.mark.parametrize("hidden", [5, 64, 520])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", LAYERS)
+def test_parameters_at_any_address(name, dtype, hidden, device):
+    """As torch's own layers on CUDA may have them, in one buffer."""
+    layer = LAYERS[name][0](INPUTS, hidden, device=device, dtype=dtype)
+    x = torch.randn(STEPS, BATCH, INPUTS, device=device).to(dtype)
+    usual = with_gradients(layer, x, None)
+    for p in layer.parameters():
+        p.data = torch.cat([p.data.new_zeros(1), p.data.flatten()])[1:].view_as(p)
+        assert p.data_ptr() % 16
+    limit = 16 * torch.finfo(dtype).eps
+    for ours, exact in zip(*map(flat, (with_gradients(layer, x, None), usual)), strict=True):
+        size = max(1.0, exact.abs().max().item())
+        torch.testing.assert_close(ours, exact, rtol=0, atol=limit * size)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -53,6 +53,7 @@ TESTS = {  # of the first prefix that fits
     "my_ops/__main__": "report",
     "my_ops/__init__": "package private_names typing",
     "my_ops/_autocast": "autocast lltm_layer nn",
+    "my_ops/_convert": "convert",
     "my_ops/_errors": "memory fake_kernels",
     "my_ops/_flops": "integration",
     "my_ops/_install_hint": "report",

@@ -39,6 +39,12 @@ class TorchLayer(LayerCall, nn.RNNBase):
         """The output, and the states at the end."""
         raise NotImplementedError
 
+    def flatten_parameters(self) -> None:
+        """Does nothing without projections: my_ops needs no parameters in one piece of memory, in
+        which some would not be aligned."""
+        if self.proj_size > 0:
+            super().flatten_parameters()
+
     def _in_a_row(self) -> Tensors:
         """The parameters of all layers, with what hooks and parametrizations made of them."""
         if torch.jit.is_scripting():

@@ -77,12 +77,56 @@ inline std::tuple<at::Tensor, at::Tensor> lltm_cell(const at::Tensor& input,
   return {out[0].toTensor(), out[1].toTensor()};
 }
 
-// Returns output, h_n, c_n.
+// Returns output, h_n, c_n. lengths: when each row ends; reset: before which steps its state is
+// zero.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> lltm(
     const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0, const at::Tensor& weights,
-    const at::Tensor& bias, const std::optional<at::Tensor>& lengths = std::nullopt) {
-  const auto out = detail::call("my_ops::lltm", input, h0, c0, weights, bias, lengths);
+    const at::Tensor& bias, const std::optional<at::Tensor>& lengths = std::nullopt,
+    const std::optional<at::Tensor>& reset = std::nullopt) {
+  const auto out = detail::call("my_ops::lltm", input, h0, c0, weights, bias, lengths, reset);
   return {out[0].toTensor(), out[1].toTensor(), out[2].toTensor()};
+}
+
+// Returns new_h, new_cell.
+inline std::tuple<at::Tensor, at::Tensor> lstm_cell(
+    const at::Tensor& input, const at::Tensor& weight_ih, const at::Tensor& weight_hh,
+    const std::optional<at::Tensor>& bias_ih, const std::optional<at::Tensor>& bias_hh,
+    const at::Tensor& old_h, const at::Tensor& old_cell) {
+  const auto out = detail::call("my_ops::lstm_cell", input, weight_ih, weight_hh, bias_ih, bias_hh,
+                                old_h, old_cell);
+  return {out[0].toTensor(), out[1].toTensor()};
+}
+
+// Returns output, h_n, c_n.
+inline std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(
+    const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0,
+    const at::Tensor& weight_ih, const at::Tensor& weight_hh,
+    const std::optional<at::Tensor>& bias_ih = std::nullopt,
+    const std::optional<at::Tensor>& bias_hh = std::nullopt,
+    const std::optional<at::Tensor>& lengths = std::nullopt,
+    const std::optional<at::Tensor>& reset = std::nullopt) {
+  const auto out = detail::call("my_ops::lstm", input, h0, c0, weight_ih, weight_hh, bias_ih,
+                                bias_hh, lengths, reset);
+  return {out[0].toTensor(), out[1].toTensor(), out[2].toTensor()};
+}
+
+inline at::Tensor gru_cell(const at::Tensor& input, const at::Tensor& weight_ih,
+                           const at::Tensor& weight_hh, const std::optional<at::Tensor>& bias_ih,
+                           const std::optional<at::Tensor>& bias_hh, const at::Tensor& old_h) {
+  return detail::call_for_tensor("my_ops::gru_cell", input, weight_ih, weight_hh, bias_ih, bias_hh,
+                                 old_h);
+}
+
+// Returns output, h_n.
+inline std::tuple<at::Tensor, at::Tensor> gru(
+    const at::Tensor& input, const at::Tensor& h0, const at::Tensor& weight_ih,
+    const at::Tensor& weight_hh, const std::optional<at::Tensor>& bias_ih = std::nullopt,
+    const std::optional<at::Tensor>& bias_hh = std::nullopt,
+    const std::optional<at::Tensor>& lengths = std::nullopt,
+    const std::optional<at::Tensor>& reset = std::nullopt) {
+  const auto out = detail::call("my_ops::gru", input, h0, weight_ih, weight_hh, bias_ih, bias_hh,
+                                lengths, reset);
+  return {out[0].toTensor(), out[1].toTensor()};
 }
 
 }  // namespace my_ops

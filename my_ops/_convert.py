@@ -1,0 +1,106 @@
+"""Puts the layers of my_ops in the place of torch.nn's in a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from my_ops import nn as layers
+from my_ops.ops._checks import FLOATING
+
+KINDS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: layers.Linear,
+    nn.LSTM: layers.LSTM,
+    nn.GRU: layers.GRU,
+    nn.LSTMCell: layers.LSTMCell,
+    nn.GRUCell: layers.GRUCell,
+}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What :func:`convert` did, by the names of the model's modules; printed, one line each.
+
+    Attributes:
+        swapped: the modules that became layers of my_ops, and the name of their class before.
+        left: those of torch.nn's kinds that stayed as they were, and why.
+    """
+
+    swapped: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    _modules: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Makes the swapped modules what they were, but for those that have changed class since."""
+        for module, kind in self._modules:
+            if type(module) is KINDS[kind]:
+                module.__class__ = kind
+                if isinstance(module, nn.RNNBase):
+                    module.flatten_parameters()
+        self._modules.clear()
+
+    def __str__(self) -> str:
+        lines = [
+            f"{name or '(the model)'}: {kind} to my_ops" for name, kind in self.swapped.items()
+        ]
+        lines += [f"{name or '(the model)'}: left, {why}" for name, why in self.left.items()]
+        return "\n".join(lines) or "nothing to convert"
+
+
+def convert(model: nn.Module) -> Conversion:
+    """Turns the model's Linear, LSTM, GRU, LSTMCell and GRUCell into those of :mod:`my_ops.nn`.
+
+    In place: each module stays the object it was, with its parameters, buffers, hooks, device and
+    mode, and only its class changes; so optimizers, state dicts and references to it stay valid.
+    Left as they are, and told of: modules of a subclass, parametrized ones, ones whose ``forward``
+    was replaced, ones being quantized, and what my_ops has no kernel for.
+
+    Args:
+        model: any module, which may itself be one of these layers.
+
+    Returns:
+        A :class:`Conversion`: what was swapped, what was left and why; its ``undo()`` takes all
+        of it back.
+
+    Raises:
+        TypeError: ``model`` is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"convert: model must be a torch.nn.Module, got {type(model).__name__}")
+    report = Conversion()
+    for name, module in model.named_modules():
+        kind = next((k for k in KINDS if isinstance(module, k)), None)
+        if kind is None or type(module) is KINDS[kind]:
+            continue
+        why = _reason_to_leave(module, kind)
+        if why is not None:
+            report.left[name] = why
+            continue
+        module.__class__ = KINDS[kind]
+        report.swapped[name] = kind.__name__
+        report._modules.append((module, kind))
+    return report
+
+
+def _reason_to_leave(module: nn.Module, kind: type[nn.Module]) -> str | None:
+    if is_parametrized(module):
+        return "as it is parametrized"
+    if type(module) is not kind:
+        return f"as it is of a subclass of {kind.__name__}, {type(module).__name__}"
+    if "forward" in module.__dict__:
+        return "as its forward was replaced"
+    if getattr(module, "qconfig", None) is not None:
+        return "as it is being quantized"
+    if getattr(module, "proj_size", 0) > 0:
+        return "as it has projections, which run torch's own LSTM"
+    for name, t in module.named_parameters(recurse=False):
+        if type(t) not in (nn.Parameter, torch.Tensor) and not hasattr(t, "placements"):
+            return f"as its {name} is a {type(t).__name__}"
+        if t.dtype not in FLOATING:
+            return f"as its {name} is of dtype {str(t.dtype).removeprefix('torch.')}"
+        if t.device.type not in ("cpu", "cuda", "meta"):
+            return f"as its {name} is on {t.device}"
+    return None
