@@ -90,7 +90,6 @@ def extension(cuda):
 
     toolkit, archs = cuda
     cpp.CUDA_HOME = os.environ["CUDA_HOME"] = str(toolkit.home)
-    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(archs)
     # The module holds the CUDA runtime itself, so torch's own CUDA version does not matter; whether
     # nvcc takes the host compiler, preflight has tried.
     cpp._check_cuda_version = lambda *_: None
@@ -106,6 +105,7 @@ def extension(cuda):
             "nvcc": [
                 *("-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"),
                 "-frandom-seed=my_ops",
+                *preflight.gencode(archs),
             ],
         },
         library_dirs=[str(toolkit.home / d) for d in ("lib64", "lib")],

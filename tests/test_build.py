@@ -166,7 +166,7 @@ def test_auto_with_a_release_means_that_release(tmp_path):
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("", ["7.5", "8.0", "8.6", "9.0a", "10.0+PTX", "12.0+PTX"]),
+        ("", ["7.5", "8.0", "9.0a", "10.0+PTX", "12.0"]),
         ("Hopper", ["9.0+PTX"]),
         ("7.5;Ampere", ["7.5", "8.0", "8.6+PTX"]),
         ("Ada 9.0a", ["8.9+PTX", "9.0a"]),
@@ -191,9 +191,9 @@ def test_unknown_name_of_an_architecture(tmp_path, text):
 @pytest.mark.parametrize(
     ("version", "wanted"),
     [
-        ("12.6.20", ["7.5", "8.0", "8.6", "9.0a", "9.0+PTX"]),
-        ("12.9.41", ["7.5", "8.0", "8.6", "9.0a", "10.0+PTX", "12.0+PTX"]),
-        ("13.2.1", ["7.5", "8.0", "8.6", "9.0a", "10.0+PTX", "12.0+PTX"]),
+        ("12.6.20", ["7.5", "8.0", "9.0a", "9.0+PTX"]),
+        ("12.9.41", ["7.5", "8.0", "9.0a", "10.0+PTX", "12.0"]),
+        ("13.2.1", ["7.5", "8.0", "9.0a", "10.0+PTX", "12.0"]),
     ],
 )
 def test_architectures_of_a_release(tmp_path, monkeypatch, version, wanted):
@@ -202,6 +202,28 @@ def test_architectures_of_a_release(tmp_path, monkeypatch, version, wanted):
     found, archs = preflight.cuda_toolkit("auto", version.rpartition(".")[0], "c++")
     assert found.version == version
     assert archs == wanted
+
+
+@pytest.mark.parametrize(
+    ("archs", "wanted"),
+    [
+        (["8.0", "9.0a"], ["80 sm_80", "90a sm_90a"]),
+        (["8.0", "8.0+PTX", "9.0"], ["80 compute_80", "80 sm_80", "90 sm_90"]),
+        (["10.0+PTX", "12.0"], ["100 compute_100", "100 sm_100", "100 sm_120"]),
+        (["12.0+PTX", "10.0"], ["120 compute_120", "120 sm_120", "100 sm_100"]),
+        (["10.0", "12.0"], ["100 sm_100", "120 sm_120"]),
+        (["10.0+PTX", "12.0a"], ["100 compute_100", "100 sm_100", "120a sm_120a"]),
+        (
+            ["10.0+PTX", "12.0+PTX", "12.1"],
+            ["100 compute_100", "120 compute_120", "100 sm_100", "120 sm_120", "120 sm_121"],
+        ),
+    ],
+)
+def test_machine_code_is_assembled_from_ptx_of_the_build(archs, wanted):
+    pairs = [pair.split() for pair in wanted]
+    assert preflight.gencode(archs) == [
+        f"-gencode=arch=compute_{ptx},code={code}" for ptx, code in pairs
+    ]
 
 
 def test_jobs_follow_memory(monkeypatch):

@@ -20,7 +20,7 @@ RECORD = {
     "torch_built_against": "2.13.0",
     "torch_minimum": "2.10",
     "nvcc": "13.0.88",
-    "architectures": ["7.5", "8.0", "8.6", "9.0a", "10.0+PTX", "12.0+PTX"],
+    "architectures": ["7.5", "8.0", "9.0a", "10.0+PTX", "12.0"],
 }
 
 
@@ -83,7 +83,14 @@ def test_source_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("capability", "covered"),
-    [((7, 0), False), ((7, 5), True), ((8, 9), True), ((9, 0), True), ((10, 3), True)],
+    [
+        ((7, 0), False),
+        ((7, 5), True),
+        ((8, 9), True),
+        ((9, 0), True),
+        ((10, 3), True),
+        ((11, 0), True),
+    ],
 )
 def test_covers(capability, covered):
     assert report.covers(RECORD["architectures"], capability) is covered
@@ -333,7 +340,7 @@ def test_report_of_a_machine_with_gpus(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "my_ops    0.1.0 in /here",
         "build     nvcc 13.0.88, against torch 2.13.0 for torch >= 2.10, commit unknown",
-        "code for  7.5, 8.0, 8.6, 9.0a, 10.0+PTX, 12.0+PTX",
+        "code for  7.5, 8.0, 9.0a, 10.0+PTX, 12.0",
         "python    3.11.7 on Linux",
         "torch     2.13.0, CUDA 13.0",
         "driver    CUDA 13.0",

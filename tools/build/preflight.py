@@ -25,10 +25,11 @@ GIB = 1 << 30
 JOB_MEMORY = GIB  # of one compiler; nvcc compiles two architectures at a time
 DISK = 10 * GIB  # while pip installs torch and its CUDA libraries, its own cache included
 
-# Machine code for each generation that the compiler knows (8.6 also runs on 8.9, 10.0 on 10.3,
-# 12.0 on 12.1), PTX for what comes. 9.0a: Hopper with its own matrix instructions.
-BEFORE_BLACKWELL = "7.5;8.0;8.6;9.0a;9.0+PTX"
-WITH_BLACKWELL = "7.5;8.0;8.6;9.0a;10.0+PTX;12.0+PTX"
+# Machine code for each generation that the compiler knows (8.0 also runs on 8.6 and 8.9, 10.0 on
+# 10.3, 12.0 on 12.1), PTX for what comes. 9.0a: Hopper with its own matrix instructions.
+BEFORE_BLACKWELL = "7.5;8.0;9.0a;9.0+PTX"
+WITH_BLACKWELL = "7.5;8.0;9.0a;10.0+PTX;12.0"
+ALIKE_FROM = 100  # no kernel tells 10.0 and newer ones apart
 
 # The torch to compile against, by the release of CUDA that PyPI's build of it pins: pip can bring
 # the compiler of that release alone. That of 13.2 has no wheel for Python 3.10, that of 13.0 none
@@ -207,6 +208,19 @@ def architectures(toolkit: Toolkit) -> list[str]:
             )
         found += NAMES.get(name, name).split()
     return found
+
+
+def gencode(archs: list[str]) -> list[str]:
+    """What nvcc takes for them. Where no kernel differs, machine code is assembled from the PTX
+    that the build holds for an older one: making PTX is half of the compiler's time."""
+    numbers = {arch: arch.removesuffix("+PTX").replace(".", "") for arch in archs}
+    ptx = [number for arch, number in numbers.items() if arch.endswith("+PTX")]
+    options = [f"-gencode=arch=compute_{number},code=compute_{number}" for number in ptx]
+    alike = [int(number) for number in ptx if number.isdigit() and int(number) >= ALIKE_FROM]
+    for number in numbers.values():
+        older = [have for have in alike if number.isdigit() and have <= int(number)]
+        options.append(f"-gencode=arch=compute_{max(older, default=number)},code=sm_{number}")
+    return list(dict.fromkeys(options))
 
 
 def gpus_of_this_machine() -> list[str]:
