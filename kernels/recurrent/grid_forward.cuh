@@ -17,17 +17,10 @@ namespace my_ops::cuda {
 template <typename T>
 __device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t hidden,
                                             bool aligned) {
-  constexpr int kCount = 16 / sizeof(T);
-  if (aligned && unit + kCount <= hidden) {
+  if (aligned && unit + static_cast<int>(16 / sizeof(T)) <= hidden) {
     return __ldg(reinterpret_cast<const uint4*>(row + unit));
   }
-  uint32_t word[4] = {};
-#pragma unroll
-  for (int e = 0; e < kCount; ++e) {
-    if (unit + e < hidden)
-      word[e * sizeof(T) / 4] |= bits(row[unit + e]) << (e * sizeof(T) % 4 * 8);
-  }
-  return {word[0], word[1], word[2], word[3]};
+  return gather(row + unit, 1, hidden - unit);
 }
 
 template <typename Cell, typename T, int UnitTiles, int NTiles, int Chunks>
@@ -81,7 +74,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     for (int i = 0; i < kItems; ++i) {
       if (block.real(i, tile)) {
         const float* gates_x = seq.gates_x + block.at(t, tile, i, Cell::kGates);
-        load_addends<Cell>(gates_x, seq.bias + block.unit(i), hidden, addend[i]);
+        load_addends<Cell>(gates_x, seq.bias + block.unit(i), opaque(hidden), addend[i]);
         if (asks_for_sector() && t + kGridAhead < seq.steps) {
           prefetch_values<Cell::kGates>(gates_x + kGridAhead * seq.batch * Cell::kGates * hidden,
                                         hidden);
