@@ -42,8 +42,13 @@ __device__ __forceinline__ void prefetch_l2(const void* p) {
 }
 
 // The same value, which the compiler can no longer tell to be the same in every round of a loop.
-__device__ __forceinline__ uint32_t opaque(uint32_t v) {
-  asm volatile("" : "+r"(v));
+template <typename T>
+__device__ __forceinline__ T opaque(T v) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(v));
+  } else {
+    asm volatile("" : "+r"(v));
+  }
   return v;
 }
 
