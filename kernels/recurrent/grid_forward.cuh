@@ -89,9 +89,10 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     for (int i = 0; i < kItems; ++i) {
       if (block.real(i, tile)) {
         const float* gates_x = seq.gates_x + block.at(t, tile, i, Cell::kGates);
+        const int64_t row = opaque(hidden);  // no registers for its multiples
 #pragma unroll
         for (int gate = 0; gate < Cell::kGates; ++gate) {
-          share[i][gate] = __ldg(gates_x + gate * hidden);
+          share[i][gate] = __ldg(gates_x + gate * row);
         }
         if (seq.reset != nullptr) reset[i] = load_byte(seq.reset + block.line(t, tile, i));
         if (asks_for_sector() && t + kGridAhead < seq.steps) {
