@@ -42,13 +42,8 @@ __device__ __forceinline__ void prefetch_l2(const void* p) {
 }
 
 // The same value, which the compiler can no longer tell to be the same in every round of a loop.
-template <typename T>
-__device__ __forceinline__ T opaque(T v) {
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("" : "+l"(v));
-  } else {
-    asm volatile("" : "+r"(v));
-  }
+__device__ __forceinline__ uint32_t opaque(uint32_t v) {
+  asm volatile("" : "+r"(v));
   return v;
 }
 

@@ -77,8 +77,7 @@ __device__ __forceinline__ void empty_slots(uint32_t* base, int64_t received, in
   const auto n = static_cast<uint32_t>(received);
   if (received <= 0 || n % kPeriod != 0) return;
   const int per_slot = vectors * rows * pieces;
-  // Opaque, since what follows from it would be computed ahead of the steps and kept.
-  for (int i = opaque(threadIdx.x); i < kPeriod * per_slot; i += kRecurrentThreads) {
+  for (int i = threadIdx.x; i < kPeriod * per_slot; i += kRecurrentThreads) {
     const int piece = i % pieces, row = i / pieces % rows;
     const int vector = i / (pieces * rows) % vectors, slot = (n - 1 - i / per_slot) % kSlots;
     store_relaxed(reinterpret_cast<uint4*>(base + slot * slot_words + vector * vector_words +

@@ -17,10 +17,17 @@ namespace my_ops::cuda {
 template <typename T>
 __device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t hidden,
                                             bool aligned) {
-  if (aligned && unit + static_cast<int>(16 / sizeof(T)) <= hidden) {
+  constexpr int kCount = 16 / sizeof(T);
+  if (aligned && unit + kCount <= hidden) {
     return __ldg(reinterpret_cast<const uint4*>(row + unit));
   }
-  return gather(row + unit, 1, hidden - unit);
+  uint32_t word[4] = {};
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) {
+    if (unit + e < hidden)
+      word[e * sizeof(T) / 4] |= bits(row[unit + e]) << (e * sizeof(T) % 4 * 8);
+  }
+  return {word[0], word[1], word[2], word[3]};
 }
 
 template <typename Cell, typename T, int UnitTiles, int NTiles, int Chunks>
@@ -89,10 +96,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     for (int i = 0; i < kItems; ++i) {
       if (block.real(i, tile)) {
         const float* gates_x = seq.gates_x + block.at(t, tile, i, Cell::kGates);
-        const int64_t row = opaque(hidden);  // no registers for its multiples
 #pragma unroll
         for (int gate = 0; gate < Cell::kGates; ++gate) {
-          share[i][gate] = __ldg(gates_x + gate * row);
+          share[i][gate] = __ldg(gates_x + gate * hidden);
         }
         if (seq.reset != nullptr) reset[i] = load_byte(seq.reset + block.line(t, tile, i));
         if (asks_for_sector() && t + kGridAhead < seq.steps) {

@@ -16,19 +16,6 @@ __device__ __forceinline__ void split_tf32(uint32_t v, uint32_t& hi, uint32_t& l
   lo = bits(__uint_as_float(v) - __uint_as_float(hi));
 }
 
-// 16 bytes of weights that lie `step` apart, of which `count` exist; the others are zero. All are
-// read before any is waited for.
-template <typename T>
-__device__ __forceinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
-  uint32_t word[4] = {};
-#pragma unroll
-  for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) {
-    const uint32_t v = e < count ? bits(p[e * step]) : 0;
-    word[e * sizeof(T) / 4] |= v << (e * sizeof(T) % 4 * 8);
-  }
-  return {word[0], word[1], word[2], word[3]};
-}
-
 // A warp's fragments of one chunk. A lane's 16 bytes of a row serve two k-tiles: words x, y the
 // first and z, w the second. Which unit a k stands for is free as long as A and b agree.
 __device__ __forceinline__ uint32_t fragment(const uint4& v, int k_tile, int part) {
@@ -145,34 +132,24 @@ struct Slab {
   };
   static_assert(sizeof(Shared) == slab_shared_bytes(sizeof(T), MTiles, NTiles, Chunks));
 
-  uint4 weights[kResident][MTiles][2] = {};
+  uint4 weights[kResident][MTiles][2];
 
-  // fill(m, half, chunk): the lane's 16 bytes of row (lane / 4 + 8 * half) of tile m. A loop:
-  // unrolled, this is most of the kernel, and two thirds of the time to compile it.
+  // fill(m, half, chunk): the lane's 16 bytes of row (lane / 4 + 8 * half) of tile m.
   template <typename Fill>
   __device__ __forceinline__ void load(Shared& shared, int chunks, Fill fill) {
     const int warp = threadIdx.x / 32;
-#pragma unroll 1
+#pragma unroll
     for (int c = 0; c < Chunks; ++c) {
       const int chunk = warp + c * kRecurrentWarps;
-      uint4 a[MTiles][2] = {};
-      if (chunk < chunks) {
-#pragma unroll
-        for (int m = 0; m < MTiles; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) a[m][half] = fill(m, half, chunk);
-        }
-      }
 #pragma unroll
       for (int m = 0; m < MTiles; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const uint4 v = a[m][half];
-          if (c >= kResident) shared.weights[c - kResident][m][half][threadIdx.x] = v;
-#pragma unroll
-          for (int r = 0; r < kResident; ++r) {  // registers have no index
-            uint4& w = weights[r][m][half];
-            w = {c == r ? v.x : w.x, c == r ? v.y : w.y, c == r ? v.z : w.z, c == r ? v.w : w.w};
+          const uint4 v = chunk < chunks ? fill(m, half, chunk) : uint4{};
+          if (c < kResident) {
+            weights[c < kResident ? c : 0][m][half] = v;
+          } else {
+            shared.weights[c < kResident ? 0 : c - kResident][m][half][threadIdx.x] = v;
           }
         }
       }
@@ -185,13 +162,14 @@ struct Slab {
   const uint4* next_from;
 
   __device__ __forceinline__ void issue(int b, int64_t warp_stride, int chunks, int rows) {
-    const int lane = threadIdx.x % 32, left = chunks - static_cast<int>(threadIdx.x / 32);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     from[b & 1] = next_from;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
       for (int n = 0; n < NTiles; ++n) {
-        const bool exists = (b * kBatch + i) * kRecurrentWarps < left && n * 8 + lane / 4 < rows;
+        const bool exists =
+            warp + (b * kBatch + i) * kRecurrentWarps < chunks && n * 8 + lane / 4 < rows;
         v[b & 1][i][n] = uint4{};
         if (exists) v[b & 1][i][n] = load_relaxed(next_from + n * kTileWords);
       }
@@ -218,13 +196,12 @@ struct Slab {
       bool again = true;
       while (again) {
         again = false;
-        const int64_t stride = opaque(warp_stride);  // no registers for its multiples
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
           for (int n = 0; n < NTiles; ++n) {
             if (any_empty(v[b & 1][i][n])) {
-              v[b & 1][i][n] = load_relaxed(from[b & 1] + i * stride + n * kTileWords);
+              v[b & 1][i][n] = load_relaxed(from[b & 1] + i * warp_stride + n * kTileWords);
               again = true;
             }
           }
@@ -240,7 +217,7 @@ struct Slab {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int c = b * kBatch + i;
-        if (c * kRecurrentWarps < chunks - warp) {
+        if (warp + c * kRecurrentWarps < chunks) {
           if (c < kResident) {
             multiply_chunk_any<T>(sum[c % kSums], weights[c < kResident ? c : 0], v[b & 1][i]);
           } else {
