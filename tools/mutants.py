@@ -55,9 +55,12 @@ TESTS = {  # of the first prefix that fits
     "my_ops/_autocast": "autocast lltm_layer nn",
     "my_ops/_convert": "convert",
     "my_ops/_errors": "memory fake_kernels",
+    "my_ops/_explain": "explain",
+    "my_ops/_fast_fp32": "fast_fp32",
     "my_ops/_flops": "integration",
     "my_ops/_install_hint": "report",
-    "my_ops/_library": "private_names registration",
+    "my_ops/_library": "private_names registration package",
+    "my_ops/_run": "fast_fp32",
     "my_ops/_private": "private_names autograd registration distributed",
     "my_ops/_vmap": "vmap lltm_layer autocast",
     "my_ops/distributed": "distributed",
@@ -80,7 +83,7 @@ TESTS = {  # of the first prefix that fits
     "csrc/lstm": f"{OF_TORCH} fake_kernels",
     "csrc/gru": f"{OF_TORCH} fake_kernels",
     "csrc/recurrent": f"{LLTM} fake_kernels cpp lstm_gru reset",
-    "csrc/c_api": "c_api",
+    "csrc/c_api": "c_api explain",
     "csrc": f"fake_kernels {ELEMENTWISE} gemm lltm lltm_layer cpp",
     "kernels/elementwise": ELEMENTWISE,
     "kernels/recurrent": f"{LLTM} lstm_gru reset recurrent_kernels",
@@ -89,8 +92,8 @@ TESTS = {  # of the first prefix that fits
 PYTHON = ["my_ops/*.py", "my_ops/*/*.py"]
 CPP = ["csrc/binding.h", "csrc/binding_cpu.h", "csrc/bindings.cpp", "csrc/c_api.cpp"]
 CPP += ["csrc/*_checks.h", "csrc/*_layout.h", "csrc/*_cpu.cpp", "csrc/recurrent_cpu.h"]
-CPP += ["csrc/recurrent_ops.h", "csrc/recurrent_ragged.h", "kernels/*/*_cpu.cpp"]
-CPP += ["kernels/*/*_cpu.h", "kernels/recurrent/cpu.h", "kernels/recurrent/cells/lltm.h"]
+CPP += ["csrc/recurrent_*s.h", "csrc/recurrent_ragged.h", "kernels/*/*_cpu.cpp"]
+CPP += ["kernels/*/*_cpu.h", "kernels/recurrent/cpu.h", "kernels/recurrent/cells/[lg]*.h"]
 
 
 class LeaveOut(Operator):
