@@ -35,6 +35,7 @@ class Results:
     def __init__(self, path: Path) -> None:
         self.sections = json.loads(path.read_text())
         self.several = json.loads(path.with_stem(f"{path.stem}-x4").read_text())  # of several GPUs
+        self.layers = json.loads(path.with_stem(f"{path.stem}-recurrent").read_text())
 
     def case(self, section: str, name: str) -> dict[str, Any]:
         return next(row for row in self.sections[section] if row["case"] == name)
@@ -172,6 +173,30 @@ class Results:
                 )
         head = ["steps, batch, H", "type", "LLTM, ms", "a step, us", "cuDNN LSTM, ms"]
         return table([*head, "LLTM + backward", "cuDNN + backward"], rows)
+
+    def recurrent(self) -> str:
+        cases = {row["case"]: row for row in self.layers["table"]}
+        rows = []
+        for steps, batch, hidden in (
+            (512, 16, 512),
+            (1024, 16, 768),
+            (512, 64, 1024),
+            (512, 256, 1024),
+            (128, 8000, 256),
+            (1024, 1, 256),
+        ):
+            for dtype in ("bfloat16", "float32"):
+                cells = [f"{steps}, {batch}, {hidden}", SHORT[dtype]]
+                for name in ("LSTM", "GRU"):
+                    size = f"{name} {dtype} T{steps} B{batch} H{hidden}"
+                    pair = [cases[f"{size} {way}"] for way in ("forward", "forward + backward")]
+                    kinds = ["my_ops", "cuDNN"]
+                    kinds += ["cuDNN strict"] if dtype == "float32" else []
+                    times = [" / ".join(figure(r[f"{k} us"] / 1e3) for r in pair) for k in kinds]
+                    cells += [times[0], ", strict ".join(times[1:])]
+                rows.append(cells)
+        head = ["steps, batch, H", "type", "LSTM, ms", "cuDNN's", "GRU, ms", "cuDNN's"]
+        return table(head, rows)
 
     def overhead(self) -> str:
         rows = []
