@@ -175,33 +175,54 @@ def test_calling_python_from_cpp(tmp_path):
     ]
 
 
-def test_new_op(tmp_path):
-    """What the tool writes into a copy of the repository passes lint, compiles and passes tests."""
+def generate(folder, *arguments):
+    """In a copy of the repository: what the tool prints, and how to run programs there."""
     folders = ["csrc", "docs", "include", "kernels", "my_ops", "tests", "tools"]
     built = shutil.ignore_patterns("__pycache__", "*.so")
-    for folder in folders:
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=built)
+    for source in folders:
+        shutil.copytree(ROOT / source, folder / source, ignore=built)
     for file in ROOT.iterdir():
         if file.is_file():
-            shutil.copy(file, tmp_path)
-    here = {"cwd": tmp_path, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+            shutil.copy(file, folder)
+    here = {"cwd": folder, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    return run(sys.executable, "tools/new_op.py", *arguments, **here), here
 
-    printed = run(sys.executable, "tools/new_op.py", "square", **here)
-    assert textwrap.indent(printed, "    ") in (EXAMPLES / "new_op/README.md").read_text()
 
+def check_generated(name, printed, here, *for_cuda):
+    """It passes lint, compiles and passes its tests."""
     run("ruff", "check", ".", **here)
     run("ruff", "format", "--check", ".", **here)
     cxx = [line.split()[1] for line in printed.splitlines() if re.search(r"\.(h|cpp|cu)$", line)]
     run("clang-format", "--dry-run", "--Werror", *cxx, **here)
 
-    new = tmp_path / "kernels/square/square.cu", tmp_path / "csrc/square_cuda.cpp"
-    compile_for_cuda(tmp_path, *new, include=[tmp_path / "include", tmp_path / "kernels"])
+    folder = here["cwd"]
+    new = [folder / path for path in for_cuda]
+    compile_for_cuda(folder, *new, include=[folder / "include", folder / "kernels"])
 
-    build = ("setup.py", "-q", "build_ext", "--inplace")
-    run(sys.executable, *build, MY_OPS_WITH_CUDA="0", **here)
+    for step in (["egg_info"], ["build_ext", "--inplace"]):
+        run(sys.executable, "setup.py", "-q", *step, MY_OPS_WITH_CUDA="0", **here)
     layers = "no_torch_below or launches_only or launchers_only or have_no_defaults"
-    tests = ("-m", "pytest", "tests", "-q", "-p", "no:cacheprovider", "-k", f"square or {layers}")
+    tests = ("-m", "pytest", "tests", "-q", "-p", "no:cacheprovider", "-k", f"{name} or {layers}")
     run(sys.executable, *tests, **here)
+
+
+def test_new_op(tmp_path):
+    printed, here = generate(tmp_path, "square")
+    assert textwrap.indent(printed, "    ") in (EXAMPLES / "new_op/README.md").read_text()
+    check_generated("square", printed, here, "kernels/square/square.cu", "csrc/square_cuda.cpp")
+
+
+def test_new_cell(tmp_path):
+    """And the page of the guide is right. Of the persistent kernels one: they take long to compile
+    and differ in the name of the cell alone."""
+    page = (ROOT / "docs/recurrent_cell.md").read_text()
+    printed, here = generate(tmp_path, "--cell", "leaky")
+    assert textwrap.indent(printed, "    ") in page
+    run("mypy", **here)
+    kernels = "kernels/recurrent/leaky.cu", "kernels/recurrent/leaky_cluster.cu"
+    check_generated("leaky", printed, here, *kernels, "csrc/leaky_cuda.cpp")
+    (training,) = re.findall("```py\n(.*?)```", page, re.DOTALL)
+    run(sys.executable, "-c", training, **here)
 
 
 @pytest.mark.parametrize(
@@ -215,11 +236,15 @@ def test_new_op(tmp_path):
         ("delete", "must be no word of Python or C++"),
         ("lambda", "must be no word of Python or C++"),
         ("Square", "must be lower-case words joined by _"),
+        ("--cell gru", "must be new, and my_ops/__init__.py has a 'gru'"),
+        ("--cell gru_cell", "must be new, and my_ops/__init__.py has a 'gru_cell'"),
+        ("--cell cell_math", "must be new, and kernels/recurrent/cpu.h has"),
+        ("--cell linear_activation", "must be new, and my_ops/nn/__init__.py has"),
         ("x" * 33, "of at most 32 letters"),
     ],
 )
 def test_new_op_refuses(name, rule):
-    command = (sys.executable, ROOT / "tools/new_op.py", name)
+    command = (sys.executable, ROOT / "tools/new_op.py", *name.split())
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("new_op: NAME must be ")

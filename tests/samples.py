@@ -11,6 +11,8 @@ from torch import Tensor
 
 import my_ops
 from my_ops import reference
+from my_ops.recurrent._cell import CELLS
+from my_ops.recurrent._weights import TwoMatrices
 
 NO_INDUCTOR = {  # arguments of pytest.mark.skipif
     "condition": not Path(sysconfig.get_path("include"), "Python.h").exists(),
@@ -132,7 +134,8 @@ def lltm_inputs(
     return tuple(drawn[name].to(dtype).to(device) for name in order)
 
 
-GATES = {"lstm": 4, "gru": 3}
+# The cells with the parameters of torch's, by name.
+OF_TORCH = {cell.name: cell for cell in CELLS if isinstance(cell.weights, TwoMatrices)}
 
 
 def recurrent_inputs(
@@ -144,9 +147,10 @@ def recurrent_inputs(
     dtype: torch.dtype,
     device: str,
 ) -> tuple[Tensor, ...]:
-    """Arguments of lstm or gru, biases included; of NAME_cell where ``steps`` is None."""
-    rows, scale = GATES[name] * hidden, 1.0 / max(hidden, 1) ** 0.5
-    states = [torch.randn(batch, hidden, dtype=torch.float64) for _ in range(1 + (name == "lstm"))]
+    """Arguments of one of OF_TORCH, biases included; of NAME_cell where ``steps`` is None."""
+    cell, scale = OF_TORCH[name], 1.0 / max(hidden, 1) ** 0.5
+    rows = cell.gates * hidden
+    states = [torch.randn(batch, hidden, dtype=torch.float64) for _ in cell.states]
     shapes = ((rows, inputs), (rows, hidden), (rows,), (rows,))
     parameters = [torch.randn(shape, dtype=torch.float64) * scale for shape in shapes]
     if steps is None:
@@ -250,7 +254,7 @@ def _masked(name: str) -> list[Op]:
 
 
 def _without_bias(name: str) -> Op:
-    count = 2 + (name == "lstm") + 2
+    count = 1 + len(OF_TORCH[name].states) + 2
     return Op(
         f"{name}-without-bias",
         getattr(my_ops, name),
@@ -258,6 +262,11 @@ def _without_bias(name: str) -> Op:
         getattr(torch.ops.my_ops, name).default,
         lambda *given: _of_torch(name, 3)(*given)[:count],
     )
+
+
+def _cell_of_torch(name: str) -> list[Op]:
+    step, all_steps = _op(f"{name}_cell", _of_torch(name, None)), _op(name, _of_torch(name, 3))
+    return [step, all_steps, *_masked(name), _without_bias(name)]
 
 
 def _linear_op(activation: str | None) -> Op:
@@ -313,14 +322,7 @@ DIFFERENTIABLE = [
     _op("lltm_cell", _cell),
     _op("lltm", _layer),
     *_masked("lltm"),
-    _op("lstm_cell", _of_torch("lstm", None)),
-    _op("lstm", _of_torch("lstm", 3)),
-    *_masked("lstm"),
-    _without_bias("lstm"),
-    _op("gru_cell", _of_torch("gru", None)),
-    _op("gru", _of_torch("gru", 3)),
-    *_masked("gru"),
-    _without_bias("gru"),
+    *[op for name in OF_TORCH for op in _cell_of_torch(name)],
 ]
 
 

@@ -7,13 +7,13 @@ import weakref
 
 import pytest
 import torch
-from samples import DIFFERENTIABLE, SIXTEEN_BIT, as_tuple, leaves, named
+from samples import DIFFERENTIABLE, OF_TORCH, SIXTEEN_BIT, as_tuple, leaves, named
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
 
-OF_PRODUCTS = ("gemm", "linear", "lltm", "lstm", "gru")
+OF_PRODUCTS = ("gemm", "linear", "lltm", *OF_TORCH)
 PRODUCTS = [op for op in DIFFERENTIABLE if op.name.startswith(OF_PRODUCTS)]
 ELEMENTWISE = [op for op in DIFFERENTIABLE if op not in PRODUCTS]
 

@@ -1,15 +1,15 @@
-"""lstm, gru and their cells: values and gradients, saturation, empty sizes, one rounding."""
+"""lstm, gru and what else has torch's parameters: values and gradients, saturation, empty sizes."""
 
 import precision
 import pytest
 import torch
 from precision import CELL_SIZES, SEQUENCE_SIZES, with_gradients
-from samples import FLOATING, ROUNDED_ONCE, SIXTEEN_BIT, recurrent_inputs, ulps
+from samples import FLOATING, OF_TORCH, ROUNDED_ONCE, SIXTEEN_BIT, recurrent_inputs, ulps
 
 import my_ops
 from my_ops import reference
 
-NAMES = ["lstm", "gru"]
+NAMES = list(OF_TORCH)
 SATURATED_EPS = 4  # of the arithmetic, by the largest element
 
 
@@ -51,7 +51,7 @@ def test_every_small_hidden_size(name, dtype, hidden, device):
 @pytest.mark.parametrize("name", NAMES)
 def test_either_bias_may_be_missing(name, dtype, steps, biases, device):
     tensors = list(recurrent_inputs(name, steps, 3, 4, 7, dtype, device))
-    at = 3 if steps is None else 4 + (name == "lstm")
+    at = 3 if steps is None else 3 + len(OF_TORCH[name].states)
     missing = {at + k for k, given in enumerate(biases) if not given}
     given = [t for k, t in enumerate(tensors) if k not in missing]
 
@@ -97,7 +97,7 @@ def test_cell_state_of_16_bit_types_is_float32_between_steps(dtype, device):
 def test_large_pre_activations(name, dtype, size, steps, device):
     """Saturated gates: finite values and gradients, equal to the reference's in float64."""
     tensors = list(recurrent_inputs(name, steps, 2, 3, 8, dtype, device))
-    at = 3 if steps is None else 4 + (name == "lstm")
+    at = 3 if steps is None else 3 + len(OF_TORCH[name].states)
     for k in (at - 2, at - 1, at + 1):
         tensors[k] = torch.zeros_like(tensors[k])
     signs = torch.where(torch.rand(tensors[at].shape) < 0.5, -size, size)
@@ -179,7 +179,7 @@ def test_what_is_beyond_the_end_does_not_matter(name, dtype, device):
 def test_ragged_rows_are_as_if_alone(name, dtype, device):
     tensors = recurrent_inputs(name, 6, 3, 8, 5, dtype, device)
     lengths = torch.tensor([2, 6, 0], device=device)
-    oracle, states = getattr(reference, name), 1 + (name == "lstm")
+    oracle, states = getattr(reference, name), len(OF_TORCH[name].states)
 
     def masked(function):
         return lambda *ts: function(*ts, lengths=lengths)

@@ -196,7 +196,7 @@ def test_public_names():
     for name in my_ops.__all__:
         assert getattr(my_ops, name).__doc__
     layers = {"RoundSTE", "Linear", "LinearActivation", "LLTMCell", "LLTM"}
-    assert layers | {"LSTMCell", "LSTM", "GRUCell", "GRU"} == set(my_ops.nn.__all__)
+    assert layers | {"LSTMCell", "LSTM", "GRUCell", "GRU"} <= set(my_ops.nn.__all__)
     assert (PACKAGE / "py.typed").exists()
 
 

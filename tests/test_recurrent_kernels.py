@@ -1,13 +1,16 @@
-"""What the backends compute for a recurrent cell, at sizes of every kernel: against a loop
-in float64. The gradients of the weights are made here from those of the terms."""
+"""What the backends compute for a recurrent cell, at sizes of every kernel: against the
+reference in float64. The gradients of the weights are made here from those of the terms."""
 
 import pytest
 import torch
 from samples import FLOATING
 
+from my_ops import reference
+from my_ops.recurrent._cell import CELLS
+
 ops = torch.ops.my_ops
 NAN, INF = float("nan"), float("inf")
-GATES = {"lltm": 3, "lstm": 4, "gru": 3}
+CELL = {cell.name: cell for cell in CELLS}
 
 # Largest error beside max(1, the largest result), in units of eps: at most four times what is seen,
 # 19.5 and 22.7 (lltm over 20 steps), 1.3 in 16 bits.
@@ -21,34 +24,12 @@ CUDA_SIZES = [  # clusters, grids of one and two tiles, and a product a step
 ]
 
 
-def lltm_step(z_x, z_h, h, c):
-    i, o, g = (z_x + z_h).chunk(3, -1)
-    c = c + torch.nn.functional.elu(g) * i.sigmoid()
-    return c.tanh() * o.sigmoid(), c
-
-
-def lstm_step(z_x, z_h, h, c):
-    i, f, g, o = (z_x + z_h).chunk(4, -1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def gru_step(z_x, z_h, h, c):
-    (r_x, u_x, n_x), (r_h, u_h, n_h) = z_x.chunk(3, -1), z_h.chunk(3, -1)
-    r, u = (r_x + r_h).sigmoid(), (u_x + u_h).sigmoid()
-    n = (n_x + r * n_h).tanh()
-    return n + u * (h - n), c
-
-
-STEP = {"lltm": lltm_step, "lstm": lstm_step, "gru": gru_step}
-
-
 class Problem:
     """Of a cell with torch's four parameters; lltm has no bias of the product with h."""
 
     def __init__(self, name, sizes, mode, dtype, device):
         steps, batch, inputs, hidden = sizes
-        self.name, self.hidden = name, hidden
+        self.cell, self.hidden, self.of_lltm = CELL[name], hidden, name == "lltm"
 
         def drawn(*shape):
             return torch.randn(shape, dtype=torch.float64).to(dtype).to(device)
@@ -58,9 +39,9 @@ class Problem:
                 device, dtype
             )
 
-        gates = GATES[name] * hidden
+        gates = self.cell.gates * hidden
         self.x, self.h, self.c = drawn(steps, batch, inputs), drawn(batch, hidden), None
-        if name != "gru":
+        if self.cell.carried:
             self.c = drawn(batch, hidden)
         self.w_x, self.w_h = weight(gates, inputs), weight(gates, hidden)
         self.b_x = None if mode == "no bias" and name != "lltm" else weight(gates)
@@ -79,16 +60,18 @@ class Problem:
     def ours(self):
         """By name: the results, and the gradients."""
         parameters = [self.w_x, self.w_h, self.b_x, self.b_h]
-        if self.name == "lltm":
+        if self.of_lltm:
             parameters = [torch.cat([self.w_h, self.w_x], 1), self.b_x]
         arguments = (self.x, *self.states(), *parameters, self.lengths, self.reset)
-        forward, backward = (getattr(ops, f"{self.name}{s}") for s in ("_forward", "_backward"))
+        forward, backward = (
+            getattr(ops, f"{self.cell.name}{s}") for s in ("_forward", "_backward")
+        )
         results = forward(*arguments)
         ends = 1 + len(self.states())
-        inference = getattr(ops, self.name)(*arguments)
+        inference = getattr(ops, self.cell.name)(*arguments)
         torch.testing.assert_close(inference, results[:ends], rtol=2e-2, atol=2e-2)
         output, gates = results[0], results[ends]
-        recurrent = parameters[0] if self.name == "lltm" else self.w_h
+        recurrent = parameters[0] if self.of_lltm else self.w_h
         read = (output, self.h) if self.c is None else (results[-1], self.c)
         terms, *grad_states = backward(
             *self.grads, gates, *read, recurrent, self.lengths, self.reset
@@ -97,10 +80,7 @@ class Problem:
         if self.reset is not None:
             before = before.masked_fill(self.reset.unsqueeze(2), 0.0)
         terms = terms.double().flatten(0, 1)
-        of_h = terms[:, : GATES[self.name] * self.hidden]
-        of_x = of_h
-        if self.name == "gru":
-            of_x = torch.cat([terms[:, : 2 * self.hidden], terms[:, 3 * self.hidden :]], 1)
+        of_x, of_h = self.cell.of_input(terms), self.cell.of_h(terms)
         return {
             **dict(zip(("output", "h_n", "c_n"), results[:ends], strict=False)),
             **dict(zip(("grad_h0", "grad_c0"), grad_states, strict=False)),
@@ -110,33 +90,20 @@ class Problem:
         }
 
     def exact(self):
-        x, h, c, w_x, w_h, b_x, b_h = (
+        """The same by the reference, in float64; lltm has no bias of the product with h."""
+        x, h, c, w_x, w_h, b_x, b_h, *grads = (
             None if t is None else t.double().clone().requires_grad_()
-            for t in (self.x, self.h, self.c, self.w_x, self.w_h, self.b_x, self.b_h)
+            for t in (self.x, self.h, self.c, self.w_x, self.w_h, self.b_x, self.b_h, *self.grads)
         )
+        parameters = [torch.cat([w_h, w_x], 1), b_x] if self.of_lltm else [w_x, w_h, b_x, b_h]
+        states = [h] if c is None else [h, c]
+        arguments = (x, *states, *parameters, self.lengths, self.reset)
+        results = getattr(reference, self.cell.name)(*arguments)
         inputs = {"grad_h0": h, "grad_c0": c, "grad_x": x, "grad_w_h": w_h, "grad_bias": b_x}
-        outputs = []
-        for t, row in enumerate(x):
-            runs = torch.ones(len(row), 1, dtype=torch.bool, device=x.device)
-            if self.lengths is not None:
-                runs = (t < self.lengths).unsqueeze(1)
-            if self.reset is not None:
-                resets = self.reset[t].unsqueeze(1) & runs
-                h = torch.where(resets, 0.0, h)
-                c = None if c is None else torch.where(resets, 0.0, c)
-            z_x, z_h = (
-                torch.nn.functional.linear(row, w_x, b_x),
-                torch.nn.functional.linear(h, w_h, b_h),
-            )
-            new_h, new_c = STEP[self.name](z_x, z_h, h, c)
-            outputs.append(torch.where(runs, new_h, 0.0))
-            h = torch.where(runs, new_h, h)
-            c = None if c is None else torch.where(runs, new_c, c)
-        results = [torch.stack(outputs), h] + ([] if c is None else [c])
         asked = {name: t for name, t in inputs.items() if t is not None}
-        grads = torch.autograd.grad(results, asked.values(), [g.double() for g in self.grads])
+        found = torch.autograd.grad(results, asked.values(), grads)
         named = dict(zip(("output", "h_n", "c_n"), results, strict=False))
-        return named | dict(zip(asked, grads, strict=True))
+        return named | dict(zip(asked, found, strict=True))
 
 
 MODES = ["plain", "no bias", "ragged", "reset", "ragged and reset"]
@@ -153,7 +120,7 @@ def check(name, sizes, mode, dtype, device):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", CELL)
 def test_values_and_gradients(name, sizes, dtype, mode, device):
     check(name, sizes, mode, dtype, device)
 
@@ -161,14 +128,14 @@ def test_values_and_gradients(name, sizes, dtype, mode, device):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("sizes", CUDA_SIZES, ids=str)
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", CELL)
 def test_every_kernel(name, sizes, dtype, mode, cuda):
     check(name, sizes, mode, dtype, cuda)
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("sizes", [*SIZES, (6, 20, 32, 700), (6, 256, 64, 512)], ids=str)
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", CELL)
 def test_what_is_reset_reaches_nothing(name, sizes, dtype, device):
     problem = Problem(name, sizes, "reset", dtype, device)
     problem.reset[0, 0] = True
@@ -185,7 +152,7 @@ def test_what_is_reset_reaches_nothing(name, sizes, dtype, device):
     "sizes", [(64, 3, 16, 256), (64, 20, 16, 512), (32, 96, 16, 1024)], ids=str
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", CELL)
 def test_repeats_bit_for_bit(name, dtype, sizes, cuda):
     problem = Problem(name, sizes, "reset", dtype, cuda)
     want = problem.ours()

@@ -8,10 +8,15 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import my_ops
 from my_ops import reference
+from my_ops.recurrent._cell import CELLS
 
-NAMES = ["lltm", "lstm", "gru"]
-STATES = {"lltm": 2, "lstm": 2, "gru": 1}
-LAYERS = {"lltm": my_ops.nn.LLTM, "lstm": my_ops.nn.LSTM, "gru": my_ops.nn.GRU}
+STATES = {cell.name: len(cell.states) for cell in CELLS}
+NAMES = list(STATES)
+LAYERS = {
+    "lltm": my_ops.nn.LLTM,
+    "lstm": my_ops.nn.LSTM,
+    "gru": my_ops.nn.GRU,
+}
 LIMIT = 1e-12  # in float64: other orders of sums
 
 

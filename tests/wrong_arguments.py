@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from samples import OF_TORCH
 from wrong_recurrent import (
     BATCH,
     HIDDEN,
     INPUTS,
     MASKS,
-    OF_TORCH,
     STATE,
     STEPS,
     T,
@@ -70,8 +70,10 @@ RIGHT |= {
         **MASKS,
     },
 }
-for _name, _gates in OF_TORCH.items():
-    RIGHT |= right_of_torch(_name, _gates)
+CARRYING = ["lltm", *(name for name, cell in OF_TORCH.items() if cell.carried)]
+PLAIN = [name for name, cell in OF_TORCH.items() if not cell.carried]
+for _cell in OF_TORCH.values():
+    RIGHT |= right_of_torch(_cell)
 
 # Of each op, the tensor that the others are compared with, and the first of these.
 PAIRS = {
@@ -92,15 +94,19 @@ PAIRS = {
         for steps in ("", "_cell")
         for suffix in ("", "_forward")
     },
-    "lstm_cell_backward": ("gates", "old_cell"),
-    "lstm_backward": ("gates", "cells"),
-    "gru_cell_backward": ("gates", "old_h"),
-    "gru_backward": ("gates", "output"),
+    **{
+        f"{name}_cell_backward": ("gates", "old_cell" if cell.carried else "old_h")
+        for name, cell in OF_TORCH.items()
+    },
+    **{
+        f"{name}_backward": ("gates", "cells" if cell.carried else "output")
+        for name, cell in OF_TORCH.items()
+    },
 }
 OTHER_PAIRS = {  # and the tensors that are compared with another
     **{
         (f"{cell}{steps}_backward", f"grad_{state}"): like
-        for cell in ("lltm", "lstm")
+        for cell in CARRYING
         for steps, state, like in (
             ("_cell", "h", "old_cell"),
             ("_cell", "cell", "old_cell"),
@@ -108,11 +114,11 @@ OTHER_PAIRS = {  # and the tensors that are compared with another
             ("", "c_n", "c0"),
         )
     },
-    ("gru_cell_backward", "grad_h"): "old_h",
-    ("gru_backward", "grad_h_n"): "h0",
+    **{(f"{cell}_cell_backward", "grad_h"): "old_h" for cell in PLAIN},
+    **{(f"{cell}_backward", "grad_h_n"): "h0" for cell in PLAIN},
 }
 OWN_DTYPE = {("custom_add", "b"), ("linear", "packed")}
-OWN_DTYPE |= {("lltm_backward", "cells"), ("lstm_backward", "cells")}
+OWN_DTYPE |= {(f"{cell}_backward", "cells") for cell in CARRYING}
 OWN_DTYPE |= {
     (f"{cell}{suffix}", mask)
     for cell in ("lltm", *OF_TORCH)
@@ -121,8 +127,9 @@ OWN_DTYPE |= {
 }
 
 CELLS, LAYERS = "lltm_cell lltm_cell_forward", "lltm lltm_forward"
-ALL_CELLS = f"{CELLS} lstm_cell lstm_cell_forward gru_cell gru_cell_forward"
-ALL_LAYERS = f"{LAYERS} lstm lstm_forward gru gru_forward"
+ALL_CELLS = " ".join([CELLS, *(f"{cell}_cell {cell}_cell_forward" for cell in OF_TORCH)])
+ALL_LAYERS = " ".join([LAYERS, *(f"{cell} {cell}_forward" for cell in OF_TORCH)])
+LAYERS_BACKWARD = " ".join(f"{cell}_backward" for cell in ("lltm", *OF_TORCH))
 FLOATING = "must be of dtype float64, float32, float16 or bfloat16, got {got}"
 REAL = "must have a real floating or integer dtype, got {got}"
 ONE_ADDRESS = "out must not hold two elements at one address, got strides {got}"
@@ -252,7 +259,7 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         (ops, name, [(3, 4)], f"{name} must be (batch, hidden_size) = (2, 4), got {{got}}")
         for ops, name in (
             (ALL_CELLS, "old_h"),
-            (f"{CELLS} lstm_cell lstm_cell_forward", "old_cell"),
+            (" ".join(f"{cell}_cell {cell}_cell_forward" for cell in CARRYING), "old_cell"),
             (ALL_LAYERS, "h0"),
             (f"{LAYERS} lstm lstm_forward", "c0"),
         )
@@ -277,26 +284,22 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
     ),
     *[
         (ops, name, [torch.int32, torch.float32], f"{name} must be of dtype {dtype}, got {{got}}")
-        for ops in (f"{ALL_LAYERS} lltm_backward lstm_backward gru_backward",)
+        for ops in (f"{ALL_LAYERS} {LAYERS_BACKWARD}",)
         for name, dtype in (("lengths", "int64"), ("reset", "bool"))
     ],
     (
-        f"{ALL_LAYERS} lltm_backward lstm_backward gru_backward",
+        f"{ALL_LAYERS} {LAYERS_BACKWARD}",
         "lengths",
         [(3,), (), (2, 1)],
         "lengths must be (batch,) = (2,), got {got}",
     ),
     (
-        f"{ALL_LAYERS} lltm_backward lstm_backward gru_backward",
+        f"{ALL_LAYERS} {LAYERS_BACKWARD}",
         "reset",
         [(2, 5), (5,), (), (5, 2, 1), (4, 2)],
         "reset must be (steps, batch) = (5, 2), got {got}",
     ),
-    *[
-        wrong
-        for cell, gates in OF_TORCH.items()
-        for wrong in wrong_of_torch(cell, f"{gates} * hidden_size", gates * HIDDEN)
-    ],
+    *[wrong for cell in OF_TORCH.values() for wrong in wrong_of_torch(cell)],
     ("lltm_cell_backward", "old_cell", [(4,)], "old_cell must be (batch, hidden_size), got {got}"),
     (
         "lltm_cell_backward",

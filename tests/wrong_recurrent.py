@@ -1,9 +1,11 @@
-"""The same as wrong_arguments.py, of LSTM's and GRU's ops."""
+"""The same as wrong_arguments.py, of the ops of LSTM, GRU and what else has torch's parameters."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from my_ops.recurrent._cell import Cell
 
 STEPS, BATCH, INPUTS, HIDDEN = 5, 2, 3, 4
 
@@ -27,24 +29,23 @@ class T:
 STATE = T((BATCH, HIDDEN))
 LENGTHS, RESET = T((BATCH,), torch.int64), T((STEPS, BATCH), torch.bool)
 MASKS = {"lengths": LENGTHS, "reset": RESET}
-OF_TORCH = {"lstm": 4, "gru": 3}  # and the gates of each
 
 
-def right_of_torch(name: str, gates: int) -> dict[str, dict[str, Any]]:
-    """Right arguments of all ops of LSTM or GRU."""
-    rows = gates * HIDDEN
+def right_of_torch(cell: Cell) -> dict[str, dict[str, Any]]:
+    """Right arguments of all its ops."""
+    name, rows = cell.name, cell.gates * HIDDEN
     sequence = T((STEPS, BATCH, HIDDEN))
     parameters = {"weight_ih": T((rows, INPUTS)), "weight_hh": T((rows, HIDDEN))}
     parameters |= {"bias_ih": T((rows,)), "bias_hh": T((rows,))}
-    lstm = name == "lstm"
-    states = {"old_h": STATE, "old_cell": STATE} if lstm else {"old_h": STATE}
-    first = {"h0": STATE, "c0": STATE} if lstm else {"h0": STATE}
-    step_grads = {"grad_h": STATE, "grad_cell": STATE} if lstm else {"grad_h": STATE}
-    grads = {"grad_h_n": STATE, "grad_c_n": STATE} if lstm else {"grad_h_n": STATE}
-    read = {"cells": sequence, "c0": STATE} if lstm else {"output": sequence, "h0": STATE}
+    carries = bool(cell.carried)
+    states = {"old_h": STATE, "old_cell": STATE} if carries else {"old_h": STATE}
+    first = {"h0": STATE, "c0": STATE} if carries else {"h0": STATE}
+    step_grads = {"grad_h": STATE, "grad_cell": STATE} if carries else {"grad_h": STATE}
+    grads = {"grad_h_n": STATE, "grad_c_n": STATE} if carries else {"grad_h_n": STATE}
+    read = {"cells": sequence, "c0": STATE} if carries else {"output": sequence, "h0": STATE}
     step = {"input": T((BATCH, INPUTS)), **parameters, **states}
     layer = {"input": T((STEPS, BATCH, INPUTS)), **first, **parameters, **MASKS}
-    gates_of_step = T((BATCH, 4 * HIDDEN))
+    gates_of_step = T((BATCH, cell.saved * HIDDEN))
     last = list(states)[-1]
     return {
         f"{name}_cell": step,
@@ -55,7 +56,7 @@ def right_of_torch(name: str, gates: int) -> dict[str, dict[str, Any]]:
         f"{name}_backward": {
             "grad_output": sequence,
             **grads,
-            "gates": T((STEPS, BATCH, 4 * HIDDEN)),
+            "gates": T((STEPS, BATCH, cell.saved * HIDDEN)),
             **read,
             "weight_hh": parameters["weight_hh"],
             **MASKS,
@@ -63,12 +64,14 @@ def right_of_torch(name: str, gates: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def wrong_of_torch(cell: str, rule: str, rows: int) -> list[tuple[str, str, list[Any], str]]:
-    """Of LSTM or GRU: what has other names and sizes than in LLTM."""
-    step, layer = f"{cell}_cell_backward", f"{cell}_backward"
-    all_forward = f"{cell}_cell {cell}_cell_forward {cell} {cell}_forward"
+def wrong_of_torch(cell: Cell) -> list[tuple[str, str, list[Any], str]]:
+    """What has other names and sizes than in LLTM."""
+    name, rule, rows = cell.name, f"{cell.gates} * hidden_size", cell.gates * HIDDEN
+    saved_rule, saved = f"{cell.saved} * hidden_size", cell.saved * HIDDEN
+    step, layer = f"{name}_cell_backward", f"{name}_backward"
+    all_forward = f"{name}_cell {name}_cell_forward {name} {name}_forward"
     old, first, sequence, grads = ("old_h", "h0", "output", ["h"])
-    if cell == "lstm":
+    if cell.carried:
         old, first, sequence, grads = ("old_cell", "c0", "cells", ["h", "c"])
     like, shaped = "must have the shape of", "got {got} and"
     return [
@@ -97,12 +100,12 @@ def wrong_of_torch(cell: str, rule: str, rows: int) -> list[tuple[str, str, list
         (
             step,
             "gates",
-            [(2, 12), (1, 16), (2, 16, 1)],
-            "gates must be (batch, 4 * hidden_size) = (2, 16), got {got}",
+            [(2, saved - 4), (1, saved), (2, saved, 1)],
+            f"gates must be (batch, {saved_rule}) = (2, {saved}), got {{got}}",
         ),
         *[
             (step, f"grad_{word}", [(4,), (2, 5)], f"grad_{word} {like} {old}, {shaped} (2, 4)")
-            for word in (["h", "cell"] if cell == "lstm" else ["h"])
+            for word in (["h", "cell"] if cell.carried else ["h"])
         ],
         (
             layer,
@@ -113,8 +116,8 @@ def wrong_of_torch(cell: str, rule: str, rows: int) -> list[tuple[str, str, list
         (
             layer,
             "gates",
-            [(5, 2, 12), (4, 2, 16)],
-            "gates must be (steps, batch, 4 * hidden_size) = (5, 2, 16), got {got}",
+            [(5, 2, saved - 4), (4, 2, saved)],
+            f"gates must be (steps, batch, {saved_rule}) = (5, 2, {saved}), got {{got}}",
         ),
         (
             layer,

@@ -1,8 +1,9 @@
-"""Writes a new operator: python tools/new_op.py NAME
+"""Writes a new operator: python tools/new_op.py NAME, or a recurrent cell: --cell NAME
 
-Its files, from the template in tools/new_op, and its lines in the files that name every op: the six
-steps of CONTRIBUTING.md. NAME(x) is x * x at first: complete, for CPU and CUDA, differentiable
-twice, tested. Then it is yours to edit. Needs: pip install copier clang-format ruff
+Its files, from a template in tools/new_op, and its lines in the files that name every op: the steps
+of CONTRIBUTING.md. NAME(x) is x * x at first, and a cell one of three gates: complete, for CPU and
+CUDA, differentiable twice, tested. Then it is yours to edit.
+Needs: pip install copier clang-format ruff
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import copier
@@ -23,37 +25,141 @@ from pygments.token import Token
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "tools/new_op"
-MAX_NAME = 32  # comments of the template leave room for as many
-NEXT = """\
+MAX_NAME = 32  # comments of the templates leave room for as many
+END_OF_SCHEMAS = "}\n\nSTABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m)"
+FROM_LLTM = "from my_ops.recurrent.lltm import"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What can be written: files from the template of this name, and lines in other files."""
+
+    name: str
+    ops: str  # the words of C++ that are its ops, of a NAME
+    # Of each file: the text before which a line goes (none: at the end), and the line. ruff sorts.
+    edits: dict[str, list[tuple[str, str]]]
+    next: str  # said at the end
+
+
+OP = Kind(
+    name="op",
+    ops="{name}(_backward)?",
+    edits={
+        "csrc/bindings.cpp": [
+            (
+                END_OF_SCHEMAS,
+                '  m.def("{name}(Tensor x) -> Tensor");\n'
+                '  m.def("{name}_backward(Tensor grad, Tensor x) -> Tensor");\n',
+            ),
+        ],
+        "my_ops/__init__.py": [
+            (")\nfrom my_ops.recurrent", "    {name},\n"),
+            ("]\n\n\ndef get_include", '    "{name}",\n'),
+        ],
+        "my_ops/ops/__init__.py": [("", "from my_ops.ops.{name} import {name} as {name}\n")],
+        "my_ops/ops/_common.py": [
+            ("]\nUNARY_BACKWARD = [", '    "{name}",\n'),
+            ("]\n\n\ndef check_tensor", '    "{name}_backward",\n'),
+        ],
+        "my_ops/reference.py": [("", "\n\ndef {name}(x: Tensor) -> Tensor:\n    return x * x\n")],
+        "tests/samples.py": [("]\n\n\ndef named", '    _op("{name}", _unary),\n')],
+        "docs/reference.md": [("]\n\n## Layers", ", {name}")],
+    },
+    next="""\
 Next: put the formula of {name} into my_ops/reference.py, the kernels, the gradients of
 my_ops/ops/{name}.py and the docstring; build; pytest -k {name}.
 If its arguments become others than one tensor x: the schemas in csrc/bindings.cpp, the call in
 tests/samples.py, and rules of its own in my_ops/_vmap.py and my_ops/distributed.py in place of the
 two names in my_ops/ops/_common.py.
-Left to you: rows in benchmarks/bench.py and README.md, a line in CHANGELOG.md."""
+Left to you: rows in benchmarks/bench.py and README.md, a line in CHANGELOG.md.""",
+)
 
-# Of each file: the text before which a line goes (none: at the end), and the line. ruff sorts.
-EDITS = {
-    "csrc/bindings.cpp": [
-        (
-            "}\n\nSTABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m)",
-            '  m.def("{name}(Tensor x) -> Tensor");\n'
-            '  m.def("{name}_backward(Tensor grad, Tensor x) -> Tensor");\n',
-        ),
-    ],
-    "my_ops/__init__.py": [
-        (")\nfrom my_ops.recurrent", "    {name},\n"),
-        ("]\n\n\ndef get_include", '    "{name}",\n'),
-    ],
-    "my_ops/ops/__init__.py": [("", "from my_ops.ops.{name} import {name} as {name}\n")],
-    "my_ops/ops/_common.py": [
-        ("]\nUNARY_BACKWARD = [", '    "{name}",\n'),
-        ("]\n\n\ndef check_tensor", '    "{name}_backward",\n'),
-    ],
-    "my_ops/reference.py": [("", "\n\ndef {name}(x: Tensor) -> Tensor:\n    return x * x\n")],
-    "tests/samples.py": [("]\n\n\ndef named", '    _op("{name}", _unary),\n')],
-    "docs/reference.md": [("]\n\n## Layers", ", {name}")],
-}
+# Arguments of the ops of a step and of all steps.
+PARAMETERS = "Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih{none}, Tensor? bias_hh{none}"
+STEP = f"Tensor input, {PARAMETERS.format(none='')}, Tensor old_h, Tensor old_cell"
+OF_ROWS = "Tensor? lengths=None, Tensor? reset=None"
+LAYER = f"Tensor input, Tensor h0, Tensor c0, {PARAMETERS.format(none='=None')}, {OF_ROWS}"
+SCHEMAS = [
+    f"{{name}}_cell({STEP}) -> (Tensor new_h, Tensor new_cell)",
+    f"{{name}}_cell_forward({STEP}) -> (Tensor new_h, Tensor new_cell, Tensor gates)",
+    "{name}_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor old_cell) -> "
+    "(Tensor grad_gates, Tensor grad_old_cell)",
+    f"{{name}}({LAYER}) -> (Tensor output, Tensor h_n, Tensor c_n)",
+    f"{{name}}_forward({LAYER}) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor gates, "
+    "Tensor cells)",
+    "{name}_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor gates, "
+    f"Tensor cells, Tensor c0, Tensor weight_hh, {OF_ROWS}) -> "
+    "(Tensor grad_gates, Tensor grad_h0, Tensor grad_c0)",
+]
+
+CELL = Kind(
+    name="cell",
+    ops="{name}(_cell)?(_forward|_backward)?",
+    edits={
+        "csrc/bindings.cpp": [(END_OF_SCHEMAS, "".join(f'  m.def("{s}");\n' for s in SCHEMAS))],
+        "my_ops/__init__.py": [
+            (FROM_LLTM, "from my_ops.recurrent.{name} import {name}, {name}_cell\n"),
+            ("]\n\n\ndef get_include", '    "{name}",\n    "{name}_cell",\n'),
+        ],
+        "my_ops/nn/__init__.py": [
+            (FROM_LLTM, "from my_ops.recurrent.{name} import {class_}, {class_}Cell\n"),
+            ('    "LLTM",', '    "{class_}",\n    "{class_}Cell",\n'),
+        ],
+        "my_ops/reference.py": [
+            (
+                "",
+                """
+
+def {name}_cell(
+    input: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    old_h: Tensor,
+    old_cell: Tensor,
+) -> tuple[Tensor, Tensor]:
+    gates = F.linear(input, weight_ih, bias_ih) + F.linear(old_h, weight_hh, bias_hh)
+    f, g, o = gates.chunk(3, dim=1)
+    new_cell = torch.sigmoid(f) * old_cell + (1 - torch.sigmoid(f)) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(new_cell), new_cell
+
+
+def {name}(
+    input: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None,
+    lengths: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    def step(x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return {name}_cell(x, weight_ih, weight_hh, bias_ih, bias_hh, h, c)
+
+    output, (h_n, c_n) = _over_time(step, input, (h0, c0), lengths, reset)
+    return output, h_n, c_n
+""",
+            )
+        ],
+        "tests/test_reset.py": [
+            ("}\nLIMIT = ", '    "{name}": my_ops.nn.{class_},\n'),
+        ],
+        "docs/reference.md": [
+            ("]\n\n## Layers", ", {name}_cell, {name}"),
+            ("]\n\n## Models", ", {class_}Cell, {class_}"),
+        ],
+    },
+    next="""\
+Next: put the formula of {name} into my_ops/reference.py, kernels/recurrent/cells/{name}.h and
+my_ops/recurrent/{name}.py; build; pytest -k {name}.
+If it carries no c, or reads more in backward: the schemas in csrc/bindings.cpp, as GRU's. With
+other gates: their number, and tests/test_{name}.py.
+Left to you: functions in my_ops/include/my_ops/ops.h, rows in benchmarks and README.md, a line in
+CHANGELOG.md.""",
+)
 
 
 def program(name: str) -> str:
@@ -65,46 +171,56 @@ def program(name: str) -> str:
     return path
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, kind: Kind) -> None:
     """Python, C++ and this package leave it free."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > MAX_NAME:
         rule = f"lower-case words joined by _, of at most {MAX_NAME} letters"
         raise SystemExit(f"new_op: NAME must be {rule}, got {name!r}")
-    ((kind, _), *_) = CppLexer().get_tokens(name)
-    if keyword.iskeyword(name) or kind not in Token.Name:
+    ((token, _), *_) = CppLexer().get_tokens(name)
+    if keyword.iskeyword(name) or token not in Token.Name:
         raise SystemExit(f"new_op: NAME must be no word of Python or C++, got {name!r}")
-    word, schema = rf"\b_?{name}(_backward)?\b", rf'"{name}(_backward)?[.(]'
-    taken = {
-        "my_ops/__init__.py": word,
-        "my_ops/reference.py": rf"def {name}\(",
-        "csrc/bindings.cpp": schema,
-        "csrc/binding*.h": word,
-        "kernels/common/*": word,
-        "tools/new_op/template/**/*.jinja": word,
-    }
-    for place, pattern in taken.items():
+    ops = kind.ops.format(name=name)
+    word, schema = rf"\b_?{ops}\b", rf'"{ops}[.(]'
+    taken = [
+        ("my_ops/__init__.py", word),
+        ("my_ops/reference.py", rf"def {name}\("),
+        ("csrc/bindings.cpp", schema),
+        ("csrc/binding*.h", word),
+        ("kernels/common/*", word),
+        (f"tools/new_op/{kind.name}/**/*.jinja", word),
+    ]
+    if kind is CELL:
+        classes = rf"\b{class_name(name)}(Cell)?\b"
+        places = ("my_ops/nn/__init__.py", "csrc/*.h", "include/*.h", "kernels/*/**/*.*")
+        taken += [(place, classes) for place in places]
+    for place, pattern in taken:
         for file in sorted(ROOT.glob(place)):
             if re.search(pattern, file.read_text()):
                 where = file.relative_to(ROOT)
                 raise SystemExit(f"new_op: NAME must be new, and {where} has a {name!r} already")
 
 
-def edited(name: str) -> dict[str, str]:
+def class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def edited(name: str, kind: Kind) -> dict[str, str]:
     texts = {}
-    for path, edits in EDITS.items():
+    for path, edits in kind.edits.items():
         text = (ROOT / path).read_text()
         for before, line in edits:
             if before and text.count(before) != 1:
-                raise SystemExit(f"new_op: {path} must have {before!r} once: correct EDITS")
+                raise SystemExit(f"new_op: {path} must have {before!r} once: correct its edit")
             at = text.index(before) if before else len(text)
-            text = text[:at] + line.format(name=name) + text[at:]
+            text = text[:at] + line.format(name=name, class_=class_name(name)) + text[at:]
         texts[path] = text
     return texts
 
 
-def rendered(name: str) -> dict[str, str]:
+def rendered(name: str, kind: Kind) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
-        copier.run_copy(str(TEMPLATE), folder, data={"name": name}, quiet=True)
+        data = {"name": name, "class": class_name(name), "kind": kind.name}
+        copier.run_copy(str(TEMPLATE), folder, data=data, quiet=True)
         files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
         return {str(file.relative_to(folder)): file.read_text() for file in files}
 
@@ -112,10 +228,12 @@ def rendered(name: str) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("name", metavar="NAME", help="in lower_case: my_ops.NAME")
-    name = parser.parse_args().name
-    check_name(name)
+    parser.add_argument("--cell", action="store_true", help="a recurrent cell")
+    arguments = parser.parse_args()
+    name, kind = arguments.name, CELL if arguments.cell else OP
+    check_name(name, kind)
     clang_format, ruff = program("clang-format"), program("ruff")
-    new, changed = rendered(name), edited(name)
+    new, changed = rendered(name, kind), edited(name, kind)
     for path in new:
         if (ROOT / path).exists():
             raise SystemExit(f"new_op: NAME must be new, and there is a file {path}")
@@ -132,7 +250,7 @@ def main() -> None:
     ):
         subprocess.run(command, cwd=ROOT, check=True)
     print(*(f"wrote {path}" for path in new), *(f"edited {path}" for path in changed), sep="\n")
-    print(NEXT.format(name=name))
+    print(kind.next.format(name=name))
 
 
 if __name__ == "__main__":

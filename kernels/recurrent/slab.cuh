@@ -116,7 +116,10 @@ struct Slab {
   static constexpr int kSpilled = Chunks - kResident;
   static constexpr int kTileWords = 8 * kChunkBytes / 16;  // from a tile of rows to the next
   // Chunks whose loads are in flight together; two such batches are.
-  static constexpr int kBatch = NTiles == 2 || Chunks < 4 ? 2 : Chunks % 4 == 0 ? 4 : 3;
+  static constexpr int kBatch = NTiles == 2 || Chunks < 4 ? 2
+                                : Chunks % 4 == 0         ? 4
+                                : Chunks % 3 == 0         ? 3
+                                                          : 2;
   // Sums in turn, where there are too few tiles for the mma of one warp to overlap.
   static constexpr int kSums = sizeof(T) == 4         ? 1
                                : MTiles * NTiles == 1 ? 4
