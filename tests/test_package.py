@@ -164,7 +164,9 @@ def test_exports_the_c_interface_alone(elf):
     header = Path(my_ops.get_include(), "my_ops/c_api.h").read_text()
     declared = re.findall(r"^(?:int|int64_t|const char\*) (my_ops_\w+)\(", header, re.MULTILINE)
     assert len(declared) == 12
-    assert {s.name for s in elf.symbols() if s.defined} == set(declared)
+    called = set(re.findall(r"my_ops_fast_fp32_\w+", (PACKAGE / "_fast_fp32.py").read_text()))
+    exported = {s.name for s in elf.symbols() if s.defined}  # the switch's, where it is built
+    assert exported in (set(declared), set(declared) | called)
 
 
 def test_imports_only_the_stable_interface(elf):
