@@ -28,7 +28,7 @@ demo: build/runnable
 	@$(PY) examples/char_lm.py --output demo.png
 
 test: build/installed
-	$(SAY) 'Testing: about 8 minutes on two cores'
+	$(SAY) 'Testing: about 12 minutes on two cores'
 	@$(IN_BUILD) $(PYTEST_HERE) ../tests $(PYTEST)
 
 # The programs of examples/, built and run as their READMEs say.
@@ -66,7 +66,7 @@ build/installed: build/wheel
 # Checked as users' machines will meet it.
 build/wheel: $(SOURCES) build/tools
 	@rm -rf dist
-	$(SAY) 'Compiling for the CPU and all GPUs: about 5 minutes on two cores'
+	$(SAY) 'Compiling for the CPU and all GPUs: about 7 minutes on two cores'
 	@$(WHEEL) -w dist
 	$(PY) tools/check_wheel.py dist/*.whl
 	@touch $@
