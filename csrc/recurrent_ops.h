@@ -31,11 +31,13 @@ class Stack {
     for (auto& t : taken) t = optional();
     return taken;
   }
-  // The matrices, then what may be None.
+  // Those that must be given, then what may be None.
   template <typename Op>
   Parameters<Op> parameters() {
     Parameters<Op> taken;
-    for (size_t i = 0; i < taken.size(); ++i) taken[i] = i < 2 ? tensor() : optional();
+    for (size_t i = 0; i < taken.size(); ++i) {
+      taken[i] = i < Op::Weights::kRequired ? tensor() : optional();
+    }
     return taken;
   }
   std::optional<Tensor> tensor_if(bool given) {

@@ -32,6 +32,7 @@ inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
 // Weights of h and of the input side by side, (gates * hidden, hidden + inputs), and one bias.
 struct OneMatrix {
   static constexpr std::array kNames{"weights", "bias"};
+  static constexpr size_t kRequired = 2;
   static constexpr const char* kRecurrent = "weights";
 
   static void check(std::span<const std::optional<Tensor>> given, int gates, int64_t inputs,
@@ -64,6 +65,7 @@ struct OneMatrix {
 // As torch.nn.LSTM and GRU have them.
 struct TwoMatrices {
   static constexpr std::array kNames{"weight_ih", "weight_hh", "bias_ih", "bias_hh"};
+  static constexpr size_t kRequired = 2;  // the biases may be None
   static constexpr const char* kRecurrent = "weight_hh";
 
   static void check(std::span<const std::optional<Tensor>> given, int gates, int64_t inputs,

@@ -206,8 +206,9 @@ cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 // weight or h0 may give NaN for infinity). NaN and infinity in any input end in NaN or infinity,
 // never in a hang. Same inputs on the same device give the same bits.
 //
-// Every pointer is aligned to 16 bytes except w_h, which needs the alignment of T only (a w_h whose
-// rows start at multiples of 16 bytes loads faster). Nothing may alias.
+// Every pointer is aligned to 16 bytes except the biases, reset and w_h, which need the alignment
+// of their type only (a w_h whose rows start at multiples of 16 bytes loads faster). Nothing may
+// alias.
 template <typename T>
 struct RecurrentSequence {
   const float* gates_x;  // [steps, batch, kGates, hidden]

@@ -34,9 +34,9 @@ class Parameters(nn.Module):
     ``weight_dropout`` in training.
     """
 
-    __constants__ = ["_name", "_terms"]  # noqa: RUF012
+    __constants__ = ["_name", "_gates"]  # noqa: RUF012
     _name: str = ""  # in messages
-    _terms: int = 0  # of a unit, which has as many biases
+    _gates: int = 0  # of a unit, which has as many biases
     input_size: int
     hidden_size: int
 
@@ -67,7 +67,6 @@ class Parameters(nn.Module):
 class OneMatrixParameters(Parameters):
     """``weights``, ``(gates * hidden_size, hidden_size + input_size)``, h first, and ``bias``."""
 
-    _gates: int
     weights: Tensor
     bias: MaybeTensor
 
@@ -85,8 +84,8 @@ class OneMatrixParameters(Parameters):
         self.hidden_size = hidden_size
         shape = (self._gates * hidden_size, hidden_size + input_size)
         self.weights = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        terms = self._terms * hidden_size
-        vector = torch.empty(terms, device=device, dtype=dtype) if bias else None
+        size = self._gates * hidden_size
+        vector = torch.empty(size, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if vector is None else nn.Parameter(vector))
         self.reset_parameters()
 
@@ -98,7 +97,7 @@ class OneMatrixParameters(Parameters):
         if bias is None:
             # The ops take no None. Made anew each call: a buffer would not go through what fills,
             # casts and shards parameters.
-            bias = weights.new_zeros(self._terms * self.hidden_size)
+            bias = weights.new_zeros(self._gates * self.hidden_size)
         if weight_dropout is not None and self.training:
             recurrent = F.dropout(weights[:, : self.hidden_size], weight_dropout)
             weights = torch.cat([recurrent, weights[:, self.hidden_size :]], 1)

@@ -139,7 +139,7 @@ def lltm(
 class _Ops(OneMatrixParameters):
     """What the layers call."""
 
-    _gates, _terms = CELL.gates, CELL.terms
+    _gates = CELL.gates
 
     def _one_step(self, x: Tensor, h: Tensor, c: Tensor, parameters: Tensors) -> State:
         if torch.jit.is_scripting():
