@@ -20,12 +20,37 @@ __device__ __forceinline__ int cluster_ctarank() {
   return static_cast<int>(rank);
 }
 
+__device__ __forceinline__ int cluster_nctarank() {
+  uint32_t blocks;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return static_cast<int>(blocks);
+}
+
 __device__ __forceinline__ void barrier_cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void barrier_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Stores into a block of the cluster, by addresses of mapa. The bytes count on that block's
+// mbarrier when they are there.
+__device__ __forceinline__ void st_async(uint32_t address, uint32_t barrier, float v0, float v1) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+          "r"(address),
+      "f"(v0), "f"(v1), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void st_async(uint32_t address, uint32_t barrier, float v0, float v1,
+                                         float v2, float v3) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(v0), "f"(v1), "f"(v2), "f"(v3), "r"(barrier)
+      : "memory");
 }
 
 }  // namespace my_ops::cuda::ptx

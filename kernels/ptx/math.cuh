@@ -18,6 +18,13 @@ __device__ __forceinline__ float rcp_approx_ftz(float x) {
   return y;
 }
 
+// To 2^-11. sm_75.
+__device__ __forceinline__ float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Two floats rounded to bf16, the first in the low half. sm_80.
 __device__ __forceinline__ uint32_t cvt_rn_bf16x2(float low, float high) {
   uint32_t pair;

@@ -10,7 +10,8 @@ namespace my_ops::cuda::ptx {
 
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
-               "r"(arrivals));
+               "r"(arrivals)
+               : "memory");
 }
 
 // Makes initialised barriers visible to the other blocks of the cluster and to the copy engine.

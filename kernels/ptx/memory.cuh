@@ -1,4 +1,4 @@
-// Plain loads and prefetches, where the place of the instruction matters.
+// Loads, stores and prefetches, where their place or their order matters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,6 +9,26 @@ namespace my_ops::cuda::ptx {
 
 __device__ __forceinline__ void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+// Relaxed at GPU scope: served by L2, never by a stale line of L1, each word of 4 bytes whole.
+__device__ __forceinline__ uint4 ld_relaxed(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void st_relaxed(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ void st_relaxed(uint4* p, uint4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
 }
 
 // Two neighbours at a shared address of 8 bytes. Volatile: loaded where they are used, not held in

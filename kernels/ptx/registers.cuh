@@ -23,6 +23,12 @@ __device__ __forceinline__ int tid_x() {
   return thread;
 }
 
+// x, of which the compiler no longer knows what it is: nothing computed from it leaves its loop.
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // x, by a move that stays in its branch: of several such branches the compiler makes no chain of
 // selections.
 __device__ __forceinline__ float mov(float x) {

@@ -14,7 +14,8 @@
 // shuffles that halve the number of (unit, row) items per lane until a lane owns one item.
 #pragma once
 
-#include "ptx/recurrent.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
 #include "recurrent/persistent.h"
 
 namespace my_ops::cuda {
@@ -82,25 +83,24 @@ struct Exchange {
     float4* all = &shared.vector[0][0][0][0];
     for (int i = threadIdx.x; i < 2 * Rows * Vectors * kPadded / 4; i += blockDim.x) all[i] = {};
     if (threadIdx.x == 0) {
-      for (auto& barrier : shared.arrived) mbarrier_init(shared_address(&barrier), 1);
+      for (auto& barrier : shared.arrived) ptx::mbarrier_init(&barrier, 1);
     }
     __syncthreads();  // the barriers are initialised
     if (threadIdx.x == 0) {
       for (auto& barrier : shared.arrived) {
-        mbarrier_arrive_expect(shared_address(&barrier), bytes(blocks));
+        ptx::mbarrier_arrive_expect_tx(&barrier, bytes(blocks));
       }
     }
-    cluster_arrive();  // nobody pushes into a block that has not come this far
-    cluster_wait();
+    ptx::barrier_cluster_arrive();  // nobody pushes into a block that has not come this far
+    ptx::barrier_cluster_wait();
   }
 
   // Waits for the exchange of `step` >= 1 into buffer step % 2, and arms its barrier for step + 2.
   __device__ __forceinline__ static void wait(Shared& shared, uint32_t step, uint32_t blocks) {
-    const uint32_t barrier = shared_address(&shared.arrived[step & 1]);
-    while (!mbarrier_try_wait(barrier, (step - 1) >> 1 & 1)) {
-    }
+    uint64_t* barrier = &shared.arrived[step & 1];
+    ptx::mbarrier_wait(barrier, (step - 1) >> 1 & 1);
     // Bytes of step + 2 cannot have completed the phase before this: it still lacks its arrival.
-    if (threadIdx.x == 0) mbarrier_arrive_expect(barrier, bytes(blocks));
+    if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier, bytes(blocks));
   }
 
   // The messages of a lane. A message is a warp's units of one row and vector for one block; they
@@ -117,8 +117,8 @@ struct Exchange {
         const uint32_t target = message(pass) / Rows;
         const auto* at = reinterpret_cast<const float*>(shared.vector[0][message(pass) % Rows][0]);
         const bool used = target < blocks;
-        address[pass] = used ? map_to_rank(shared_address(at + unit), target) : 0;
-        barrier[pass] = used ? map_to_rank(shared_address(&shared.arrived[0]), target) : 0;
+        address[pass] = used ? ptx::mapa(at + unit, target) : 0;
+        barrier[pass] = used ? ptx::mapa(&shared.arrived[0], target) : 0;
       }
     }
   };
@@ -146,9 +146,9 @@ struct Exchange {
           const uint32_t barrier =
               targets.barrier[pass] + buffer * static_cast<uint32_t>(sizeof(uint64_t));
           if constexpr (kWarpUnits == 2) {
-            store_async(address, v[0], v[1], barrier);
+            ptx::st_async(address, barrier, v[0], v[1]);
           } else {
-            store_async(address, v[0], v[1], v[2], v[3], barrier);
+            ptx::st_async(address, barrier, v[0], v[1], v[2], v[3]);
           }
         }
       }

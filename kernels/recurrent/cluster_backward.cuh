@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
   __shared__ typename Exchange::Shared shared;
   const int64_t batch = seq.batch, hidden = seq.hidden;
-  const uint32_t blocks = cluster_size(), rank = cluster_rank();
+  const uint32_t blocks = ptx::cluster_nctarank(), rank = ptx::cluster_ctarank();
   const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
 
   ClusterWeights<kGates, kGates, UnitsPerThread, Rows, Pieces> weights;

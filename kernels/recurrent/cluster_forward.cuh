@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
   __shared__ typename Exchange::Shared shared;
   const int64_t batch = seq.batch, hidden = seq.hidden;
-  const uint32_t blocks = cluster_size(), rank = cluster_rank();
+  const uint32_t blocks = ptx::cluster_nctarank(), rank = ptx::cluster_ctarank();
   const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
 
   ClusterWeights<kGates, 1, UnitsPerThread, Rows, Pieces> weights;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
       share[gate] = __ldg(gates_x[gate]);
       // From memory to L2 some steps ahead: the load then takes no longer than the exchange does.
       if (t + kClusterAhead < seq.steps) {
-        prefetch_l2(gates_x[gate] + kClusterAhead * kGates * row_step);
+        ptx::prefetch_l2(gates_x[gate] + kClusterAhead * kGates * row_step);
       }
       gates_x[gate] += kGates * row_step;
     }

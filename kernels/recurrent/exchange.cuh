@@ -18,7 +18,7 @@
 #pragma once
 
 #include "common/numeric.cuh"
-#include "ptx/recurrent.cuh"
+#include "ptx/memory.cuh"
 #include "recurrent/persistent.h"
 
 namespace my_ops::cuda {
@@ -56,12 +56,12 @@ __device__ __forceinline__ bool writes_word() {
 template <typename T>
 __device__ __forceinline__ void publish(uint32_t* p, float v, bool active) {
   if constexpr (sizeof(T) == 4) {
-    if (active) store_relaxed(p, publishable(bits(v)));
+    if (active) ptx::st_relaxed(p, publishable(bits(v)));
   } else {
     const T mine = store<T>(v);
     const uint32_t other = __shfl_down_sync(0xFFFFFFFFu, bits(mine), 1);
     if (active && writes_word<T>()) {
-      store_relaxed(p, publishable(bits(mine) | (other << 16)));
+      ptx::st_relaxed(p, publishable(bits(mine) | (other << 16)));
     }
   }
 }
@@ -80,9 +80,9 @@ __device__ __forceinline__ void empty_slots(uint32_t* base, int64_t received, in
   for (int i = threadIdx.x; i < kPeriod * per_slot; i += kRecurrentThreads) {
     const int piece = i % pieces, row = i / pieces % rows;
     const int vector = i / (pieces * rows) % vectors, slot = (n - 1 - i / per_slot) % kSlots;
-    store_relaxed(reinterpret_cast<uint4*>(base + slot * slot_words + vector * vector_words +
-                                           row * (kChunkBytes / 4) + piece * 4),
-                  uint4{kEmpty, kEmpty, kEmpty, kEmpty});
+    ptx::st_relaxed(reinterpret_cast<uint4*>(base + slot * slot_words + vector * vector_words +
+                                             row * (kChunkBytes / 4) + piece * 4),
+                    uint4{kEmpty, kEmpty, kEmpty, kEmpty});
   }
   __syncthreads();
   __threadfence();

@@ -16,16 +16,7 @@ namespace my_ops::cuda {
 template <typename T>
 __device__ __forceinline__ uint4 load_column(const T* w_h, int64_t w_row, int64_t gate, int64_t k,
                                              int64_t unit, int64_t hidden) {
-  constexpr int kCount = 16 / sizeof(T);
-  uint32_t word[4] = {};
-#pragma unroll
-  for (int e = 0; e < kCount; ++e) {
-    if (k + e < hidden && unit < hidden) {
-      const T v = w_h[(gate * hidden + k + e) * w_row + unit];
-      word[e * sizeof(T) / 4] |= bits(v) << (e * sizeof(T) % 4 * 8);
-    }
-  }
-  return {word[0], word[1], word[2], word[3]};
+  return gather(w_h + (gate * hidden + k) * w_row + unit, w_row, unit < hidden ? hidden - k : 0);
 }
 
 template <typename Cell, typename T, int UnitTiles, int NTiles, int Chunks>

@@ -17,17 +17,10 @@ namespace my_ops::cuda {
 template <typename T>
 __device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t hidden,
                                             bool aligned) {
-  constexpr int kCount = 16 / sizeof(T);
-  if (aligned && unit + kCount <= hidden) {
+  if (aligned && unit + static_cast<int>(16 / sizeof(T)) <= hidden) {
     return __ldg(reinterpret_cast<const uint4*>(row + unit));
   }
-  uint32_t word[4] = {};
-#pragma unroll
-  for (int e = 0; e < kCount; ++e) {
-    if (unit + e < hidden)
-      word[e * sizeof(T) / 4] |= bits(row[unit + e]) << (e * sizeof(T) % 4 * 8);
-  }
-  return {word[0], word[1], word[2], word[3]};
+  return gather(row + unit, 1, hidden - unit);
 }
 
 template <typename Cell, typename T, int UnitTiles, int NTiles, int Chunks>

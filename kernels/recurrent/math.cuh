@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common/numeric.cuh"
-#include "ptx/recurrent.cuh"
+#include "ptx/math.cuh"
 
 namespace my_ops::cuda {
 
@@ -18,12 +18,12 @@ struct PersistentMath {
   };
 
   __device__ __forceinline__ static float sigmoid(float z) {
-    if constexpr (kHardwareTanh) return fmaf(0.5f, tanh_approx(0.5f * z), 0.5f);
+    if constexpr (kHardwareTanh) return fmaf(0.5f, ptx::tanh_approx(0.5f * z), 0.5f);
     return __fdividef(1.0f, 1.0f + __expf(-z));  // 0 for an infinite divisor
   }
 
   __device__ __forceinline__ static float tanh(float v) {
-    if constexpr (kHardwareTanh) return tanh_approx(v);
+    if constexpr (kHardwareTanh) return ptx::tanh_approx(v);
     return accurate_tanh(v);
   }
 

@@ -6,6 +6,8 @@
 // a fixed order. float runs as three tf32 products, hi*hi + hi*lo + lo*hi, to float accuracy.
 #pragma once
 
+#include "ptx/mma.cuh"
+#include "ptx/registers.cuh"
 #include "recurrent/exchange.cuh"
 
 namespace my_ops::cuda {
@@ -14,6 +16,19 @@ namespace my_ops::cuda {
 __device__ __forceinline__ void split_tf32(uint32_t v, uint32_t& hi, uint32_t& lo) {
   hi = (v + 0x1000u) & 0xFFFFE000u;
   lo = bits(__uint_as_float(v) - __uint_as_float(hi));
+}
+
+// 16 bytes of weights that lie `step` apart, of which `count` exist; the others are zero. A call,
+// since a slab takes up to 64 of them: inlined, they are half of what there is to compile.
+template <typename T>
+__device__ __noinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
+  uint32_t word[4] = {};
+#pragma unroll
+  for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) {
+    const uint32_t v = e < count ? bits(p[e * step]) : 0;
+    word[e * sizeof(T) / 4] |= v << (e * sizeof(T) % 4 * 8);
+  }
+  return {word[0], word[1], word[2], word[3]};
 }
 
 // A warp's fragments of one chunk. A lane's 16 bytes of a row serve two k-tiles: words x, y the
@@ -34,9 +49,9 @@ __device__ __forceinline__ void multiply_chunk(float (&sum)[MTiles][NTiles][4],
     for (int m = 0; m < MTiles; ++m) {
 #pragma unroll
       for (int n = 0; n < NTiles; ++n) {
-        mma<T>(sum[m][n], fragment(a[m][0], kt, 0), fragment(a[m][1], kt, 0),
-               fragment(a[m][0], kt, 1), fragment(a[m][1], kt, 1), fragment(b[n], kt, 0),
-               fragment(b[n], kt, 1));
+        ptx::mma<T>(sum[m][n], fragment(a[m][0], kt, 0), fragment(a[m][1], kt, 0),
+                    fragment(a[m][0], kt, 1), fragment(a[m][1], kt, 1), fragment(b[n], kt, 0),
+                    fragment(b[n], kt, 1));
       }
     }
   }
@@ -64,7 +79,7 @@ __device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles
       for (int e = 0; e < 4; ++e) {
         // Opaque, since splitting the weights once ahead of the loop, as the compiler would, takes
         // twice their registers.
-        split_tf32(opaque(fragment(a[m][e % 2], kt, e / 2)), hi[m][e], lo[m][e]);
+        split_tf32(ptx::opaque(fragment(a[m][e % 2], kt, e / 2)), hi[m][e], lo[m][e]);
       }
     }
 #pragma unroll
@@ -75,7 +90,7 @@ __device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles
         for (int n = 0; n < NTiles; ++n) {
           const auto& x = product == 0 ? lo[m] : hi[m];
           const auto& y = product == 1 ? b_lo[n] : b_hi[n];
-          mma<float>(d[m][n], x[0], x[1], x[2], x[3], y[0], y[1]);
+          ptx::mma<float>(d[m][n], x[0], x[1], x[2], x[3], y[0], y[1]);
         }
       }
     }
@@ -174,7 +189,7 @@ struct Slab {
         const bool exists =
             warp + (b * kBatch + i) * kRecurrentWarps < chunks && n * 8 + lane / 4 < rows;
         v[b & 1][i][n] = uint4{};
-        if (exists) v[b & 1][i][n] = load_relaxed(next_from + n * kTileWords);
+        if (exists) v[b & 1][i][n] = ptx::ld_relaxed(next_from + n * kTileWords);
       }
       next_from += warp_stride;
     }
@@ -204,7 +219,7 @@ struct Slab {
 #pragma unroll
           for (int n = 0; n < NTiles; ++n) {
             if (any_empty(v[b & 1][i][n])) {
-              v[b & 1][i][n] = load_relaxed(from[b & 1] + i * warp_stride + n * kTileWords);
+              v[b & 1][i][n] = ptx::ld_relaxed(from[b & 1] + i * warp_stride + n * kTileWords);
               again = true;
             }
           }

@@ -4,7 +4,7 @@
 #include "recurrent.h"
 
 #include "common/numeric.cuh"
-#include "ptx/recurrent.cuh"
+#include "ptx/memory.cuh"
 #include "recurrent/cells/cell.h"
 #include "recurrent/math.cuh"
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ void add_terms(Share share, Bias bias, Product produc
 template <int Count, typename T>
 __device__ __forceinline__ void prefetch_values(const T* p, int64_t hidden) {
 #pragma unroll
-  for (int j = 0; j < Count; ++j) prefetch_l2(p + j * hidden);
+  for (int j = 0; j < Count; ++j) ptx::prefetch_l2(p + j * hidden);
 }
 
 template <int Count, typename T>
@@ -117,8 +117,8 @@ struct Kept {
     if (prefetches && t >= Ahead) {
       prefetch_values<kSaved>(saved_at - back * kSaved, hidden);
       prefetch_values<kCarried>(carried_at - back * kCarried, hidden);
-      if constexpr (Cell::kReadsH) prefetch_l2(seq.output + at(t, 1) - back);
-      if (seq.grad_output != nullptr) prefetch_l2(grad_output_at - back);
+      if constexpr (Cell::kReadsH) ptx::prefetch_l2(seq.output + at(t, 1) - back);
+      if (seq.grad_output != nullptr) ptx::prefetch_l2(grad_output_at - back);
     }
   }
 
