@@ -258,18 +258,16 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
 
   float* out = args.out + z * args.out_batch;
   with_activation(args.activation, [&]<Activation kActivation>() {
+#pragma unroll 1  // else the activations are most of what there is to compile
+    for (int piece = 0; piece < kMmaM * kMmaN; ++piece) {
+      const int i = piece / kMmaN, j = piece % kMmaN;
 #pragma unroll
-    for (int i = 0; i < kMmaM; ++i) {
-#pragma unroll 1  // else the activations take two minutes to compile for some architectures
-      for (int j = 0; j < kMmaN; ++j) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) {
-          const int64_t row = m0 + row_of(i, x), column = n0 + column_of(j, x);
-          if (row >= args.m || column >= args.n) continue;
-          out[row * args.out_row + column * args.out_col] = finish_element(
-              Activate<kActivation>{}, sums(i, j, x), column_terms(args.bias, column),
-              [&] { return residual_at(args, z, row, column); });
-        }
+      for (int x = 0; x < 4; ++x) {
+        const int64_t row = m0 + row_of(i, x), column = n0 + column_of(j, x);
+        if (row >= args.m || column >= args.n) continue;
+        out[row * args.out_row + column * args.out_col] =
+            finish_element(Activate<kActivation>{}, sums(i, j, x), column_terms(args.bias, column),
+                           [&] { return residual_at(args, z, row, column); });
       }
     }
   });
