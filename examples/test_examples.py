@@ -203,7 +203,7 @@ def check_generated(name, printed, here, *for_cuda):
         run(sys.executable, "setup.py", "-q", *step, MY_OPS_WITH_CUDA="0", **here)
     layers = "no_torch_below or launches_only or launchers_only or have_no_defaults"
     tests = ("-m", "pytest", "tests", "-q", "-p", "no:cacheprovider", "-k", f"{name} or {layers}")
-    run(sys.executable, *tests, **here)
+    run(sys.executable, *tests, **here, PYTEST_ADDOPTS="", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
 
 
 def test_new_op(tmp_path):

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager
@@ -90,6 +91,26 @@ def seed():
 def no_stale_graphs():
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def run_pytest():
+    """``run_pytest(*arguments, **environment)`` passes in a process of its own, whatever options
+    this one has, and whatever plugins, which may not suit the child of a worker of xdist."""
+    apart = {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+    def run(*arguments, **environment):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **apart, **environment},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture

@@ -399,7 +399,7 @@ def test_make_names_an_old_python_and_a_full_disk(tmp_path, monkeypatch):
     assert "0.0 GiB of free disk space is too little" in full
 
 
-def test_reasons_to_skip_are_counted(tmp_path):
+def test_reasons_to_skip_are_counted(tmp_path, run_pytest):
     """By the suite's conftest.py, in the one line that people read."""
     (tmp_path / "test_one.py").write_text(
         "import pytest\n"
@@ -407,25 +407,9 @@ def test_reasons_to_skip_are_counted(tmp_path):
         "def test_cuda(cuda, i): pass\n"
         "def test_other(): pytest.skip('needs luck')\n"
     )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "conftest",
-            tmp_path,
-        ],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests"), "CUDA_VISIBLE_DEVICES": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "\nskipped 3: needs a CUDA device\nskipped 1: needs luck\n" in done.stdout
+    here = {"PYTHONPATH": str(REPOSITORY / "tests"), "CUDA_VISIBLE_DEVICES": ""}
+    printed = run_pytest("-p", "conftest", tmp_path, **here)
+    assert "\nskipped 3: needs a CUDA device\nskipped 1: needs luck\n" in printed
 
 
 PROGRESS = [sys.executable, REPOSITORY / "tools/build/progress.py"]

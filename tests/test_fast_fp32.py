@@ -1,7 +1,6 @@
 """fast_fp32, the switch that gives torch's own products our kernels. Overrides last as long as the
 process: what switches it on runs in processes of its own."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from torch.utils import cpp_extension
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+CHECKS = HERE / "fast_fp32_checks.py"
 NEEDS_SOURCE = pytest.mark.skipif(
     not shutil.which("c++") or not (ROOT / "csrc").exists(),
     reason="needs a C++ compiler and the source tree",
@@ -41,30 +41,24 @@ def module(tmp_path_factory):
     return path
 
 
-def child(*arguments, **environment):
+def child(*arguments):
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-def run_checks(**environment):
-    checks = HERE / "fast_fp32_checks.py"
-    child("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", checks, **environment)
-
-
 @NEEDS_SOURCE
-def test_the_switch(module):
-    run_checks(FAST_FP32_MODULE=str(module))
+def test_the_switch(module, run_pytest):
+    run_pytest(CHECKS, FAST_FP32_MODULE=str(module))
 
 
-def test_on_cuda(cuda):
-    run_checks()
+def test_on_cuda(cuda, run_pytest):
+    run_pytest(CHECKS)
 
 
 SWITCHED = """
