@@ -6,7 +6,9 @@ Afterwards every op takes ``DTensor`` arguments, and ``parallelize_module`` take
 - elementwise ops: any dimension;
 - gemm and linear: rows (and a batch), columns, or the summed dimension, whose result is
   ``Partial`` (linear: without an activation, which needs the whole sum);
-- lltm, lstm and gru, and their cells: the batch.
+- lltm, lstm and gru, and their cells: the batch;
+- before torch 2.13, which has it: ``torch.flip``, of which bidirectional layers are made: the
+  dimensions that it does not flip.
 
 Arguments that are laid out otherwise are redistributed first, as for torch's own ops. Backward of
 linear and of the recurrent ops takes rows that are split in any dimension; those that are split
@@ -135,6 +137,15 @@ def _register_recurrent(cell: Cell) -> None:
 
 for _cell in CELLS:
     _register_recurrent(_cell)
+
+
+def _flip(x: Any, dims: Sequence[int]) -> list[Layout]:
+    kept = set(range(x.ndim)) - {d % x.ndim for d in dims}
+    return [([place], [place, None]) for place in (*map(Shard, kept), Replicate())]
+
+
+if torch.__version__ < "2.13":
+    register_sharding(torch.ops.aten.flip.default)(_flip)
 
 
 def flattenable(tensors: Sequence[Any]) -> tuple[Any, ...]:
