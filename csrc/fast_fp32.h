@@ -40,10 +40,6 @@ enum class Left { MY_OPS_LEFT(MY_OPS_ENUMERATOR) };
 inline constexpr const char* kLeftTexts[] = {MY_OPS_LEFT(MY_OPS_TEXT)};
 #undef MY_OPS_TEXT
 
-// Of batch * m * n * k: no smaller product gains, and none is asked about
-// (tests/test_fast_fp32.py).
-inline constexpr int64_t kLeastProduct = int64_t{1} << 22;
-
 // op, batch, m, n, k
 using Shape = std::tuple<std::string_view, int64_t, int64_t, int64_t, int64_t>;
 
@@ -200,7 +196,7 @@ class Kernels {
   static std::optional<Left> run(const char* op, int64_t dim, const Tensor& a, const Tensor& b,
                                  const Tensor* self, Tensor* out) {
     if (!fits(a, b, dim) || (self && !is_ours(*self, a))) return Left::kOther;
-    if (a.numel() * b.size(dim - 1) < kLeastProduct) return Left::kPlan;
+    if (a.numel() * b.size(dim - 1) < cuda::kTensorCoresMinWork) return Left::kPlan;
     if (out->defined() && !takes_out(*out, a, b, self)) return Left::kOther;
     const Sizes sizes = gemm_sizes(a, b);
     Product p = product(a, b, *out, contiguous_strides(sizes));
@@ -325,7 +321,7 @@ class Kernels {
 #define MY_OPS_FAST_FP32(Backend)                                                     \
   MY_OPS_FAST_FP32_EXPORT int64_t my_ops_fast_fp32_start(int native) {                \
     my_ops::fast_fp32::Kernels<Backend>::start(native);                               \
-    return my_ops::fast_fp32::kLeastProduct;                                          \
+    return my_ops::cuda::kTensorCoresMinWork;                                         \
   }                                                                                   \
   MY_OPS_FAST_FP32_EXPORT int my_ops_fast_fp32_override(const char* op) {             \
     return my_ops::fast_fp32::Kernels<Backend>::override_op(op);                      \

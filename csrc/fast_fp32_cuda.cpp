@@ -28,12 +28,6 @@ bool library_may_round() {
          get_math_mode(handle, &mode) != 0 || (mode & ~kOfReducedPrecisionReductions) != 0;
 }
 
-// Kernels on tensor cores. Small products stay torch's: their time is the host's.
-bool gains(cuda::GemmKernel kernel) {
-  return kernel == cuda::GemmKernel::kFp32Skinny || kernel == cuda::GemmKernel::kFp32Sm90 ||
-         kernel == cuda::GemmKernel::kFp32Sm80;
-}
-
 struct Cuda {
   static constexpr const char* kKey = "CUDA";
   static constexpr const char* kMm = "_ZN2at4cuda2mmERKNS_6TensorES3_";
@@ -68,7 +62,7 @@ struct Cuda {
     args.residual_row = added.row;
     args.residual_col = added.col;
     const cuda::GemmPlan plan = planned(args, p.a, op);
-    if (!gains(plan.kernel)) return fast_fp32::Left::kPlan;
+    if (!plan.on_tensor_cores()) return fast_fp32::Left::kPlan;
     if (library_may_round()) return fast_fp32::Left::kPrecision;
     args.out = out<float>(place());
     launch_plan(args, plan, p.a, device.stream(), op);

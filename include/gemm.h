@@ -86,7 +86,17 @@ struct GemmPlan {
   int tile = 0;
   int splits = 1;
   int64_t workspace = 0;  // bytes
+
+  // Of a float product: large enough that the kernel's gain outweighs any host time.
+  bool on_tensor_cores() const {
+    return kernel == GemmKernel::kFp32Skinny || kernel == GemmKernel::kFp32Sm90 ||
+           kernel == GemmKernel::kFp32Sm80;
+  }
 };
+
+// Of batch * m * n * k: no plan of a smaller float product is on tensor cores
+// (tests/test_fast_fp32.py).
+inline constexpr int64_t kTensorCoresMinWork = int64_t{1} << 22;
 
 // A float b prepared once for many products, where that makes them faster: the parts its products
 // are made of. Element (z, l, j) lies at z * batch_stride + l * row_stride + j * col_stride.
