@@ -44,12 +44,14 @@ BUILDS_CUDA = torch.cuda.is_available() and cpp_extension.CUDA_HOME is not None
 
 
 def compile_for_cuda(folder, *sources, include):
-    """With the CUDA toolkit there is, GPU or not: in the environment of `make` there is one."""
+    """With the CUDA toolkit there is, GPU or not: in the environment of `make` there is one. Whether
+    it compiles is all that counts, so nothing is optimised."""
     try:
         nvcc = preflight.find_toolkit().home / "bin/nvcc"
     except preflight.Unfit:
         return
     flags = ["-std=c++20", "-arch=sm_90", "-DUSE_CUDA", "-DMY_OPS_WITH_CUDA"]
+    flags += ["-Xcicc=-O0", "-Xptxas=-O0"]
     flags += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
     flags += [f"-I{path}" for path in (*include, *cpp_extension.include_paths())]
     for source in sources:
@@ -213,14 +215,13 @@ def test_new_op(tmp_path):
 
 
 def test_new_cell(tmp_path):
-    """And the page of the guide is right. Of the persistent kernels one: they take long to compile
-    and differ in the name of the cell alone."""
+    """And the page of the guide is right."""
     page = (ROOT / "docs/recurrent_cell.md").read_text()
     printed, here = generate(tmp_path, "--cell", "leaky")
     assert textwrap.indent(printed, "    ") in page
     run("mypy", **here)
-    kernels = "kernels/recurrent/leaky.cu", "kernels/recurrent/leaky_cluster.cu"
-    check_generated("leaky", printed, here, *kernels, "csrc/leaky_cuda.cpp")
+    kernels = "kernels/recurrent/leaky.cu", "csrc/leaky_cuda.cpp"
+    check_generated("leaky", printed, here, *kernels)
     (training,) = re.findall("```py\n(.*?)```", page, re.DOTALL)
     run(sys.executable, "-c", training, **here)
 

@@ -16,7 +16,8 @@
 
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
-#include "recurrent/persistent.h"
+#include "recurrent/cells/cell.h"
+#include "recurrent/plan.h"
 
 namespace my_ops::cuda {
 

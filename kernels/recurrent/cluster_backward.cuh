@@ -95,8 +95,3 @@ cudaError_t cluster_backward(const RecurrentSequenceBackward<T>& args, const Clu
 }
 
 }  // namespace my_ops::cuda
-
-#define MY_OPS_CLUSTER_BACKWARD(Cell, T)                                             \
-  template int my_ops::cuda::cluster_backward_resident<Cell, T>(const ClusterPlan&); \
-  template cudaError_t my_ops::cuda::cluster_backward<Cell, T>(                      \
-      const RecurrentSequenceBackward<T>&, const ClusterPlan&, cudaStream_t);

@@ -121,8 +121,3 @@ cudaError_t cluster_forward(const RecurrentSequence<T>& args, const ClusterPlan&
 }
 
 }  // namespace my_ops::cuda
-
-#define MY_OPS_CLUSTER_FORWARD(Cell, T)                                                    \
-  template int my_ops::cuda::cluster_forward_resident<Cell, T>(const ClusterPlan&);        \
-  template cudaError_t my_ops::cuda::cluster_forward<Cell, T>(const RecurrentSequence<T>&, \
-                                                              const ClusterPlan&, cudaStream_t);

@@ -19,12 +19,12 @@
 
 #include "common/numeric.cuh"
 #include "ptx/memory.cuh"
-#include "recurrent/persistent.h"
+#include "recurrent/plan.h"
 
 namespace my_ops::cuda {
 
 constexpr uint32_t kEmpty = 0xFFFFFFFFu;
-constexpr int kSlots = kExchangeSlots;
+constexpr int kSlots = 64;
 constexpr int kPeriod = (kSlots - 2) / 2;  // a fence takes about a step, so it should be rare
 static_assert(kSlots - kPeriod >= kPeriod + 2);
 constexpr int kChunkBytes = 64;  // of one row: 16 bytes for each of the four lanes of an mma column

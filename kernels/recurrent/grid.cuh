@@ -158,6 +158,16 @@ __device__ __forceinline__ bool asks_for_sector() { return threadIdx.x % 8 == 0;
 
 // ---- host ----
 
+// Bytes of the grid kernels' exchange: h0 and the h of every step, or the gates' gradients of every
+// step.
+template <typename Cell, typename T>
+constexpr int64_t grid_exchange_bytes(Pass pass, int64_t steps, int64_t batch, int64_t hidden) {
+  const int64_t vectors = pass == Pass::kForward ? 1 : Cell::kGates;
+  const int64_t rounds = pass == Pass::kForward ? steps + 1 : steps;
+  return (rounds < kSlots ? rounds : kSlots) * vectors *
+         ((hidden + kChunkUnits<T> - 1) / kChunkUnits<T>)*batch * kChunkBytes;
+}
+
 // visit<unit_tiles, row_tiles, chunks>() for the plan's instantiation; null for a plan outside
 // them.
 template <typename T, typename Visit>

@@ -150,7 +150,3 @@ cudaError_t grid_backward(const RecurrentSequenceBackward<T>& args, const GridPl
 }
 
 }  // namespace my_ops::cuda
-
-#define MY_OPS_GRID_BACKWARD(Cell, T)                                                            \
-  template cudaError_t my_ops::cuda::grid_backward<Cell, T>(const RecurrentSequenceBackward<T>&, \
-                                                            const GridPlan&, void*, cudaStream_t);

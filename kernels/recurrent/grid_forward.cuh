@@ -179,7 +179,3 @@ cudaError_t grid_forward(const RecurrentSequence<T>& args, const GridPlan& plan,
 }
 
 }  // namespace my_ops::cuda
-
-#define MY_OPS_GRID_FORWARD(Cell, T)                                                    \
-  template cudaError_t my_ops::cuda::grid_forward<Cell, T>(const RecurrentSequence<T>&, \
-                                                           const GridPlan&, void*, cudaStream_t);

@@ -1,4 +1,4 @@
-// The instantiations for GRU on the CPU.
+// The engine on the CPU for GRU.
 #include "recurrent/cells/gru.h"
 #include "recurrent/cpu.h"
 

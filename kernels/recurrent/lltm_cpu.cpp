@@ -1,4 +1,4 @@
-// The instantiations for LLTM on the CPU.
+// The engine on the CPU for LLTM.
 #include "recurrent/cells/lltm.h"
 #include "recurrent/cpu.h"
 

@@ -1,4 +1,4 @@
-// The instantiations for LSTM on the CPU.
+// The engine on the CPU for LSTM.
 #include "recurrent/cells/lstm.h"
 #include "recurrent/cpu.h"
 

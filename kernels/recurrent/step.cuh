@@ -177,9 +177,3 @@ cudaError_t recurrent_step_backward(const RecurrentStepBackward<T, Acc>& args,
 }
 
 }  // namespace my_ops::cuda
-
-#define MY_OPS_RECURRENT_STEP(Cell, T, Acc)                                             \
-  template cudaError_t my_ops::cuda::recurrent_step<Cell>(const RecurrentStep<T, Acc>&, \
-                                                          cudaStream_t);                \
-  template cudaError_t my_ops::cuda::recurrent_step_backward<Cell>(                     \
-      const RecurrentStepBackward<T, Acc>&, cudaStream_t);

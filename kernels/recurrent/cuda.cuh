@@ -1,7 +1,11 @@
-// The router of the persistent kernels: preconditions, then a plan, then its launcher.
+// The engine on CUDA for a cell: a step; and all steps in one launch, by the plan's kernel.
 #pragma once
 
-#include "recurrent/persistent.h"
+#include "recurrent/cluster_backward.cuh"
+#include "recurrent/cluster_forward.cuh"
+#include "recurrent/grid_backward.cuh"
+#include "recurrent/grid_forward.cuh"
+#include "recurrent/step.cuh"
 
 namespace my_ops::cuda {
 
@@ -65,6 +69,12 @@ cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args
 
 }  // namespace my_ops::cuda
 
+#define MY_OPS_RECURRENT_STEP(Cell, T, Acc)                                             \
+  template cudaError_t my_ops::cuda::recurrent_step<Cell>(const RecurrentStep<T, Acc>&, \
+                                                          cudaStream_t);                \
+  template cudaError_t my_ops::cuda::recurrent_step_backward<Cell>(                     \
+      const RecurrentStepBackward<T, Acc>&, cudaStream_t);
+
 #define MY_OPS_RECURRENT_SEQUENCE(Cell, T)                                                        \
   template bool my_ops::cuda::recurrent_sequence_supported<Cell, T>(Pass, int64_t, int64_t);      \
   template size_t my_ops::cuda::recurrent_sequence_workspace<Cell, T>(Pass, int64_t, int64_t,     \
@@ -73,3 +83,12 @@ cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args
                                                               cudaStream_t);                      \
   template cudaError_t my_ops::cuda::recurrent_sequence_backward<Cell>(                           \
       const RecurrentSequenceBackward<T>&, void*, cudaStream_t);
+
+#define MY_OPS_RECURRENT_CUDA(Cell)                 \
+  MY_OPS_RECURRENT_STEP(Cell, double, double)       \
+  MY_OPS_RECURRENT_STEP(Cell, float, float)         \
+  MY_OPS_RECURRENT_STEP(Cell, __half, float)        \
+  MY_OPS_RECURRENT_STEP(Cell, __nv_bfloat16, float) \
+  MY_OPS_RECURRENT_SEQUENCE(Cell, float)            \
+  MY_OPS_RECURRENT_SEQUENCE(Cell, __half)           \
+  MY_OPS_RECURRENT_SEQUENCE(Cell, __nv_bfloat16)
