@@ -76,8 +76,9 @@ def test_launchers_only_launch():
 
 @IN_REPOSITORY
 def test_the_binding_chooses_nothing():
-    """Which kernel, tile or library call a problem takes is the plan's to say: csrc neither compares
-    sizes with tuned numbers, nor asks what the device is, nor names a kernel but to show a plan."""
+    """Which kernel, tile or library call takes a problem, the plan says: csrc neither compares
+    sizes with tuned numbers, nor asks what the device is, nor names a kernel but to show a plan.
+    """
     chooses = (
         r"(?<![<>-])[<>]=?\s*\d{2,}|DeviceFacts|current_device|sm_count|\b(cublas|cudnn)\w*\("
         r"|(GemmKernel|RecurrentPlan::Kind)::(?!kLibrary)\w+(?!:)\b|make_recurrent_plan"
