@@ -44,8 +44,9 @@ BUILDS_CUDA = torch.cuda.is_available() and cpp_extension.CUDA_HOME is not None
 
 
 def compile_for_cuda(folder, *sources, include):
-    """With the CUDA toolkit there is, GPU or not: in the environment of `make` there is one. Whether
-    it compiles is all that counts, so nothing is optimised."""
+    """With the CUDA toolkit there is, GPU or not: in the environment of `make` there is one. It is
+    to compile, so nothing is optimised.
+    """
     try:
         nvcc = preflight.find_toolkit().home / "bin/nvcc"
     except preflight.Unfit:
