@@ -398,6 +398,7 @@ def test_beside_an_override_made_later():
     assert len(seen) == 2
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # not allowed here, says Inductor
 def test_compiled_code_asks_when_it_runs():
     def mlp(x, weight, bias):
         return torch.relu(torch.addmm(bias, torch.relu(x @ weight), weight))

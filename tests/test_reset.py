@@ -276,6 +276,7 @@ def test_zoneout_keeps_nothing_of_what_was_reset(training, device):
     same([results[0][0][2:], *results[0][1]], [results[1][0][2:], *results[1][1]])
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("name", NAMES)
 def test_no_synchronisation(name, cuda):
     layer = made(name, cuda, num_layers=2, bidirectional=True)
