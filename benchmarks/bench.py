@@ -104,25 +104,27 @@ def elementwise() -> Iterator[Case]:
         )
 
 
+GEMM_SIZES = [
+    *((size, size, size) for size in (64, 128, 256, 640, 1024, 2048, 4096, 8192)),
+    (1000, 1001, 1003),
+    (4097, 4097, 4097),
+    *((m, 4096, 4096) for m in (1, 16, 64)),
+    (64, 64, 65536),
+]
+
+
 def gemm() -> Iterator[Case]:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for m, n, k in (
-            *((s, s, s) for s in (64, 128, 256, 640, 1024, 2048, 4096, 8192)),
-            (1000, 1001, 1003),
-            (4097, 4097, 4097),
-            *((m, 4096, 4096) for m in (1, 16, 64)),
-            (64, 64, 65536),
-        ):
-            a = torch.randn(m, k, device="cuda", dtype=dtype)
-            b = torch.randn(k, n, device="cuda", dtype=dtype)
-            out = torch.empty(m, n, device="cuda", dtype=dtype)
-            yield Case(
-                f"gemm {name_of(dtype)} {m}x{n}x{k}",
-                lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
-                {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
-                flops=2 * m * n * k,
-                ceiling=f"{name_of(dtype)} TFLOP/s",
-            )
+    for dtype, (m, n, k) in product((torch.float32, torch.bfloat16, torch.float16), GEMM_SIZES):
+        a = torch.randn(m, k, device="cuda", dtype=dtype)
+        b = torch.randn(k, n, device="cuda", dtype=dtype)
+        out = torch.empty(m, n, device="cuda", dtype=dtype)
+        yield Case(
+            f"gemm {name_of(dtype)} {m}x{n}x{k}",
+            lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
+            {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
+            flops=2 * m * n * k,
+            ceiling=f"{name_of(dtype)} TFLOP/s",
+        )
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for size, layout in product((4096, 8192), ("NT", "TN", "TT")):
             a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
@@ -238,21 +240,23 @@ def gemm() -> Iterator[Case]:
         )
 
 
-def sweep() -> Iterator[Case]:
-    """Products of sizes 1 to 8192, spread evenly over their logarithms: any aspect ratio."""
+def sweep_sizes() -> list[list[int]]:
+    """m, n and k from 1 to 8192, spread evenly over their logarithms: any aspect ratio."""
     generator = torch.Generator().manual_seed(0)
-    sizes = torch.rand(200, 3, generator=generator).mul(13).exp2().round().int().tolist()
-    for dtype in (torch.float32, torch.bfloat16):
-        for m, n, k in sizes:
-            a = torch.randn(m, k, device="cuda", dtype=dtype)
-            b = torch.randn(k, n, device="cuda", dtype=dtype)
-            out = torch.empty(m, n, device="cuda", dtype=dtype)
-            yield Case(
-                f"{name_of(dtype)} {m}x{n}x{k}",
-                lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
-                {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
-                flops=2 * m * n * k,
-            )
+    return torch.rand(200, 3, generator=generator).mul(13).exp2().round().int().tolist()
+
+
+def sweep() -> Iterator[Case]:
+    for dtype, (m, n, k) in product((torch.float32, torch.bfloat16), sweep_sizes()):
+        a = torch.randn(m, k, device="cuda", dtype=dtype)
+        b = torch.randn(k, n, device="cuda", dtype=dtype)
+        out = torch.empty(m, n, device="cuda", dtype=dtype)
+        yield Case(
+            f"{name_of(dtype)} {m}x{n}x{k}",
+            lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
+            {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
+            flops=2 * m * n * k,
+        )
 
 
 def with_tf32(run: Run) -> Run:

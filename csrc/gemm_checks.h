@@ -2,12 +2,11 @@
 // sizes and strides, and the library path that both backends share.
 #pragma once
 
-#include <iterator>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "../include/gemm.h"
+#include "activation.h"
 #include "binding.h"
 
 namespace my_ops {
@@ -163,25 +162,6 @@ inline void check_residual(const Tensor& residual, const Tensor& x, const Tensor
   check_same_dtype(residual, "residual", x, "x", "linear");
   check_shape(residual, "residual", linear_sizes(x, weight), "of the shape of the output",
               "linear");
-}
-
-// The activation of a name, which is checked with it.
-inline Activation activation_of(const std::string& name) {
-  struct Named {
-    const char* name;
-    Activation activation;
-  };
-#define MY_OPS_NAMED(activation, name) Named{name, Activation::activation},
-  constexpr Named kKnown[] = {MY_OPS_ACTIVATIONS(MY_OPS_NAMED)};
-#undef MY_OPS_NAMED
-  for (const Named& known : kKnown) {
-    if (name == known.name) return known.activation;
-  }
-  std::string names = kKnown[0].name;
-  for (size_t i = 1; i < std::size(kKnown); ++i) {
-    names += std::string(i + 1 < std::size(kKnown) ? ", " : " or ") + kKnown[i].name;
-  }
-  throw std::runtime_error("linear: activation must be " + names + ", got '" + name + "'");
 }
 
 inline void check_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,

@@ -4,47 +4,17 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../my_ops/include/my_ops/c_api.h"
+#include "activation.h"
 #include "common/numeric_cpu.h"
-#include "gemm_checks.h"
+#include "gemm_problem.h"
 
 namespace my_ops {
 namespace {
 
-// An aligned address that nobody follows.
-template <typename T>
-T* somewhere() {
-  return reinterpret_cast<T*>(uintptr_t{1} << 20);
-}
-
 template <typename T>
 std::string explained(const my_ops_gemm_problem& problem, Activation activation) {
-  cuda::GemmArgs<T, T> args{};
-  args.a = args.b = somewhere<const T>();
-  args.out = somewhere<T>();
-  args.batch = problem.batch, args.m = problem.m, args.n = problem.n, args.k = problem.k;
-  args.a_batch = args.m * args.k;
-  args.a_row = problem.a_transposed ? 1 : args.k, args.a_col = problem.a_transposed ? args.m : 1;
-  args.b_batch = args.k * args.n;
-  args.b_row = problem.b_transposed ? 1 : args.n, args.b_col = problem.b_transposed ? args.k : 1;
-  args.out_batch = args.m * args.n, args.out_row = args.n, args.out_col = 1;
-  if (problem.bias) args.bias = somewhere<const T>();
-  if (problem.residual) {
-    args.residual = somewhere<const T>();
-    args.residual_batch = args.out_batch, args.residual_row = args.n, args.residual_col = 1;
-  }
-  if (problem.packed) args.packed_b = somewhere<const T>();
-  args.activation = activation;
-  args.precision = problem.high ? Precision::kHigh : Precision::kHighest;
-  args.linear = problem.linear;
-  args.library_tf32 = problem.library_tf32;
-  args.library_gelu = std::is_same_v<T, cpu::BFloat16>;
-  return explain(args, {.major = problem.device.major,
-                        .minor = problem.device.minor,
-                        .sm_count = problem.device.sm_count,
-                        .shared_bytes = problem.device.shared_bytes,
-                        .code = problem.device.code,
-                        .hopper_code = problem.device.hopper_code != 0});
+  return explain(args_of<T>(problem, activation, std::is_same_v<T, cpu::BFloat16>),
+                 facts_of(problem));
 }
 
 }  // namespace

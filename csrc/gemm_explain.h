@@ -64,8 +64,8 @@ inline std::string show(const cuda::GemmPlan& plan) {
 template <typename T, typename Out>
 std::string explain(const cuda::GemmArgs<T, Out>& args, const cuda::DeviceFacts& device) {
   std::ostringstream text;
-  const cuda::GemmPlan plan =
-      cuda::plan_gemm(args, device, [&](cuda::GemmKernel kernel, const char* why) {
+  const cuda::GemmPlan plan = cuda::plan_gemm(
+      args, device, cuda::costs_of(device), [&](cuda::GemmKernel kernel, const char* why) {
         if (why) text << "  " << show(kernel) << ": no, " << why << '\n';
       });
   text << "  " << show(plan) << '\n';

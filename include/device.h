@@ -22,11 +22,12 @@ struct DeviceFacts {
   int minor = 0;
   int sm_count = 0;
   int shared_bytes = 0;      // of a block, at most
+  int l2_bytes = 0;          // of the L2 cache
   int code = 0;              // compute capability of this build's code for it, 90 for 9.0; 0: none
   bool hopper_code = false;  // that code is of 9.0a, with Hopper's own instructions, which the
                              // driver supports with tensor maps
 
-  bool is(int wanted_major, int wanted_minor) const {
+  constexpr bool is(int wanted_major, int wanted_minor) const {
     return major == wanted_major && minor == wanted_minor;
   }
   int max_cluster() const { return major < 9 ? 1 : major == 9 ? 16 : 8; }  // 16 is not portable

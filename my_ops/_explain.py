@@ -12,29 +12,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-KIB = 1024
+KIB, MIB = 1024, 1024**2
 
 
 class Gpu(NamedTuple):
-    """Its numbers, from the table of compute capabilities in the CUDA programming guide."""
+    """Its numbers, from the CUDA programming guide and, of the L2 cache, its vendor's white paper."""
 
     major: int
     minor: int
     sm_count: int
     shared_bytes: int
+    l2_bytes: int
     code: int  # of a wheel with code for all GPUs
     hopper_code: int = 0
 
 
 GPUS = {
-    "t4": Gpu(7, 5, 40, 64 * KIB, 75),
-    "a100": Gpu(8, 0, 108, 163 * KIB, 80),
-    "a10": Gpu(8, 6, 72, 99 * KIB, 86),
-    "l4": Gpu(8, 9, 58, 99 * KIB, 86),
-    "h100": Gpu(9, 0, 132, 227 * KIB, 90, 1),
-    "h200": Gpu(9, 0, 132, 227 * KIB, 90, 1),
-    "b200": Gpu(10, 0, 148, 227 * KIB, 100),
-    "rtx5090": Gpu(12, 0, 170, 99 * KIB, 120),
+    "t4": Gpu(7, 5, 40, 64 * KIB, 4 * MIB, 75),
+    "a100": Gpu(8, 0, 108, 163 * KIB, 40 * MIB, 80),
+    "a10": Gpu(8, 6, 72, 99 * KIB, 6 * MIB, 86),
+    "l4": Gpu(8, 9, 58, 99 * KIB, 48 * MIB, 86),
+    "h100": Gpu(9, 0, 132, 227 * KIB, 50 * MIB, 90, 1),
+    "h200": Gpu(9, 0, 132, 227 * KIB, 60 * MIB, 90, 1),
+    "b200": Gpu(10, 0, 148, 227 * KIB, 126 * MIB, 100),
+    "rtx5090": Gpu(12, 0, 170, 99 * KIB, 96 * MIB, 120),
 }
 
 
@@ -43,7 +44,7 @@ class _Problem(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int) for name in ("major", "minor", "sm_count", "shared_bytes")),
-        *((name, ctypes.c_int) for name in ("code", "hopper_code")),
+        *((name, ctypes.c_int) for name in ("l2_bytes", "code", "hopper_code")),
         *((name, ctypes.c_char_p) for name in ("dtype", "activation")),
         *((name, ctypes.c_int64) for name in ("batch", "m", "n", "k")),
         *((name, ctypes.c_int) for name in ("a_transposed", "b_transposed", "linear")),

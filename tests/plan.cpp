@@ -2,9 +2,9 @@
 //   gemm DEVICE WIDTH OUT_WIDTH BATCH M N K A_LAYOUT B_LAYOUT OUT_LAYOUT FOLLOWED HIGH TF32 PACKED
 //   lltm, lstm or gru DEVICE BACKWARD WIDTH BATCH HIDDEN
 //   packs DEVICE N K            1 where products gain by a packed weight
-// DEVICE: major, minor, multiprocessors, shared memory of a block, code, Hopper code. Answers to
-// the first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH: bytes of a
-// type.
+// DEVICE: major, minor, multiprocessors, shared memory of a block, L2 cache, code, Hopper code.
+// Answers to the first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH:
+// bytes of a type.
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -22,8 +22,8 @@ namespace {
 
 DeviceFacts device_of(std::istream& in) {
   DeviceFacts device;
-  in >> device.major >> device.minor >> device.sm_count >> device.shared_bytes >> device.code >>
-      device.hopper_code;
+  in >> device.major >> device.minor >> device.sm_count >> device.shared_bytes >> device.l2_bytes >>
+      device.code >> device.hopper_code;
   return device;
 }
 
@@ -106,7 +106,7 @@ int main() {
       PackArgs args{.b = address<float>(), .batch = 1};
       in >> args.n >> args.k;
       args.row_stride = 1, args.col_stride = args.k;
-      std::cout << fp32_sm90::packs(args, device) << '\n';
+      std::cout << fp32_sm90::packs(args, device, costs_of(device).fp32_sm90) << '\n';
     } else if (question == "lltm") {
       layer<LltmCell>(in, device);
     } else if (question == "lstm") {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-KIB = 1024
+KIB, MIB = 1024, 1024**2
 UNASKED = 48 * KIB  # of shared memory, which a block has without asking
 
 pytestmark = pytest.mark.skipif(
@@ -25,6 +25,7 @@ class Device(NamedTuple):
     minor: int
     processors: int
     shared_bytes: int  # of a block: technical specifications in the CUDA programming guide
+    l2_bytes: int
     code: int  # of the wheel, that the device runs
     hopper_code: int = 0
 
@@ -34,16 +35,16 @@ class Device(NamedTuple):
 
 
 DEVICES = {
-    "T4": Device(7, 5, 40, 64 * KIB, 75),
-    "A100": Device(8, 0, 108, 163 * KIB, 80),
-    "A10": Device(8, 6, 72, 99 * KIB, 86),
-    "L4": Device(8, 9, 58, 99 * KIB, 86),
-    "H200": Device(9, 0, 132, 227 * KIB, 90, 1),
-    "H200-slice": Device(9, 0, 16, 227 * KIB, 90, 1),  # the smallest of MIG
-    "H200-plain": Device(9, 0, 132, 227 * KIB, 90, 0),  # a build for 9.0, not 9.0a
-    "B200": Device(10, 0, 148, 227 * KIB, 100),
-    "RTX5090": Device(12, 0, 170, 99 * KIB, 120),
-    "A10-old-code": Device(8, 6, 72, 99 * KIB, 75),  # a build for 7.5, with PTX
+    "T4": Device(7, 5, 40, 64 * KIB, 4 * MIB, 75),
+    "A100": Device(8, 0, 108, 163 * KIB, 40 * MIB, 80),
+    "A10": Device(8, 6, 72, 99 * KIB, 6 * MIB, 86),
+    "L4": Device(8, 9, 58, 99 * KIB, 48 * MIB, 86),
+    "H200": Device(9, 0, 132, 227 * KIB, 60 * MIB, 90, 1),
+    "H200-slice": Device(9, 0, 16, 227 * KIB, 8 * MIB, 90, 1),  # the smallest of MIG
+    "H200-plain": Device(9, 0, 132, 227 * KIB, 60 * MIB, 90, 0),  # a build for 9.0, not 9.0a
+    "B200": Device(10, 0, 148, 227 * KIB, 126 * MIB, 100),
+    "RTX5090": Device(12, 0, 170, 99 * KIB, 96 * MIB, 120),
+    "A10-old-code": Device(8, 6, 72, 99 * KIB, 6 * MIB, 75),  # a build for 7.5, with PTX
 }
 EACH_DEVICE = pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 GEMM = {  # the kernels of a product that a device meets

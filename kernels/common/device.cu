@@ -35,6 +35,7 @@ cudaError_t ask(int id, DeviceFacts* facts) {
       err != cudaSuccess) {
     return err;
   }
+  if (auto err = get(&facts->l2_bytes, cudaDevAttrL2CacheSize); err != cudaSuccess) return err;
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(&attributes, probe_kernel);
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {

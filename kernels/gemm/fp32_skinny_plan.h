@@ -48,13 +48,13 @@ inline bool pays(const Args& args, const GemmCosts::Fp32Skinny& costs) {
 }
 
 // Plans the product, if this kernel takes it; else says why another one does.
-inline const char* plan(const Args& args, GemmPlan* plan) {
+inline const char* plan(const Args& args, const GemmCosts::Fp32Skinny& costs, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (!device.is(9, 0) || !device.runs(kNeeds)) return "needs Hopper";
   if (args.batch != 1 || args.m < 2 || args.m > 64) return "takes 2 to 64 rows and no batch";
   if (args.library_has_fast_tf32()) return "the library's TF32 is as fast";
   if (args.k >= (1 << 28) || !whole_vectors_b(args)) return "needs a b of whole 16-byte vectors";
-  if (!pays(args, costs_of(device).fp32_skinny)) return "too few columns, or k too short";
+  if (!pays(args, costs)) return "too few columns, or k too short";
   constexpr int kMinBlocks = 4;  // of k, per piece
   const Tile& tile = tile_of(args);
   const int64_t tiles = ceil_div(args.m, tile.m) * ceil_div(args.n, tile.n);

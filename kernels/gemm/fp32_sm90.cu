@@ -14,6 +14,7 @@
 #include "common/numeric.cuh"
 #include "common/tensor_map.h"
 #include "gemm/fp32_sm90_kernel.cuh"
+#include "gemm/plan.h"
 
 namespace my_ops::cuda {
 namespace {
@@ -64,7 +65,7 @@ struct Prepared {
 };
 
 Prepared prepare(const Args& args, const GemmPlan& plan, void* workspace) {
-  const Layout layout = lay_out(args, plan.splits, plan.device, workspace);
+  const Layout layout = lay_out(args, plan, workspace);
   const SplitOperand &a = layout.split.operand[0], &b = layout.split.operand[1];
   Prepared prepared{};
   prepared.split = layout.split;
@@ -189,7 +190,8 @@ PackPlan make_pack_plan(const PackArgs& args, int sm_count, void* kept, void* wo
 
 bool my_ops::cuda::gemm_packs(const PackArgs& args) {
   DeviceFacts device;
-  return current_device(&device) == cudaSuccess && packs(args, device);
+  if (current_device(&device) != cudaSuccess) return false;
+  return packs(args, device, costs_of(device).fp32_sm90);
 }
 
 int64_t my_ops::cuda::gemm_packed_bytes(const PackArgs& args) {

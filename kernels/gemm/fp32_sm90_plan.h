@@ -101,7 +101,7 @@ inline bool pays(const Args& args, const GemmCosts::Fp32Sm90& costs) {
   }
   if (std::min(args.m, args.n) < costs.min_side || args.k < costs.min_k) return false;
   const Size size = size_of(args);
-  const bool two_passes = (size.a_strided || size.b_strided) && args.k > costs.long_k;
+  const bool two_passes = (size.a_strided || size.b_strided) && args.k > fp32_split::kMaxColumnK;
   const double a = size.a_strided ? costs.strided_element : costs.element;
   const double b = size.b_strided ? costs.strided_element : costs.element;
   return size.work >=
@@ -139,8 +139,8 @@ inline bool pays_beside_tf32(const Args& args, const GemmCosts::Fp32Sm90& costs)
 // Why another kernel takes the product, or null where this one does: it can run, and has been
 // measured to beat the vendor's library at such sizes, or has to serve because that is too
 // inaccurate.
-inline const char* refusal(const Args& args, const DeviceFacts& device) {
-  const GemmCosts::Fp32Sm90& costs = costs_of(device).fp32_sm90;
+inline const char* refusal(const Args& args, const DeviceFacts& device,
+                           const GemmCosts::Fp32Sm90& costs) {
   if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
   if (!fits(args)) return "sizes or the layout of the output are beyond what it can index";
   if (args.library_too_inaccurate()) return nullptr;
@@ -152,14 +152,15 @@ inline const char* refusal(const Args& args, const DeviceFacts& device) {
 
 // Whether products gain by a packed b: one of many rows, the case that gains most. Small ones leave
 // it aside.
-inline bool packs(const PackArgs& args, const DeviceFacts& device) {
+inline bool packs(const PackArgs& args, const DeviceFacts& device,
+                  const GemmCosts::Fp32Sm90& costs) {
   Args product{};
   product.batch = args.batch, product.n = args.n, product.k = args.k;
   product.m = args.n > args.k ? args.n : args.k;
   product.a_row = args.k, product.a_col = 1;
   product.out_row = args.n, product.out_col = 1;
   product.packed_b = args.b;
-  return refusal(product, device) == nullptr;
+  return refusal(product, device, costs) == nullptr;
 }
 
 // ---- in which tiles ----
@@ -239,9 +240,16 @@ inline Choice choose_tile(const Args& args, int sm_count, const GemmCosts::Fp32S
   return {TileChoice::kSmall, small.splits};
 }
 
+// Whether it is one product per element that is planned.
+inline bool is_single(const GemmPlan& plan) {
+  const auto tile = static_cast<TileChoice>(plan.tile);
+  return tile == TileChoice::kSingle || tile == TileChoice::kSinglePieces;
+}
+
 // Whether the bf16 split is launched, for data that need it: else plain arithmetic is the fallback.
-inline bool splits_bf16(const Args& args, int splits, const GemmCosts::Fp32Sm90& costs) {
-  return size_of(args).work >= costs.bf16_min_work || splits > 1;
+inline bool splits_bf16(const Args& args, int splits) {
+  constexpr double kMinWork = 5e8;  // below, plain arithmetic is bearable
+  return size_of(args).work >= kMinWork || splits > 1;
 }
 
 // ---- where the parts lie ----
@@ -296,8 +304,7 @@ struct Layout {
 };
 
 // Pointers are null without a workspace.
-inline Layout lay_out(const Args& args, int splits, const DeviceFacts& device, void* workspace) {
-  const GemmCosts::Fp32Sm90& costs = costs_of(device).fp32_sm90;
+inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
   const auto operand = [&](const float* x, int64_t batch_stride, int64_t row_stride,
                            int64_t k_stride, int64_t rows) {
     SplitOperand op{};
@@ -311,10 +318,10 @@ inline Layout lay_out(const Args& args, int splits, const DeviceFacts& device, v
   Split& split = layout.split;
   split.operand[0] = operand(args.a, args.a_batch, args.a_row, args.a_col, args.m);
   split.operand[1] = operand(args.b, args.b_batch, args.b_col, args.b_row, args.n);
-  split.fp16_parts = use_single(args, costs) ? 1 : 2;
-  plan_split(&split, device.sm_count);
+  split.fp16_parts = is_single(plan) ? 1 : 2;
+  plan_split(&split, plan.device.sm_count);
   if (args.packed_b) skip_operand(&split, 1);
-  layout.has_bf16 = splits_bf16(args, splits, costs);
+  layout.has_bf16 = splits_bf16(args, plan.splits);
 
   Arena arena(workspace);
   for (SplitOperand& op : split.operand) {
@@ -333,20 +340,19 @@ inline Layout lay_out(const Args& args, int splits, const DeviceFacts& device, v
     }
   }
   const int64_t outputs = args.batch * args.m * args.n;
-  layout.partial = splits > 1 ? arena.take<float>(splits * outputs) : nullptr;
+  layout.partial = plan.splits > 1 ? arena.take<float>(plan.splits * outputs) : nullptr;
   layout.bytes = arena.used();
   return layout;
 }
 
 // Plans the product, if this kernel takes it; else says why another one does.
-inline const char* plan(const Args& args, GemmPlan* plan) {
-  if (const char* why = refusal(args, plan->device)) return why;
-  const auto [tile, splits] =
-      choose_tile(args, plan->device.sm_count, costs_of(plan->device).fp32_sm90);
+inline const char* plan(const Args& args, const GemmCosts::Fp32Sm90& costs, GemmPlan* plan) {
+  if (const char* why = refusal(args, plan->device, costs)) return why;
+  const auto [tile, splits] = choose_tile(args, plan->device.sm_count, costs);
   plan->kernel = GemmKernel::kFp32Sm90;
   plan->tile = static_cast<int>(tile);
   plan->splits = splits;
-  plan->workspace = lay_out(args, splits, plan->device, nullptr).bytes;
+  plan->workspace = lay_out(args, *plan, nullptr).bytes;
   return nullptr;
 }
 

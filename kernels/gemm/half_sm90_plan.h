@@ -232,9 +232,8 @@ const char* loses(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
 
 // Plans the product, if this kernel takes it; else says why another one does.
 template <typename T>
-const char* plan(const GemmArgs<T, T>& args, GemmPlan* plan) {
+const char* plan(const GemmArgs<T, T>& args, const GemmCosts::HalfSm90& costs, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
-  const GemmCosts::HalfSm90& costs = costs_of(device).half_sm90;
   if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
   if (!fits(args)) return "sizes or the layout of the output are beyond what it can index";
   const TileChoice tile = choose_tile(args, device.sm_count, costs);

@@ -11,6 +11,7 @@
 #include "device.h"
 #include "gemm.h"
 #include "gemm/costs.h"
+#include "gemm/fitted_costs.h"
 #include "gemm/fp32_skinny_plan.h"
 #include "gemm/fp32_sm80_plan.h"
 #include "gemm/fp32_sm90_plan.h"
@@ -25,6 +26,14 @@ constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
 template <typename T, typename Out>
 constexpr bool kIsHalf = std::is_same_v<T, Out> && sizeof(T) == 2;
 
+// Those of the first GPU serve every GPU that has none of its own.
+constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
+  for (const GpuCosts& gpu : kFittedCosts) {
+    if (device.is(gpu.major, gpu.minor) && device.l2_bytes == gpu.l2_bytes) return gpu.costs;
+  }
+  return kFittedCosts[0].costs;
+}
+
 // How a library does best what no kernel takes. Of 16-bit rows that are not whole vectors cuBLAS
 // rounds the product before it adds a bias.
 template <typename T, typename Out>
@@ -37,26 +46,30 @@ LibraryCall library_call(const GemmArgs<T, Out>& args) {
 
 // asked(kernel, why): of each kernel asked, why it does not take the product; null of the last one.
 template <typename T, typename Out, typename Asked>
-GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device, Asked asked) {
+GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device, const GemmCosts& costs,
+                   Asked asked) {
   GemmPlan plan{.device = device};
   if (args.batch == 0 || args.m == 0 || args.n == 0) return plan;
-  const GemmCosts::Small& costs = costs_of(device).small;
   const auto takes = [&](GemmKernel kernel, const char* why) {
     asked(kernel, why);
     return why == nullptr;
   };
   // Whether no vendor library will do. Before compute capability 8.0 none knows TF32.
   const bool needed = kIsFp32<T, Out> && args.library_too_inaccurate() && device.major >= 8;
-  const bool small = is_small(args, costs);
+  const bool small = is_small(args, costs.small);
   if constexpr (kIsFp32<T, Out>) {
-    const char* const thin = needed && !fills_tiles(args, costs) ? "does not fill a tile" : nullptr;
-    if (takes(GemmKernel::kFp32Skinny, fp32_skinny::plan(args, &plan))) return plan;
-    if (takes(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(args, &plan))) return plan;
+    const char* const thin =
+        needed && !fills_tiles(args, costs.small) ? "does not fill a tile" : nullptr;
+    if (takes(GemmKernel::kFp32Skinny, fp32_skinny::plan(args, costs.fp32_skinny, &plan)))
+      return plan;
+    if (takes(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(args, costs.fp32_sm90, &plan)))
+      return plan;
     if (takes(GemmKernel::kFp32Sm80, thin ? thin : fp32_sm80::plan(args, &plan))) return plan;
   }
   if constexpr (kIsHalf<T, Out>) {
     const char* const why = small ? "so small that another kernel is faster" : nullptr;
-    if (takes(GemmKernel::kHalfSm90, why ? why : half_sm90::plan(args, &plan))) return plan;
+    if (takes(GemmKernel::kHalfSm90, why ? why : half_sm90::plan(args, costs.half_sm90, &plan)))
+      return plan;
   }
   const bool takes_small = small || (needed && args.k <= INT_MAX);
   if (takes(GemmKernel::kSmall, takes_small ? nullptr : "too large")) {
@@ -71,7 +84,7 @@ GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device, Aske
 
 template <typename T, typename Out>
 GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device) {
-  return plan_gemm(args, device, [](GemmKernel, const char*) {});
+  return plan_gemm(args, device, costs_of(device), [](GemmKernel, const char*) {});
 }
 
 }  // namespace my_ops::cuda

@@ -39,6 +39,7 @@ typedef struct {
     int major, minor; /* compute capability */
     int sm_count;     /* multiprocessors */
     int shared_bytes; /* of shared memory, which a block may have at most */
+    int l2_bytes;     /* of the L2 cache */
     int code;         /* compute capability of the code that it runs, 90 for 9.0 */
     int hopper_code;  /* not 0: code for 9.0a */
   } device;

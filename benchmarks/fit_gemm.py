@@ -1,0 +1,152 @@
+"""The costs that the plan of a matrix product goes by: measured, fitted, written for the compiler.
+
+    python benchmarks/fit_gemm.py measure    on a GPU: results/fit_gemm/<gpu>.json
+    python benchmarks/fit_gemm.py fit        anywhere: kernels/gemm/fitted_costs.h, from all these
+
+`measure` times every plan that other costs would make of a thousand products: each kernel in each
+of its tiles, and the vendor's library. `fit` asks the same plan_gemm, compiled here, and changes a
+number at a time, from START on, as long as the products it then plans otherwise gain by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+from pathlib import Path
+
+from gemm_costs import ROOT, START, Numbers, Planner, Row, flat, initializer, load, problem_of
+
+RESULTS = ROOT / "benchmarks/results/fit_gemm"
+HEADER = ROOT / "kernels/gemm/fitted_costs.h"
+FIRST = "nvidia-h200"  # whose costs serve GPUs without their own
+
+FACTORS = [1 / 4, 1 / 2, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.4, 2, 4]
+NOISE = 0.02  # of the logarithm of a time
+LEAST_SIGMAS = 2.5  # of a gain, beside its spread among the products that change
+
+
+def moved(name: str, value: float, factor: float) -> float:
+    if isinstance(flat(START)[name], int):
+        return round(value * factor)
+    return float(f"{value * factor:.3g}")
+
+
+class Fit:
+    """The search from START for one GPU's numbers."""
+
+    def __init__(self, planner: Planner, rows: list[Row]) -> None:
+        self._planner, self.rows = planner, rows
+        self._known: dict[int, str] = {}
+        # Of a call alone and of calls in a row, their mean.
+        self._times = [
+            {words: sum(map(math.log, us)) / len(us) for words, us in row["us"].items()}
+            for row in rows
+        ]
+        self.numbers = flat(START)
+        self.times = self._planned(self.numbers)
+
+    def _planned(self, numbers: Numbers) -> list[float]:
+        """Logarithms of microseconds; infinite of a plan that was not timed."""
+        codes = self._planner.codes(numbers)
+        for code in set(codes) - self._known.keys():
+            self._known[code] = self._planner.describe(code)
+        return [
+            times.get(self._known[code], math.inf)
+            for times, code in zip(self._times, codes, strict=True)
+        ]
+
+    def regrets(self) -> list[float]:
+        """How much longer than the fastest plan's, logarithms."""
+        best = [min(times.values()) for times in self._times]
+        return [time - least for time, least in zip(self.times, best, strict=True)]
+
+    def _gain(self, times: list[float]) -> float:
+        """Of all products together; 0 where it may be chance."""
+        gains = [old - new for old, new in zip(self.times, times, strict=True) if old != new]
+        spread = math.sqrt(sum(gain**2 + NOISE**2 for gain in gains))
+        return sum(gains) if sum(gains) > LEAST_SIGMAS * spread else 0
+
+    def improve(self, name: str) -> bool:
+        """Moves a number to where the products gain most."""
+        best = 0.0
+        start = self.numbers[name]
+        for factor in FACTORS:
+            trial = self.numbers | {name: moved(name, start, factor)}
+            times = self._planned(trial)
+            if math.inf not in times and self._gain(times) > best:
+                best, chosen, chosen_times = self._gain(times), trial, times
+        if best:
+            self.numbers, self.times = chosen, chosen_times
+        return best > 0
+
+    def run(self) -> None:
+        while any([self.improve(name) for name in self.numbers]):
+            pass
+
+
+def fitted(path: Path, module: ctypes.CDLL) -> tuple[str, str]:
+    """Of a file of `measure` the GPU's entry in the header, and what the fit gained."""
+    results = json.loads(path.read_text())
+    rows, device = results["products"], list(results["device"].values())
+    fit = Fit(Planner(module, [problem_of(row, device) for row in rows]), rows)
+    before = fit.regrets()
+    fit.run()
+    families: dict[str, list[tuple[float, float]]] = {}
+    for row, *pair in zip(rows, before, fit.regrets(), strict=True):
+        families.setdefault(row["family"], []).append((pair[0], pair[1]))
+    report = [f"{results['environment']['gpu']}: time over that of the fastest plan, mean in %"]
+    for family, pairs in sorted(families.items()):
+        old, new = (100 * math.expm1(sum(side) / len(pairs)) for side in zip(*pairs, strict=True))
+        report.append(f"  {family:28} {len(pairs):4} products  {old:6.2f} -> {new:6.2f}")
+    moves = [
+        f"  {n}: {flat(START)[n]:g} -> {v:g}" for n, v in fit.numbers.items() if v != flat(START)[n]
+    ]
+    environment, facts = results["environment"], ("major", "minor", "l2_bytes")
+    number = {name: f"{results['device'][name]}" for name in facts} | {
+        f"costs.{name}": f"{value}" if isinstance(value, int) else f"{value:g}"
+        for name, value in fit.numbers.items()
+    }
+    entry = (
+        f"    // {environment['gpu']}, {environment['date']}, torch {environment['torch']}\n"
+        f"    {initializer({**dict.fromkeys(facts), 'costs': START}, number, 4)},\n"
+    )
+    return entry, "\n".join(report + moves)
+
+
+def header(folder: Path) -> tuple[str, str]:
+    """fitted_costs.h of all committed measurements, and what the fits gained."""
+    module = load(folder)
+    paths = sorted(RESULTS.glob("*.json"), key=lambda path: (path.stem != FIRST, path.stem))
+    fits = [fitted(path, module) for path in paths]
+    text = (
+        "// Written by `python benchmarks/fit_gemm.py fit` from benchmarks/results/fit_gemm.\n"
+        "#pragma once\n\n"
+        '#include "gemm/costs.h"\n\n'
+        "namespace my_ops::cuda {\n\n"
+        "inline constexpr GpuCosts kFittedCosts[] = {\n"
+        f"{''.join(entry for entry, _ in fits)}"
+        "};\n\n"
+        "}  // namespace my_ops::cuda\n"
+    )
+    return text, "\n".join(report for _, report in fits)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("step", choices=("measure", "fit"))
+    if parser.parse_args().step == "measure":
+        from gemm_times import measure
+
+        return measure(RESULTS)
+    text, report = header(ROOT / "build/fit_gemm")
+    HEADER.write_text(text)
+    print(report)
+    return None
+
+
+if __name__ == "__main__":
+    main()

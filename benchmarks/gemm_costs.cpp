@@ -1,0 +1,140 @@
+// What gemm_costs.py compiles: plan_gemm with costs of any value, which needs no GPU; with CUDA
+// also the kernels, by such a plan.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include "../csrc/activation.h"
+#include "../csrc/gemm_explain.h"
+#include "../csrc/gemm_problem.h"
+#include "costs_from.h"  // written by gemm_costs.py: GemmCosts costs_from(const double* numbers)
+#ifdef MY_OPS_WITH_CUDA
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#else
+#include "common/numeric_cpu.h"
+#endif
+
+using namespace my_ops;
+using namespace my_ops::cuda;
+using Problem = my_ops_gemm_problem;
+
+namespace {
+
+#ifdef MY_OPS_WITH_CUDA
+using Half = __half;
+using BFloat16 = __nv_bfloat16;
+#else
+using Half = cpu::Half;
+using BFloat16 = cpu::BFloat16;
+#endif
+
+// use: a function of arguments.
+template <typename Use>
+auto with_args(const Problem& problem, Use use) {
+  const std::string_view dtype = problem.dtype;
+  const auto args = [&]<typename T>() {
+    return args_of<T>(problem, activation_of(problem.activation), dtype == "bfloat16");
+  };
+  if (dtype == "float64") return use(args.template operator()<double>());
+  if (dtype == "float32") return use(args.template operator()<float>());
+  if (dtype == "float16") return use(args.template operator()<Half>());
+  return use(args.template operator()<BFloat16>());
+}
+
+template <typename T>
+GemmPlan plan_of(const Problem& problem, const GemmArgs<T, T>& args, const GemmCosts& costs) {
+  return plan_gemm(args, facts_of(problem), costs, [](GemmKernel, const char*) {});
+}
+
+constexpr int64_t kTiles = 8, kLibraryCalls = 8, kSplits = 1024;
+
+}  // namespace
+
+// Of each problem a number for its plan, which `describe` puts into words, and the workspace.
+extern "C" void plans(const Problem* problems, int64_t count, const double* numbers, int64_t* codes,
+                      int64_t* workspaces) {
+  const GemmCosts costs = costs_from(numbers);
+  for (int64_t i = 0; i < count; ++i) {
+    const GemmPlan plan =
+        with_args(problems[i], [&](const auto& args) { return plan_of(problems[i], args, costs); });
+    const int64_t call = static_cast<int64_t>(plan.kernel) * kLibraryCalls +
+                         (plan.kernel == GemmKernel::kLibrary ? static_cast<int>(plan.library) : 0);
+    codes[i] = (call * kTiles + plan.tile) * kSplits + plan.splits;
+    workspaces[i] = plan.workspace;
+  }
+}
+
+extern "C" void describe(int64_t code, char* text, int64_t size) {
+  const int64_t call = code / kSplits / kTiles;
+  const GemmPlan plan{.kernel = static_cast<GemmKernel>(call / kLibraryCalls),
+                      .library = static_cast<LibraryCall>(call % kLibraryCalls),
+                      .tile = static_cast<int>(code / kSplits % kTiles),
+                      .splits = static_cast<int>(code % kSplits)};
+  const std::string words = show(plan);
+  const auto kept = std::min<size_t>(words.size(), size - 1);
+  std::memcpy(text, words.data(), kept);
+  text[kept] = '\0';
+}
+
+#ifdef MY_OPS_WITH_CUDA
+
+extern "C" int ask_device(Problem* problem) {
+  DeviceFacts facts;
+  const cudaError_t status = current_device(&facts);
+  problem->device = {facts.major,    facts.minor, facts.sm_count,   facts.shared_bytes,
+                     facts.l2_bytes, facts.code,  facts.hopper_code};
+  return status;
+}
+
+// operands: a, b, bias, residual, packed b, out.
+extern "C" int multiply(const Problem* problem, const double* numbers, void* const* operands,
+                        void* workspace, cudaStream_t stream) {
+  return with_args(*problem, [&]<typename T>(GemmArgs<T, T> args) {
+    args.a = static_cast<const T*>(operands[0]);
+    args.b = static_cast<const T*>(operands[1]);
+    args.bias = static_cast<const T*>(operands[2]);
+    args.residual = static_cast<const T*>(operands[3]);
+    args.packed_b = operands[4];
+    args.out = static_cast<T*>(operands[5]);
+    return gemm(args, plan_of(*problem, args, costs_from(numbers)), workspace, stream);
+  });
+}
+
+// What follows a library's product of 16 bits, or of float sums, in place.
+extern "C" int finish(const Problem* problem, bool float_sums, const void* sums,
+                      void* const* operands, cudaStream_t stream) {
+  return with_args(*problem, [&]<typename T>(const GemmArgs<T, T>& args) -> cudaError_t {
+    if constexpr (sizeof(T) == 2) {
+      const auto run = [&](const auto* typed, const void* bias) {
+        return linear_epilogue(typed, static_cast<const T*>(bias),
+                               static_cast<const T*>(operands[3]), static_cast<T*>(operands[5]),
+                               args.m * args.n, args.n, args.activation, stream);
+      };
+      return float_sums ? run(static_cast<const float*>(sums), operands[2])
+                        : run(static_cast<const T*>(sums), nullptr);
+    }
+    return cudaErrorInvalidValue;
+  });
+}
+
+extern "C" int64_t packed_bytes(const Problem* problem, int64_t* workspace) {
+  const PackArgs args{
+      .batch = 1, .k = problem->k, .n = problem->n, .row_stride = 1, .col_stride = problem->k};
+  *workspace = gemm_pack_workspace(args);
+  return gemm_packed_bytes(args);
+}
+
+extern "C" int pack(const Problem* problem, const float* b, void* packed, void* workspace,
+                    cudaStream_t stream) {
+  return gemm_pack({.b = b,
+                    .batch = 1,
+                    .k = problem->k,
+                    .n = problem->n,
+                    .row_stride = 1,
+                    .col_stride = problem->k},
+                   packed, workspace, stream);
+}
+
+#endif

@@ -1,0 +1,170 @@
+"""The plan of a matrix product, asked with costs of any value, for fit_gemm.py."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from my_ops._explain import _Problem as Problem
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Numbers = dict[str, float]
+Row = dict[
+    str, Any
+]  # a product's family, the fields of a Problem that are not DEFAULT, and its times
+
+START: dict[str, Any] = {  # GemmCosts, as the first fits by hand left it
+    "fp32_skinny": {
+        "few_min_columns": 256,
+        "few_min_k": 1024,
+        "few_min_weight": 1 << 21,
+        "min_k": 4096,
+        "max_columns": 8192,
+        "max_columns_n_fast": 128,
+    },
+    "fp32_sm90": {
+        "min_side": 96,
+        "min_k": 192,
+        "packed_min_rows": 9,
+        "packed_min_weight": 2048,
+        "launches": 1.5e8,
+        "second_pass": 1.2e8,
+        "element": 100.0,
+        "strided_element": 150.0,
+        "single_min_work": 4e9,
+        "tf32_launches": 8e9,
+        "tf32_element": 1100.0,
+        "tf32_strided_gain": 2.3,
+        "wide_slowdown": 1.38,
+        "medium_slowdown": 1.55,
+        "small_slowdown": 2.05,
+        "pieces_slowdown": 1.04,
+        "reduce": 60e3,
+        "reduce_element": 0.04,
+    },
+    "half_sm90": {
+        "large_us": 0.70,
+        "wide_us": 0.53,
+        "medium_us": 0.37,
+        "small_us": 0.26,
+        "end_us": 1.5,
+        "finishers_min_share": 0.92,
+        "finishers_min_k": 1024,
+        "finishers_min_k_slow": 2048,
+        "copied": {"min_size": 128, "min_tiles": 32, "max_k_per_tile": 64},
+        "in_place": {"min_size": 64, "min_tiles": 16, "max_k_per_tile": 128},
+        "epilogue_min_side": 16,
+        "epilogue_max_k": 1024,
+        "epilogue_max_outputs": 1 << 20,
+    },
+    "small": {
+        "max_outputs": 1 << 17,
+        "many_outputs": 1 << 15,
+        "max_work_of_many": 1 << 21,
+        "max_work_8_bytes": 1 << 20,
+        "max_work_4_bytes": 1 << 22,
+        "max_work_2_bytes": 1 << 21,
+        "long_k": 256,
+        "max_work_of_long_k": 1 << 20,
+        "tile_min_side": 16,
+    },
+}
+
+
+def flat(tree: dict[str, Any], path: str = "") -> Numbers:
+    """By the names of GemmCosts, `fp32_sm90.element`, in its order."""
+    numbers: Numbers = {}
+    for name, value in tree.items():
+        inner = flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
+        numbers.update(inner)
+    return numbers
+
+
+def initializer(tree: dict[str, Any], numbers: dict[str, str], column: int, path: str = "") -> str:
+    """{.fp32_skinny = {.few_min_columns = 256, ...}}, formatted as clang-format does."""
+    items = []
+    for name, value in tree.items():
+        start = f".{name} = "
+        inner = column + 1 + len(start)
+        if isinstance(value, dict):
+            items.append(start + initializer(value, numbers, inner, f"{path}{name}."))
+        else:
+            items.append(start + numbers[path + name])
+    line = "{" + ", ".join(items) + "}"
+    if "\n" not in line and column + len(line) < 100:
+        return line
+    return "{" + (",\n" + " " * (column + 1)).join(items) + "}"
+
+
+def load(folder: Path, architecture: str | None = None) -> ctypes.CDLL:
+    """gemm_costs.cpp: the plan alone, or with the kernels, compiled for that GPU by nvcc."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / (f"{architecture or 'plan'}.so")
+    driver = Path(__file__).with_suffix(".cpp")
+    folders = [f"-I{ROOT}/kernels", f"-I{ROOT}/include", f"-I{folder}"]
+    number = {
+        name: f"static_cast<int64_t>(x[{i}])" if isinstance(value, int) else f"x[{i}]"
+        for i, (name, value) in enumerate(flat(START).items())
+    }
+    (folder / "costs_from.h").write_text(
+        "inline my_ops::cuda::GemmCosts costs_from(const double* x) {\n"
+        f"  return {initializer(START, number, 9)};\n}}\n"
+    )
+    if architecture is None:
+        options = ["-std=c++20", "-O1", "-shared", "-fPIC", *folders]
+        subprocess.run(["c++", *options, str(driver), "-o", str(library)], check=True)
+        return ctypes.CDLL(str(library))
+    sources = [driver, *ROOT.glob("kernels/gemm/*.cu"), ROOT / "kernels/common/device.cu"]
+    newest = max(p.stat().st_mtime for p in [*sources, *ROOT.glob("kernels/*/*.*h")])
+    if not library.exists() or library.stat().st_mtime < newest:
+        nvcc = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
+        options = ["-std=c++20", "-O3", f"-arch={architecture}", "-DMY_OPS_WITH_CUDA", *folders]
+        objects = [folder / f"{source.stem}.o" for source in sources]
+
+        def compile_one(source: Path, target: Path) -> None:
+            shared = ["-Xcompiler", "-fPIC", "-x", "cu", "-c"]
+            subprocess.run([nvcc, *options, *shared, source, "-o", target], check=True)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_one, sources, objects))
+        subprocess.run([nvcc, "-shared", *objects, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
+
+
+DEFAULT: Row = {"dtype": "float32", "activation": "none", "batch": 1}
+
+
+def problem_of(row: Row, device: list[int]) -> Problem:
+    names = [name for name, _ in Problem._fields_][len(device) :]
+    values = [row.get(name, DEFAULT.get(name, 0)) for name in names]
+    return Problem(*device, *(v.encode() if isinstance(v, str) else v for v in values))
+
+
+class Planner:
+    """plan_gemm, asked for the plans of many problems at once."""
+
+    def __init__(self, module: ctypes.CDLL, problems: list[Problem]) -> None:
+        self._module = module
+        self.problems = (Problem * len(problems))(*problems)
+        self._codes, self._workspaces = ((ctypes.c_int64 * len(problems))() for _ in range(2))
+
+    def codes(self, numbers: Numbers) -> list[int]:
+        given = (ctypes.c_double * len(numbers))(*numbers.values())
+        count = ctypes.c_int64(len(self.problems))
+        self._module.plans(self.problems, count, given, self._codes, self._workspaces)
+        return list(self._codes)
+
+    def workspaces(self) -> list[int]:
+        """Of the plans of the last call of `codes`."""
+        return list(self._workspaces)
+
+    def describe(self, code: int) -> str:
+        """As `python -m my_ops explain` does."""
+        text = ctypes.create_string_buffer(256)
+        self._module.describe(ctypes.c_int64(code), text, ctypes.c_int64(len(text)))
+        return text.value.decode()

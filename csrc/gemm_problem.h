@@ -1,0 +1,48 @@
+// A my_ops_gemm_problem (c_api.h) in the terms of plan_gemm.
+#pragma once
+
+#include <cstdint>
+
+#include "../include/gemm.h"
+#include "../my_ops/include/my_ops/c_api.h"
+
+namespace my_ops {
+
+inline cuda::DeviceFacts facts_of(const my_ops_gemm_problem& problem) {
+  return {.major = problem.device.major,
+          .minor = problem.device.minor,
+          .sm_count = problem.device.sm_count,
+          .shared_bytes = problem.device.shared_bytes,
+          .l2_bytes = problem.device.l2_bytes,
+          .code = problem.device.code,
+          .hopper_code = problem.device.hopper_code != 0};
+}
+
+// Its operands are at an aligned address that nobody follows.
+template <typename T>
+cuda::GemmArgs<T, T> args_of(const my_ops_gemm_problem& problem, Activation activation,
+                             bool bfloat16) {
+  T* const somewhere = reinterpret_cast<T*>(uintptr_t{1} << 20);
+  cuda::GemmArgs<T, T> args{};
+  args.a = args.b = args.out = somewhere;
+  args.batch = problem.batch, args.m = problem.m, args.n = problem.n, args.k = problem.k;
+  args.a_batch = args.m * args.k;
+  args.a_row = problem.a_transposed ? 1 : args.k, args.a_col = problem.a_transposed ? args.m : 1;
+  args.b_batch = args.k * args.n;
+  args.b_row = problem.b_transposed ? 1 : args.n, args.b_col = problem.b_transposed ? args.k : 1;
+  args.out_batch = args.m * args.n, args.out_row = args.n, args.out_col = 1;
+  if (problem.bias) args.bias = somewhere;
+  if (problem.residual) {
+    args.residual = somewhere;
+    args.residual_batch = args.out_batch, args.residual_row = args.n, args.residual_col = 1;
+  }
+  if (problem.packed) args.packed_b = somewhere;
+  args.activation = activation;
+  args.precision = problem.high ? Precision::kHigh : Precision::kHighest;
+  args.linear = problem.linear;
+  args.library_tf32 = problem.library_tf32;
+  args.library_gelu = bfloat16;
+  return args;
+}
+
+}  // namespace my_ops

@@ -1,0 +1,60 @@
+// Written by benchmarks/fit_gemm.py fit, from benchmarks/results/fit_gemm.
+#pragma once
+
+#include "gemm/costs.h"
+
+namespace my_ops::cuda {
+
+inline constexpr GpuCosts kFittedCosts[] = {
+    {.major = 9,
+     .minor = 0,
+     .l2_bytes = 62914560,
+     .costs = {.fp32_skinny = {.few_min_columns = 256,
+                               .few_min_k = 1024,
+                               .few_min_weight = 2097152,
+                               .min_k = 4096,
+                               .max_columns = 8192,
+                               .max_columns_n_fast = 128},
+               .fp32_sm90 = {.min_side = 96,
+                             .min_k = 192,
+                             .packed_min_rows = 9,
+                             .packed_min_weight = 2048,
+                             .launches = 1.5e+08,
+                             .second_pass = 1.2e+08,
+                             .element = 100,
+                             .strided_element = 150,
+                             .single_min_work = 4e+09,
+                             .tf32_launches = 8e+09,
+                             .tf32_element = 1100,
+                             .tf32_strided_gain = 2.3,
+                             .wide_slowdown = 1.38,
+                             .medium_slowdown = 1.55,
+                             .small_slowdown = 2.05,
+                             .pieces_slowdown = 1.04,
+                             .reduce = 60000,
+                             .reduce_element = 0.04},
+               .half_sm90 = {.large_us = 0.7,
+                             .wide_us = 0.53,
+                             .medium_us = 0.37,
+                             .small_us = 0.26,
+                             .end_us = 1.5,
+                             .finishers_min_share = 0.92,
+                             .finishers_min_k = 1024,
+                             .finishers_min_k_slow = 2048,
+                             .copied = {.min_size = 128, .min_tiles = 32, .max_k_per_tile = 64},
+                             .in_place = {.min_size = 64, .min_tiles = 16, .max_k_per_tile = 128},
+                             .epilogue_min_side = 16,
+                             .epilogue_max_k = 1024,
+                             .epilogue_max_outputs = 1048576},
+               .small = {.max_outputs = 131072,
+                         .many_outputs = 32768,
+                         .max_work_of_many = 2097152,
+                         .max_work_8_bytes = 1048576,
+                         .max_work_4_bytes = 4194304,
+                         .max_work_2_bytes = 2097152,
+                         .long_k = 256,
+                         .max_work_of_long_k = 1048576,
+                         .tile_min_side = 16}}},
+};
+
+}  // namespace my_ops::cuda
