@@ -24,7 +24,7 @@ FIRST = "nvidia-h200"  # whose costs serve GPUs without their own
 
 FACTORS = [1 / 4, 1 / 2, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.4, 2, 4]
 NOISE = 0.02  # of the logarithm of a time
-LEAST_SIGMAS = 2.5  # of a gain, beside its spread among the products that change
+LEAST_SIGMAS = 1.5  # of a gain, beside its spread among the products that change
 
 
 def moved(name: str, value: float, factor: float) -> float:
@@ -36,12 +36,12 @@ def moved(name: str, value: float, factor: float) -> float:
 class Fit:
     """The search from START for one GPU's numbers."""
 
-    def __init__(self, planner: Planner, rows: list[Row]) -> None:
+    def __init__(self, planner: Planner, names: list[str], rows: list[Row]) -> None:
         self._planner, self.rows = planner, rows
         self._known: dict[int, str] = {}
         # Of a call alone and of calls in a row, their mean.
         self._times = [
-            {words: sum(map(math.log, us)) / len(us) for words, us in row["us"].items()}
+            {names[plan]: sum(map(math.log, us)) / len(us) for plan, *us in row["us"]}
             for row in rows
         ]
         self.numbers = flat(START)
@@ -90,7 +90,8 @@ def fitted(path: Path, module: ctypes.CDLL) -> tuple[str, str]:
     """Of a file of `measure` the GPU's entry in the header, and what the fit gained."""
     results = json.loads(path.read_text())
     rows, device = results["products"], list(results["device"].values())
-    fit = Fit(Planner(module, [problem_of(row, device) for row in rows]), rows)
+    planner = Planner(module, [problem_of(row, device) for row in rows])
+    fit = Fit(planner, results["plans"], rows)
     before = fit.regrets()
     fit.run()
     families: dict[str, list[tuple[float, float]]] = {}

@@ -48,11 +48,12 @@ GemmPlan plan_of(const Problem& problem, const GemmArgs<T, T>& args, const GemmC
   return plan_gemm(args, facts_of(problem), costs, [](GemmKernel, const char*) {});
 }
 
-constexpr int64_t kTiles = 8, kLibraryCalls = 8, kSplits = 1024;
+constexpr int64_t kTiles = 8, kLibraryCalls = 8;
 
 }  // namespace
 
-// Of each problem a number for its plan, which `describe` puts into words, and the workspace.
+// Of each problem a number for its plan, which `describe` puts into words, and the workspace. In
+// how many pieces of k a sum is cut follows from the tile, whatever the costs.
 extern "C" void plans(const Problem* problems, int64_t count, const double* numbers, int64_t* codes,
                       int64_t* workspaces) {
   const GemmCosts costs = costs_from(numbers);
@@ -61,17 +62,16 @@ extern "C" void plans(const Problem* problems, int64_t count, const double* numb
         with_args(problems[i], [&](const auto& args) { return plan_of(problems[i], args, costs); });
     const int64_t call = static_cast<int64_t>(plan.kernel) * kLibraryCalls +
                          (plan.kernel == GemmKernel::kLibrary ? static_cast<int>(plan.library) : 0);
-    codes[i] = (call * kTiles + plan.tile) * kSplits + plan.splits;
+    codes[i] = call * kTiles + plan.tile;
     workspaces[i] = plan.workspace;
   }
 }
 
 extern "C" void describe(int64_t code, char* text, int64_t size) {
-  const int64_t call = code / kSplits / kTiles;
+  const int64_t call = code / kTiles;
   const GemmPlan plan{.kernel = static_cast<GemmKernel>(call / kLibraryCalls),
                       .library = static_cast<LibraryCall>(call % kLibraryCalls),
-                      .tile = static_cast<int>(code / kSplits % kTiles),
-                      .splits = static_cast<int>(code % kSplits)};
+                      .tile = static_cast<int>(code % kTiles)};
   const std::string words = show(plan);
   const auto kept = std::min<size_t>(words.size(), size - 1);
   std::memcpy(text, words.data(), kept);
@@ -88,9 +88,9 @@ extern "C" int ask_device(Problem* problem) {
   return status;
 }
 
-// operands: a, b, bias, residual, packed b, out.
+// operands: a, b, bias, residual, packed b, out, workspace.
 extern "C" int multiply(const Problem* problem, const double* numbers, void* const* operands,
-                        void* workspace, cudaStream_t stream) {
+                        cudaStream_t stream) {
   return with_args(*problem, [&]<typename T>(GemmArgs<T, T> args) {
     args.a = static_cast<const T*>(operands[0]);
     args.b = static_cast<const T*>(operands[1]);
@@ -98,7 +98,7 @@ extern "C" int multiply(const Problem* problem, const double* numbers, void* con
     args.residual = static_cast<const T*>(operands[3]);
     args.packed_b = operands[4];
     args.out = static_cast<T*>(operands[5]);
-    return gemm(args, plan_of(*problem, args, costs_from(numbers)), workspace, stream);
+    return gemm(args, plan_of(*problem, args, costs_from(numbers)), operands[6], stream);
   });
 }
 

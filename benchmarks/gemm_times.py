@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from bench import GEMM_SIZES, sweep_sizes
-from gemm_costs import ROOT, START, Numbers, Planner, Problem, Row, flat, load, problem_of
-from measure import environment, gpu_times
+from gemm_costs import DEFAULT, ROOT, START, Numbers, Planner, Problem, Row, flat, load, problem_of
+from measure import Run, environment, gpu_times
 
 ALWAYS, NEVER = 0, 1 << 40  # of a lower limit
 
@@ -83,52 +83,52 @@ def sizes(low: int, high: int) -> Row:
 # multiply-adds, and what they are. A tuple is a range of sizes, even in their logarithms, and what
 # these are multiples of; of a list one is picked.
 FAMILIES: list[tuple[str, int, float, float, Row]] = [
-    ("float32", 110, 1e6, 2e10, sizes(48, 6000) | LAYOUT | BATCHES),
+    ("float32", 200, 1e6, 2e10, sizes(48, 6000) | LAYOUT | BATCHES),
     (
         "float32, few rows",
-        *(110, 1e6, 4e9),
+        *(220, 1e6, 4e9),
         {"m": (2, 64), "n": (32, 16384, 4), "k": (512, 32768, 4), "b_transposed": [0, 1]},
     ),
     (
         "float32, packed",
-        *(50, 1e6, 4e10),
+        *(110, 1e6, 4e10),
         LINEAR | {"packed": 1, "m": (2, 512), "n": (512, 8192, 8), "k": (512, 8192, 8)},
     ),
-    ("float32 high", 60, 1e9, 2e10, sizes(512, 8192) | LAYOUT | {"high": 1}),
+    ("float32 high", 80, 1e9, 2e10, sizes(512, 8192) | LAYOUT | {"high": 1}),
     (
         "float32 high beside TF32",
-        *(60, 1e9, 1.5e11),
+        *(100, 1e9, 1.5e11),
         sizes(512, 8192) | LAYOUT | {"high": 1, "library_tf32": 1},
     ),
     (
         "float32 beside TF32",
-        *(40, 1e4, 1e9),
+        *(80, 1e4, 1e9),
         LAYOUT | {"m": (4, 512), "n": (4, 512), "k": (96, 4096), "library_tf32": 1},
     ),
     *(
-        (f"small {dtype}", 40, 1e4, 1.6e7, sizes(2, 1024) | LAYOUT | BATCHES | {"dtype": dtype})
+        (f"small {dtype}", 80, 1e4, 1.6e7, sizes(2, 1024) | LAYOUT | BATCHES | {"dtype": dtype})
         for dtype in ("float64", "float32", "float16", "bfloat16")
     ),
     *(
-        (f"small layers {dtype}", 30, 1e4, 1.6e7, sizes(2, 1024) | EPILOGUE | {"dtype": dtype})
+        (f"small layers {dtype}", 60, 1e4, 1.6e7, sizes(2, 1024) | EPILOGUE | {"dtype": dtype})
         for dtype in ("float32", "bfloat16")
     ),
-    ("16 bits, odd", 140, 1e6, 1e11, sizes(32, 4096) | LAYOUT | BATCHES | HALF),
+    ("16 bits, odd", 260, 1e6, 1e11, sizes(32, 4096) | LAYOUT | BATCHES | HALF),
     (
         "16 bits, layers",
-        *(80, 1e6, 4e9),
+        *(140, 1e6, 4e9),
         EPILOGUE | HALF | {"m": (16, 2048), "n": (64, 2048, 8), "k": (64, 2048, 8)},
     ),
     (
         "16 bits, large layers",
-        *(80, 1e9, 2e11),
+        *(120, 1e9, 2e11),
         EPILOGUE | HALF | {"m": (512, 16384), "n": (512, 16384, 64), "k": (512, 8192, 64)},
     ),
 ]
 
 
 def products() -> Iterator[Row]:
-    """Those of bench.py and some of each family, without fields that are 0."""
+    """Those of bench.py and some of each family, without fields that are DEFAULT."""
     pick = random.Random(0)
 
     def drawn(field: Any) -> Any:
@@ -142,14 +142,16 @@ def products() -> Iterator[Row]:
 
     for dtype in ("float32", "bfloat16"):
         for m, n, k in (*GEMM_SIZES, *sweep_sizes()):
-            if m * n * k <= 3e10:
-                yield {"family": f"bench {dtype}", "dtype": dtype, "m": m, "n": n, "k": k}
+            if 1e5 <= m * n * k <= 3e10:
+                yield {"family": f"bench {dtype}", "m": m, "n": n, "k": k} | (
+                    {} if dtype == DEFAULT["dtype"] else {"dtype": dtype}
+                )
     for family, count, least, most, fields in FAMILIES:
         found = 0
         while found < count:
             row = {name: drawn(field) for name, field in fields.items()}
             if least <= work(row) <= most:
-                yield {"family": family, **{name: value for name, value in row.items() if value}}
+                yield {"family": family, **{n: x for n, x in row.items() if x != DEFAULT.get(n, 0)}}
                 found += 1
 
 
@@ -179,7 +181,7 @@ def runs_of(
     a = matrix(problem.m, problem.k, problem.a_transposed)
     b = matrix(problem.k, problem.n, problem.b_transposed)
     out, residual = matrix(problem.m, problem.n, 0), matrix(problem.m, problem.n, 0)
-    bias, workspace = torch.randn(problem.n, device="cuda", dtype=dtype), buffer(bytes_)
+    bias = torch.randn(problem.n, device="cuda", dtype=dtype)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     packed = None
     if problem.packed:
@@ -194,6 +196,7 @@ def runs_of(
         residual if problem.residual else None,
         packed,
         out,
+        buffer(bytes_),
     ]
     operands = (ctypes.c_void_p * len(given))(*(None if x is None else x.data_ptr() for x in given))
 
@@ -222,8 +225,7 @@ def runs_of(
 
     def planned(numbers: Numbers) -> Callable[[], None]:
         costs = (ctypes.c_double * len(numbers))(*numbers.values())
-        at = ctypes.c_void_p(workspace.data_ptr())
-        return lambda: check(module.multiply(ctypes.byref(problem), costs, operands, at, stream))
+        return lambda: check(module.multiply(ctypes.byref(problem), costs, operands, stream))
 
     return {
         words: (lambda words=words: library(words))
@@ -231,6 +233,21 @@ def runs_of(
         else planned(numbers)
         for words, numbers in plans.items()
     }
+
+
+def timed(runs: dict[str, Run]) -> dict[str, tuple[float, float]]:
+    """Microseconds of each alone, behind other work, and as one of a few in a row."""
+    alone = gpu_times(runs, repeats=5)
+    calls = {words: max(1, min(5, int(200 / us))) for words, us in alone.items()}
+    graphs = {}
+    for words, run in runs.items():
+        graphs[words] = torch.cuda.CUDAGraph()
+        graphs[words].capture_begin()
+        for _ in range(calls[words]):
+            run()
+        graphs[words].capture_end()
+    row = gpu_times({words: graph.replay for words, graph in graphs.items()}, repeats=5)
+    return {words: (us, row[words] / calls[words]) for words, us in alone.items()}
 
 
 def measure(results: Path) -> None:
@@ -253,28 +270,23 @@ def measure(results: Path) -> None:
                 plans[i].setdefault(words, numbers)
             bytes_[i] = max(bytes_[i], size)
     print(f"{len(rows)} products, {sum(map(len, plans))} plans")
+    names = sorted({words for found in plans for words in found})
     try:
-        for i, row in enumerate(rows):
-            torch.backends.cuda.matmul.allow_tf32 = bool(row.get("library_tf32"))
-            runs = runs_of(row, planner.problems[i], module, plans[i], bytes_[i])
-            alone = gpu_times(runs, repeats=5)
-            calls = {words: max(1, min(5, int(200 / us))) for words, us in alone.items()}
-            series = {
-                words: lambda run=run, count=calls[words]: [run() for _ in range(count)]
-                for words, run in runs.items()
-            }
-            together = gpu_times(series, repeats=5)
-            row["us"] = {
-                words: [round(us, 2), round(together[words] / calls[words], 2)]
-                for words, us in sorted(alone.items())
-            }
+        with torch.cuda.stream(torch.cuda.Stream()):  # the default one cannot be captured
+            for i, row in enumerate(rows):
+                torch.backends.cuda.matmul.allow_tf32 = bool(row.get("library_tf32"))
+                runs = runs_of(row, planner.problems[i], module, plans[i], bytes_[i])
+                times = [(names.index(words), *us) for words, us in timed(runs).items()]
+                row["us"] = [
+                    [plan, *(float(f"{t:.3g}") for t in us)] for plan, *us in sorted(times)
+                ]
     except KeyboardInterrupt:
         pass
-    done = [row for row in rows if "us" in row]
-    done.sort(key=json.dumps)
-    name = environment()["gpu"].lower().replace(" ", "-")
-    head = json.dumps({"environment": environment(), "device": facts}, indent=1)
+    done = sorted((row for row in rows if "us" in row), key=json.dumps)
+    record = environment()
+    path = results / f"{record['gpu'].lower().replace(' ', '-')}.json"
+    head = json.dumps({"environment": record, "device": facts, "plans": names}, indent=1)
     lines = ",\n  ".join(json.dumps(row) for row in done)
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{name}.json").write_text(f'{head[:-2]},\n "products": [\n  {lines}\n ]\n}}\n')
-    print(f"timed {len(done)} into {results / name}.json")
+    path.write_text(f'{head[:-2]},\n "products": [\n  {lines}\n ]\n}}\n')
+    print(f"{path}: {len(done)} products")
