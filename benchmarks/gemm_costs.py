@@ -71,7 +71,7 @@ START: dict[str, Any] = {  # GemmCosts, as the first fits by hand left it
         "max_work_2_bytes": 1 << 21,
         "long_k": 256,
         "max_work_of_long_k": 1 << 20,
-        "tile_min_side": 16,
+        "tile_min_work": 1 << 22,
     },
 }
 

@@ -32,7 +32,7 @@ def candidates() -> Iterator[Numbers]:
         "half_sm90.epilogue_max_outputs": NEVER,
         "half_sm90.epilogue_min_side": NEVER,
         "small.max_outputs": 0,
-        "small.tile_min_side": NEVER,
+        "small.tile_min_work": NEVER,
     }
     yield library
     yield library | {
@@ -50,7 +50,7 @@ def candidates() -> Iterator[Numbers]:
     free = ["min_side", "min_k", "launches", "second_pass", "element", "strided_element"]
     free += ["tf32_launches", "tf32_element", "reduce", "reduce_element"]
     three = library | {f"fp32_sm90.{name}": ALWAYS for name in free}
-    three |= {"small.tile_min_side": ALWAYS, "fp32_sm90.single_min_work": 1e30}
+    three |= {"small.tile_min_work": ALWAYS, "fp32_sm90.single_min_work": 1e30}
     for tile in (None, *tiles):
         yield three | {name: chosen if name == tile else left for name in tiles}
     for slowdown in (chosen, left):

@@ -48,7 +48,7 @@ struct GemmCosts {
     int64_t max_outputs, many_outputs, max_work_of_many;
     int64_t max_work_8_bytes, max_work_4_bytes, max_work_2_bytes;  // by the size of an element
     int64_t long_k, max_work_of_long_k;                            // 16 bits in whole vectors
-    int64_t tile_min_side;  // of m and n: from here on tiles serve better, where one has to serve
+    int64_t tile_min_work;  // from here on tiles serve better, where one has to serve
   } small;
 };
 

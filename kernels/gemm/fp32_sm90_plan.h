@@ -16,6 +16,8 @@ namespace my_ops::cuda::fp32_sm90 {
 
 using Args = GemmArgs<float, float>;
 
+inline constexpr int64_t kMinK = 96;  // from here on as accurate as a chain of float FMAs
+
 // Of ProductSmem, the largest block's; clusters are of up to two blocks.
 inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 211 * 1024, .cluster = 2};
 
@@ -143,6 +145,7 @@ inline const char* refusal(const Args& args, const DeviceFacts& device,
                            const GemmCosts::Fp32Sm90& costs) {
   if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
   if (!fits(args)) return "sizes or the layout of the output are beyond what it can index";
+  if (args.k < kMinK) return "k is too short for its accuracy";
   if (args.library_too_inaccurate()) return nullptr;
   if (args.library_has_fast_tf32()) {
     return pays_beside_tf32(args, costs) ? nullptr : "the library's TF32 is as fast";

@@ -38,10 +38,10 @@ bool is_small(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
 // Whether tiles of the output serve better than gemm_small, which knows no k from 2^31 on.
 template <typename T, typename Out>
 bool fills_tiles(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
-  constexpr int64_t kMinK = 96;  // of shorter sums tiles are not as accurate
+  constexpr int64_t kMinSide = 16;  // tiles that are as good as empty
   if (args.k > INT_MAX) return true;
-  return args.m >= costs.tile_min_side && args.n >= costs.tile_min_side && args.k >= kMinK &&
-         !is_small(args, costs);
+  return args.m >= kMinSide && args.n >= kMinSide && !is_small(args, costs) &&
+         args.batch * args.m * args.n >= costs.tile_min_work / (args.k + 1);
 }
 
 }  // namespace my_ops::cuda
