@@ -16,7 +16,7 @@ KIB, MIB = 1024, 1024**2
 
 
 class Gpu(NamedTuple):
-    """Its numbers, from the CUDA programming guide and, of the L2 cache, its vendor's white paper."""
+    """Its numbers, from the CUDA programming guide; of the L2 cache, from its white paper."""
 
     major: int
     minor: int

@@ -17,8 +17,8 @@ def normal(m, n):
     return torch.randn(m, n, device="cuda")
 
 
-FEW_ROWS = [(2, 4096, 512), (5, 1027, 4096), (16, 4096, 4096), (16, 16384, 256)]  # m, k, n
-SMALL_OUTPUTS = [(17, 4096, 96), (32, 5000, 1024), (64, 65536, 64), (50, 4099, 1000)]
+FEW_ROWS = [(2, 4096, 512), (5, 2563, 4096), (16, 4096, 4096), (16, 16384, 256)]  # m, k, n
+SMALL_OUTPUTS = [(17, 16384, 96), (32, 20000, 1024), (64, 65536, 64), (50, 16387, 100)]
 
 
 @pytest.mark.parametrize("powers", [(-115, 0), (-70, -70), (55, 55), (-130, 60)])
@@ -60,7 +60,7 @@ def test_gemm_float32_few_rows_layouts(size, a_transposed, b_transposed, cuda):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("size", [(16, 4096, 512), (48, 4096, 96)])
+@pytest.mark.parametrize("size", [(16, 4096, 512), (48, 16384, 96)])
 def test_linear_float32_few_rows(size, activation, cuda):
     m, k, n = size
     x, weight, bias, residual = normal(m, k), normal(n, k) / 64, normal(1, n)[0], normal(m, n)
@@ -212,6 +212,8 @@ HALF_SIZES = [  # m, k, n
     (1000, 1003, 1001),
     (515, 2051, 1530),
     (2801, 643, 3071),
+    (300, 40, 257),
+    (70, 71, 3000),
 ]
 
 
@@ -239,14 +241,14 @@ HALF_LINEAR = [  # m, k, n
     (601, 651, 777),
     (600, 320, 512),
     (333, 328, 1000),
-    (16, 1024, 4096),
-    (4099, 520, 16),
+    (16, 512, 4096),
+    (4099, 504, 16),
     (1010, 8, 808),
     (2800, 2048, 3064),
     (2800, 643, 3064),
     (2801, 643, 3071),
 ]
-BEHIND_CUBLAS = [(600, 1032, 512), (1111, 328, 1000), (127, 333, 520), (601, 99, 777)]
+BEHIND_CUBLAS = [(600, 1032, 512), (1111, 328, 1000), (127, 333, 520), (601, 59, 777)]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

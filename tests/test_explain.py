@@ -33,7 +33,7 @@ GOLDEN = [  # what is asked, and the last line of the answer, which is the plan
      "library: its product with bias and gelu_tanh in the epilogue"),
     ("linear 8192 4096 512 --dtype float16 --activation gelu --bias",
      "library: its product with the bias, then one kernel for the rest"),
-    ("linear 20 4095 4096 --dtype float16", "library: its product in float32, then one kernel for "
+    ("linear 4 4095 4096 --dtype float16", "library: its product in float32, then one kernel for "
      "the rest"),
 ]  # fmt: skip
 

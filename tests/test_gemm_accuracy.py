@@ -326,7 +326,7 @@ def test_highest_of_other_operands_while_cublas_uses_tf32(strict_cublas):
 
 # One fp16 product, three of them where cuBLAS has more than TF32, and cuBLAS's TF32.
 HIGH_SIZES = [(2048, 2048, 2048), (2000, 3001, 1003), (4096, 1024, 4096), (700, 1200, 800)]
-HIGH_SIZES += [(100, 300, 200), (1000, 16384, 1024)]
+HIGH_SIZES += [(100, 300, 200), (1000, 16384, 1024), (1024, 1100, 1024), (1003, 2500, 601)]
 HIGH_SHARE = 1.001  # both round to 11 bits: what is left is chance
 
 
