@@ -21,11 +21,11 @@ Row = dict[
 START: dict[str, Any] = {  # GemmCosts, as the first fits by hand left it
     "fp32_skinny": {
         "few_min_columns": 256,
-        "few_min_k": 1024,
+        "few_min_input": 8192,
         "few_min_weight": 1 << 21,
         "min_k": 4096,
         "max_columns": 8192,
-        "max_columns_n_fast": 128,
+        "max_columns_many": 128,
     },
     "fp32_sm90": {
         "min_side": 96,

@@ -43,7 +43,7 @@ for step in $steps; do
       small+=' or test_linear_half_epilogues and bfloat16 and silu and (320 or 808)'
       small+=' or test_linear_half_finishers and bfloat16'
       small+=' or test_linear_float32_epilogues and silu and 643'
-      small+=' or test_gemm_float32_few_rows_layouts and False-False and (2563 or 16387)'
+      small+=' or test_gemm_float32_few_rows_layouts and False-False and (2563 or 4099)'
       small+=' or test_linear_of_small_outputs_of_a_wide_range and 300 and NN'
       small+=' or test_gemm_small_layouts and contiguous-transposed and (161 or 13)'
       small+=' or test_gemm_fp32_sm80 and normal-257'

@@ -11,9 +11,8 @@ namespace my_ops::cuda {
 // Sizes are in elements, work in multiply-adds.
 struct GemmCosts {
   struct Fp32Skinny {
-    int64_t few_min_columns, few_min_k, few_min_weight;  // few rows: n, k, n * k
-    int64_t min_k, max_columns;                          // more rows: k, n
-    int64_t max_columns_n_fast;  // of n, where more than 32 rows meet a b with contiguous n
+    int64_t few_min_columns, few_min_input, few_min_weight;  // few rows: n, m * k, n * k
+    int64_t min_k, max_columns, max_columns_many;            // more rows: k, n to 32 rows, n beyond
   } fp32_skinny;
 
   struct Fp32Sm90 {

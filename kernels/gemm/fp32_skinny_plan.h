@@ -37,14 +37,11 @@ inline bool whole_vectors_b(const Args& args) {
 // Shapes at which the measured times beat a library's float GEMM and the split one.
 inline bool pays(const Args& args, const GemmCosts::Fp32Skinny& costs) {
   if (args.m <= kFewRows.m) {
-    return args.n >= costs.few_min_columns && args.n < (1 << 24) && args.k >= costs.few_min_k &&
-           args.n * args.k >= costs.few_min_weight;
+    return args.n >= costs.few_min_columns && args.n < (1 << 24) &&
+           args.m * args.k >= costs.few_min_input && args.n * args.k >= costs.few_min_weight;
   }
   if (args.packed_b || args.n < kSmallOutput.m || args.k < costs.min_k) return false;
-  // With more rows, and b the other way round, the library is as fast but for the smallest outputs.
-  const bool k_fast = args.b_row == 1;
-  const bool any = args.m <= kSmallOutput.m || k_fast;
-  return args.n <= (any ? costs.max_columns : costs.max_columns_n_fast);
+  return args.n <= (args.m <= kSmallOutput.m ? costs.max_columns : costs.max_columns_many);
 }
 
 // Plans the product, if this kernel takes it; else says why another one does.
