@@ -59,7 +59,6 @@ START: dict[str, Any] = {  # GemmCosts, as the first fits by hand left it
         "copied": {"min_size": 128, "min_tiles": 32, "max_k_per_tile": 64},
         "in_place": {"min_size": 64, "min_tiles": 16, "max_k_per_tile": 128},
         "epilogue_min_side": 16,
-        "epilogue_max_k": 1024,
         "epilogue_max_outputs": 1 << 20,
     },
     "small": {

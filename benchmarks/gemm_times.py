@@ -8,6 +8,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,10 @@ def candidates() -> Iterator[Numbers]:
         for odd in ("copied", "in_place")
         for name in START["half_sm90"][odd]
     }
-    half |= {"half_sm90.epilogue_min_side": ALWAYS, "half_sm90.epilogue_max_k": NEVER}
-    for tile in tiles:
+    half |= {"half_sm90.epilogue_min_side": ALWAYS, "half_sm90.finishers_min_share": ALWAYS}
+    half |= {f"half_sm90.finishers_min_k{slow}": ALWAYS for slow in ("", "_slow")}
+    for most, tile in product((ALWAYS, NEVER), tiles):
+        half["half_sm90.epilogue_max_outputs"] = most
         yield half | {name: chosen if name == tile else left for name in tiles}
 
 

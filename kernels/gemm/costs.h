@@ -40,7 +40,7 @@ struct GemmCosts {
     struct Odd {
       int64_t min_size, min_tiles, max_k_per_tile;
     } copied, in_place;
-    int64_t epilogue_min_side, epilogue_max_k, epilogue_max_outputs;  // small layers
+    int64_t epilogue_min_side, epilogue_max_outputs;  // small layers
   } half_sm90;
 
   struct Small {

@@ -225,8 +225,8 @@ const char* loses(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
     return defers_well(args, sm_count, tile, costs) ? nullptr
                                                     : "its finishers would hold up the products";
   }
-  const bool small =
-      std::min(args.m, args.n) >= costs.epilogue_min_side && args.k <= costs.epilogue_max_k;
+  constexpr int64_t kMaxK = 1024;  // beyond, the tiles gain more than a launch costs the host too
+  const bool small = std::min(args.m, args.n) >= costs.epilogue_min_side && args.k <= kMaxK;
   return small ? nullptr : "the library's tiles gain more than a second launch costs";
 }
 
