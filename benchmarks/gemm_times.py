@@ -18,7 +18,7 @@ from bench import GEMM_SIZES, sweep_sizes
 from gemm_costs import DEFAULT, ROOT, START, Numbers, Planner, Problem, Row, flat, load, problem_of
 from measure import Run, environment, gpu_times
 
-ALWAYS, NEVER = 0, 1 << 40  # of a lower limit
+ALWAYS, NEVER = 0, 1 << 40  # of a lower limit; of an upper one the other way round
 
 
 def candidates() -> Iterator[Numbers]:
