@@ -24,6 +24,10 @@ GOLDEN = [  # what is asked, and the last line of the answer, which is the plan
     ("gemm 4096 4096 4096 --dtype float64", "library: its product"),
     ("gemm 4096 4096 4096 --dtype bfloat16", "library: its product"),
     ("gemm 4097 4097 4097 --dtype bfloat16", "half_sm90, tile 128 x 192, 64.1 MiB of workspace"),
+    # Each of the two by its own costs.
+    ("gemm 512 447 333 --dtype float16", "library: its product"),
+    ("gemm 512 447 333 --dtype float16 --gpu h100", "half_sm90, tile 128 x 64, 0.6 MiB of "
+     "workspace"),
     ("gemm 16 4096 4096", "fp32_skinny, k in 8 pieces, 2.0 MiB of workspace"),
     ("gemm 13 17 19", "small"),
     ("gemm 0 17 19", "none, the output is empty"),

@@ -51,7 +51,7 @@ struct GemmCosts {
   } small;
 };
 
-// Those of a GPU, by what tells it from others of the kernels measured.
+// Those of a GPU that was measured, and the facts that it is known by.
 struct GpuCosts {
   int major, minor;  // compute capability
   int l2_bytes;
