@@ -26,7 +26,7 @@ constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
 template <typename T, typename Out>
 constexpr bool kIsHalf = std::is_same_v<T, Out> && sizeof(T) == 2;
 
-// Those of the first GPU serve every GPU that has none of its own.
+// The costs of a GPU; those of the first serve every GPU that has none of its own.
 constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
   for (const GpuCosts& gpu : kFittedCosts) {
     if (device.is(gpu.major, gpu.minor) && device.l2_bytes == gpu.l2_bytes) return gpu.costs;
