@@ -25,6 +25,9 @@ FIRST = "nvidia-h200"  # whose costs serve GPUs without their own
 FACTORS = [0.95, 1.05, 0.9, 1.1, 0.8, 1.25, 0.7, 1.4, 0.5, 2, 0.25, 4]  # the nearest first
 NOISE = 0.02  # of the logarithm of a time
 LEAST_SIGMAS = 1  # of a gain, beside its spread among the products that change
+# Below this one product in place of three may have more error than cuBLAS with TF32
+# (tests/test_gemm_accuracy.py, test_high_of_random_shapes).
+KEPT = ("fp32_sm90.single_min_work",)
 GUARDED, MOST = "bench", 0.01  # families of products none of which may take so much longer
 
 
@@ -87,7 +90,8 @@ class Fit:
         return best > 0
 
     def run(self) -> None:
-        while any([self.improve(name) for name in self.numbers]):
+        names = [name for name in self.numbers if name not in KEPT]
+        while any([self.improve(name) for name in names]):
             pass
 
 
