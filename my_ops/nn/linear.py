@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
+from my_ops.ops.gemm import is_torchs_linear, torchs_linear
 from my_ops.reference import ACTIVATIONS, activate
 
 _PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
@@ -42,6 +43,10 @@ class Linear(nn.Linear):
             return torch.ops.my_ops.linear(input, self.weight, self.bias)
         else:
             weight, bias = self.weight, self.bias
+            if is_torchs_linear(input, weight):
+                output = torchs_linear(input, weight, bias)
+                if output is not None:
+                    return output
             call = linear if _is_plain(input) and _is_plain(weight) else F.linear
             return call(input, weight, bias)
 
