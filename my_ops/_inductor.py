@@ -39,16 +39,19 @@ def _custom_add(a: Tensor, b: Tensor) -> Tensor:
     return (_wide(a.to(dtype)) + _wide(b.to(dtype)) + 1).to(dtype)
 
 
+def _wide_d_sigmoid(wide: Tensor) -> Tensor:
+    e = torch.exp(-wide.abs())
+    return e / ((1 + e) * (1 + e))
+
+
 def _d_sigmoid(z: Tensor) -> Tensor:
-    e = torch.exp(-_wide(z).abs())
-    return (e / ((1 + e) * (1 + e))).to(z.dtype)
+    return _wide_d_sigmoid(_wide(z)).to(z.dtype)
 
 
 def _d_sigmoid_backward(grad: Tensor, z: Tensor) -> Tensor:
     wide = _wide(z)
-    e, m = torch.exp(-wide.abs()), torch.expm1(-wide.abs())
-    slope = e / ((1 + e) * (1 + e)) * (m / (1 + e))
-    return (_wide(grad) * torch.where(wide < 0, -slope, slope)).to(z.dtype)
+    # Not by expm1, of which Inductor makes exp(x) - 1 on the CPU. 1 - 2s = -tanh(z / 2).
+    return (_wide(grad) * (_wide_d_sigmoid(wide) * -torch.tanh(wide / 2))).to(z.dtype)
 
 
 def _round_ste(x: Tensor) -> Tensor:

@@ -160,6 +160,19 @@ def test_inductor_in_use_before_my_ops_is_imported():
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(**NO_INDUCTOR)
+def test_compiled_d_sigmoid_is_as_accurate(device, compiled):
+    z = values(torch.float32, 1 << 12, device)
+    z64 = z.cpu().double()
+    slope = torch.sigmoid(z64) * torch.sigmoid(-z64)
+    (got, got_slope), calls = compiled(
+        lambda z: (torch.ops.my_ops.d_sigmoid_backward(z, z), my_ops.d_sigmoid(z)), z
+    )
+    assert ulps(got.cpu(), z64 * slope * -torch.tanh(z64 / 2)) <= D_SIGMOID_GRAD_ULP
+    assert ulps(got_slope.cpu(), slope) <= D_SIGMOID_ULP
+    assert calls == [0, 0, 1]
+
+
 # ------------------------------------------------------ the expressions of ATen, not compiled
 
 
