@@ -1,8 +1,8 @@
 """What Inductor compiles in the place of our ops.
 
 Elementwise ops become expressions of ATen, which it fuses with what stands around them; products
-that a library forms become ATen's, which it plans and calls without Python. A function returns
-NotImplemented where the op's own kernel is faster: then that is called.
+that a library forms become ATen's, which it plans and calls without Python. Of the others it calls
+our kernels: their functions return NotImplemented.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from my_ops import reference
-from my_ops._private import inductor_tables
+from my_ops._private import declinable, inductor_tables
 from my_ops.ops._common import ops
 from my_ops.ops._strides import known
 from my_ops.ops.gemm import HALF, as_rows, in_whole_vectors
@@ -23,20 +23,19 @@ from my_ops.ops.gemm import HALF, as_rows, in_whole_vectors
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # ATen has no arithmetic of these
 
 
-def _wide(t: Tensor) -> Tensor:
-    """In the type that our kernels compute in."""
-    return t.float() if t.dtype in HALF else t
-
-
 def _add_one(x: Tensor) -> Tensor:
-    return NotImplemented if x.dtype in _UNSIGNED else x + 1
+    return (x.to(torch.int64) + 1).to(x.dtype) if x.dtype in _UNSIGNED else x + 1
 
 
 def _custom_add(a: Tensor, b: Tensor) -> Tensor:
-    dtype = torch.result_type(a, b)
-    if dtype in _UNSIGNED:
-        return NotImplemented
-    return (_wide(a.to(dtype)) + _wide(b.to(dtype)) + 1).to(dtype)
+    if a.dtype in _UNSIGNED:
+        return (a.to(torch.int64) + b.to(torch.int64) + 1).to(a.dtype)
+    return a + b + 1  # of 16 bits in float32, rounded once, as Inductor adds
+
+
+def _wide(t: Tensor) -> Tensor:
+    """In the type that our kernels compute in."""
+    return t.float() if t.dtype in HALF else t
 
 
 def _wide_d_sigmoid(wide: Tensor) -> Tensor:
@@ -73,7 +72,7 @@ def _is_librarys(a: Tensor, n: int, k: int) -> bool:
 
 
 def _gemm(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    if not _is_librarys(a, b.shape[-1], a.shape[-1]):
+    if not _is_librarys(a, b.shape[-1], a.shape[-1]) and declinable("my_ops::gemm"):
         return NotImplemented
     if b.dim() == 2:
         return torch.matmul(a, b)
@@ -91,8 +90,8 @@ def _linear(
     packed: Tensor | None = None,
 ) -> Tensor:
     n, k = weight.shape
-    fused = activation != "none" or residual is not None  # by our kernels on CUDA
-    if not _is_librarys(x, n, k) or (fused and x.device.type != "cpu"):
+    fused = (activation != "none" or residual is not None) and x.device.type != "cpu"
+    if (fused or not _is_librarys(x, n, k)) and declinable("my_ops::linear"):
         return NotImplemented
     y = F.linear(as_rows(x)[0], weight, bias).reshape(*x.shape[:-1], n)
     y = reference.activate(y, activation)

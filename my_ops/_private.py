@@ -150,3 +150,12 @@ def inductor_tables() -> list[dict[Any, Any]]:
     table = _torch("torch._inductor.decomposition", "decompositions", {})
     chosen = _torch("torch._inductor.decomposition", "select_decomp_table", dict)
     return [table, chosen()]
+
+
+def declinable(op: str) -> bool:
+    """Has Inductor call an op whose decomposition has declined, which it takes for a mistake
+    otherwise. Whether it does; asked while it traces, as its lowerings take long to import."""
+    calls = _torch("torch._inductor.lowering", "FALLBACK_ALLOW_LIST", None)
+    if calls is not None:
+        calls.add(op)
+    return calls is not None
