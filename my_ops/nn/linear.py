@@ -34,8 +34,9 @@ class Linear(nn.Linear):
     dict, and for tools that look for one, to read, replace or wrap it. (Those that ask for the
     exact type, such as ``quantize_dynamic``, take it after ``layer.__class__ = torch.nn.Linear``.)
     Weights and inputs of tensor subclasses, such as quantized or nested ones, go to
-    ``torch.nn.functional.linear``, but for ``DTensor``. In TorchScript float32 has its full
-    precision, but for products that go to cuBLAS where torch lets that use TF32.
+    ``torch.nn.functional.linear``, but for ``DTensor``; so do 16-bit ones that gain nothing by the
+    op. In TorchScript float32 has its full precision, but for products that go to cuBLAS where
+    torch lets that use TF32.
     """
 
     def forward(self, input: Tensor) -> Tensor:
