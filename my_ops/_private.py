@@ -142,3 +142,20 @@ def _no_table(op: str) -> str:
 
 # The kernels of an op, as text; without it the op is taken to have no other package's.
 dispatch_table: Any = _torch("torch._C", "_dispatch_dump", _no_table)
+
+
+def inductor_tables() -> list[dict[Any, Any]]:
+    """What Inductor traces in the place of an op: of two tables, one of them a copy made at its
+    first use, it reads either. Without them our ops are opaque to it."""
+    table = _torch("torch._inductor.decomposition", "decompositions", {})
+    chosen = _torch("torch._inductor.decomposition", "select_decomp_table", dict)
+    return [table, chosen()]
+
+
+def declinable(op: str) -> bool:
+    """Has Inductor call an op whose decomposition has declined, which it takes for a mistake
+    otherwise. Whether it does; asked while it traces, as its lowerings take long to import."""
+    calls = _torch("torch._inductor.lowering", "FALLBACK_ALLOW_LIST", None)
+    if calls is not None:
+        calls.add(op)
+    return calls is not None

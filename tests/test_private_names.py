@@ -93,9 +93,10 @@ def test_private_names_stand_in_one_place():
 
 
 SCRIPT = """
-    import sys, warnings
-    import torch, torch._functorch.utils, torch.utils.flop_counter
+    import importlib, sys, warnings
+    import torch
     module, name, *lost = sys.argv[1:]
+    importlib.import_module(module)
     value = getattr(sys.modules[module], name)
     delattr(sys.modules[module], name)
     with warnings.catch_warnings(record=True) as caught:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
+from my_ops.ops.gemm import is_torchs_linear, torchs_linear
 from my_ops.reference import ACTIVATIONS, activate
 
 _PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
@@ -33,8 +34,9 @@ class Linear(nn.Linear):
     dict, and for tools that look for one, to read, replace or wrap it. (Those that ask for the
     exact type, such as ``quantize_dynamic``, take it after ``layer.__class__ = torch.nn.Linear``.)
     Weights and inputs of tensor subclasses, such as quantized or nested ones, go to
-    ``torch.nn.functional.linear``, but for ``DTensor``. In TorchScript float32 has its full
-    precision, but for products that go to cuBLAS where torch lets that use TF32.
+    ``torch.nn.functional.linear``, but for ``DTensor``; so do 16-bit ones that gain nothing by the
+    op. In TorchScript float32 has its full precision, but for products that go to cuBLAS where
+    torch lets that use TF32.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -42,6 +44,10 @@ class Linear(nn.Linear):
             return torch.ops.my_ops.linear(input, self.weight, self.bias)
         else:
             weight, bias = self.weight, self.bias
+            if is_torchs_linear(input, weight):
+                output = torchs_linear(input, weight, bias)
+                if output is not None:
+                    return output
             call = linear if _is_plain(input) and _is_plain(weight) else F.linear
             return call(input, weight, bias)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +13,6 @@ from torch import Tensor
 from my_ops import _library as _library  # loads the compiled module before ops is read
 
 ops: Any = torch.ops.my_ops
-fake = torch.library.register_fake
 
 # Ops of one tensor, each element by itself, and their gradients, ops of (grad, tensor): the rules
 # of vmap and of sharding are the same for all.
@@ -22,6 +24,23 @@ UNARY = [
 UNARY_BACKWARD = [
     "d_sigmoid_backward",
 ]
+
+
+def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``torch.library.register_fake``, of what Inductor may be about to compile."""
+
+    def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(kernel)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            if "torch._inductor" in sys.modules:
+                from my_ops._inductor import register_decompositions
+
+                register_decompositions()
+            return kernel(*args, **kwargs)
+
+        return torch.library.register_fake(name)(traced)
+
+    return register
 
 
 def check_tensor(op: str, **arguments: object) -> None:

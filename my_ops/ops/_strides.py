@@ -15,7 +15,7 @@ from torch import Tensor
 Sizes = Sequence[int]  # or torch.SymInt
 
 
-def _known(condition: Any) -> bool:
+def known(condition: Any) -> bool:
     """Whether a condition on sizes holds; False where only the data can tell."""
     if isinstance(condition, bool):
         return condition
@@ -25,15 +25,15 @@ def _known(condition: Any) -> bool:
 
 
 def _equal(a: Sizes, b: Sizes) -> bool:
-    return len(a) == len(b) and all(_known(i == j) for i, j in zip(a, b, strict=True))
+    return len(a) == len(b) and all(known(i == j) for i, j in zip(a, b, strict=True))
 
 
 def _lie_alike(sizes: Sizes, a: Sizes, b: Sizes) -> bool:
     """Whether two layouts are one: the stride of a dimension of size 1 addresses nothing, nor does
     any where there is no element."""
-    if any(_known(n == 0) for n in sizes):
+    if any(known(n == 0) for n in sizes):
         return True
-    return all(_known(n == 1) or _known(i == j) for n, i, j in zip(sizes, a, b, strict=True))
+    return all(known(n == 1) or known(i == j) for n, i, j in zip(sizes, a, b, strict=True))
 
 
 def _dense_strides(sizes: Sizes, order: Sequence[int]) -> Sizes:
@@ -50,17 +50,17 @@ def _dense_strides(sizes: Sizes, order: Sequence[int]) -> Sizes:
 def _broadcast_strides(t: Tensor, sizes: Sizes) -> Sizes:
     lead = len(sizes) - t.dim()
     dims = zip(t.shape, sizes[lead:], t.stride(), strict=True)
-    return [0] * lead + [stride if _known(own == wide) else 0 for own, wide, stride in dims]
+    return [0] * lead + [stride if known(own == wide) else 0 for own, wide, stride in dims]
 
 
 def _memory_order(sizes: Sizes, operands: Sequence[Sizes]) -> list[int]:
     def compare(i: int, j: int) -> int:
         for strides in operands:
-            if _known(strides[i] == 0) or _known(strides[j] == 0):
+            if known(strides[i] == 0) or known(strides[j] == 0):
                 continue
-            if _known(strides[i] < strides[j]):
+            if known(strides[i] < strides[j]):
                 return -1
-            if _known(strides[i] > strides[j]) or _known(sizes[i] > sizes[j]):
+            if known(strides[i] > strides[j]) or known(sizes[i] > sizes[j]):
                 return 1
         return 0
 

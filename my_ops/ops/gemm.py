@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function
@@ -13,11 +15,20 @@ from torch.overrides import handle_torch_function, has_torch_function
 from my_ops import reference
 from my_ops._autograd import differentiated, register_gradient, register_out, save
 from my_ops._errors import raise_out_of_memory
-from my_ops._private import constant_when_compiled, fp32_precision, version
+from my_ops._private import (
+    any_autocast,
+    constant_when_compiled,
+    fp32_precision,
+    tracing,
+    version,
+)
 from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
 
 PRECISIONS = ("highest", "high")
+HALF = (torch.bfloat16, torch.float16)
+_CAST = (*HALF, torch.float32)  # by autocast
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @constant_when_compiled
@@ -45,6 +56,29 @@ def _check_str(op: str, **arguments: object) -> None:
     for name, value in arguments.items():
         if not isinstance(value, str):
             raise TypeError(f"{op}: {name} must be a str or None, got {type(value).__name__}")
+
+
+def in_whole_vectors(n: int, k: int) -> bool:
+    """Of 16 bits: where cuBLAS has the product, or our kernel gains less than its call costs."""
+    return n % 8 == 0 and k % 8 == 0
+
+
+def _is_half_product(a: Tensor, b: Tensor) -> bool:
+    """Whether that of two plain tensors is one of 16 bits, and is not being traced."""
+    if type(a) not in _PLAIN or type(b) not in _PLAIN:
+        return False
+    if a.dtype not in HALF or b.dtype not in HALF:
+        if not any_autocast() or a.dtype not in _CAST or b.dtype not in _CAST:
+            return False
+        device = a.device.type
+        if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) not in HALF:
+            return False
+    return not (is_compiling() or tracing())
+
+
+def _dense_together(a: Tensor, b: Tensor) -> bool:
+    """What torch's products do not ask for: one device, meta included, and no other layouts."""
+    return a.device == b.device and a.layout is b.layout is torch.strided
 
 
 # ---------------------------------------------------------------------------------------- gemm
@@ -98,6 +132,20 @@ _gemm = register_gradient(ops.gemm.default, _Gemm)
 _gemm_out = register_out(ops.gemm.out, "a", "b", "out", "precision")
 
 
+def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
+    """torch's own product where that is the faster call; None where it is not, or refuses."""
+    if not _is_half_product(a, b) or a.dim() < 2 or b.dim() < 2:
+        return None
+    (*batch, m, k), (*batch_b, _, n) = a.shape, b.shape
+    whole = in_whole_vectors(n, k) and (a.stride(-1) == 1 or m % 8 == 0)
+    if not whole or batch != batch_b or len(batch) > 1 or not _dense_together(a, b):
+        return None
+    try:
+        return torch.bmm(a, b) if batch else torch.mm(a, b)
+    except RuntimeError:
+        return None
+
+
 def gemm(
     a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: str | None = None
 ) -> Tensor:
@@ -134,6 +182,10 @@ def gemm(
         return handle_torch_function(gemm, (a, b, out), a, b, out=out, precision=precision)
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         check_tensor("gemm", a=a, b=b)
+    if out is None and precision is None:
+        product = _torchs_gemm(a, b)
+        if product is not None:
+            return product
     precision = effective_precision("gemm", precision)
     if out is None:
         return _gemm(a, b, precision)
@@ -209,7 +261,10 @@ class _Linear(torch.autograd.Function):
             grad = activation_backward(grad, _Linear._before(ctx.precision, *saved), ctx.activation)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = _linear(grad, weight.mT, None, "none", None, ctx.precision, None)
+            if grad.dim() == 2:
+                grad_x = _gemm(grad, weight, ctx.precision)
+            else:
+                grad_x = _linear(grad, weight.mT, None, "none", None, ctx.precision, None)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             grad_rows, x_rows = as_rows(grad, x)
             if ctx.needs_input_grad[1]:
@@ -242,12 +297,31 @@ class _Linear(torch.autograd.Function):
         return tangent if residual_t is None else tangent + residual_t
 
 
-def as_rows(*tensors: Tensor) -> list[Tensor]:
+def is_torchs_linear(x: Tensor, weight: Tensor) -> bool:
+    """Whether torch's own linear is the faster call."""
+    return _is_half_product(x, weight) and weight.dim() == 2 and in_whole_vectors(*weight.shape)
+
+
+def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """torch's own linear, or None where it refuses the arguments."""
+    dim = x.dim()
+    try:
+        if bias is None or dim in (0, 2) or (dim == 3 and x.is_contiguous()):
+            return F.linear(x, weight, bias)
+        # Of such an x torch rounds the product before it adds the bias.
+        return F.linear(as_rows(x)[0], weight, bias).view(*x.shape[:-1], weight.shape[0])
+    except RuntimeError:
+        return None
+
+
+def as_rows(*tensors: Tensor) -> Sequence[Tensor]:
     """Each ``(*, size)`` as ``(rows, size)``, for sums over the rows: of all in the same order."""
     if type(tensors[0]) is not Tensor and hasattr(tensors[0], "placements"):
         from my_ops.distributed import flattenable  # only who has a DTensor pays for it
 
         tensors = flattenable(tensors)
+    if all(t.dim() == 2 for t in tensors):
+        return tensors
     return [t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
 
 
@@ -380,12 +454,19 @@ def linear(
     if isinstance(weight, PackedWeight):
         packed = weight.current()
         weight = weight.weight
-    check_tensor("linear", x=x, weight=weight)
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        check_tensor("linear", x=x, weight=weight)
     if bias is not None:
         check_tensor("linear", bias=bias)
     if residual is not None:
         check_tensor("linear", residual=residual)
     if activation is not None:
         _check_str("linear", activation=activation)
+    if activation is residual is precision is packed is None and is_torchs_linear(x, weight):
+        fits = bias is None or (bias.shape == weight.shape[:1] and _dense_together(bias, x))
+        if fits and _dense_together(x, weight):
+            y = torchs_linear(x, weight, bias)
+            if y is not None:
+                return y
     precision = effective_precision("linear", precision)
     return _linear(x, weight, bias, activation or "none", residual, precision, packed)

@@ -1,0 +1,208 @@
+"""Training steps of whole models: by torch, by torch under the switch, with converted layers.
+
+    python benchmarks/models.py [CASE ...] [--layers N] [--budget SECONDS] [--output results.json]
+
+Forward, loss and backward, in one process and in turn: the model as it is, the same model under
+``my_ops.fast_fp32()``, and a copy that ``my_ops.convert`` has been at; in float32 without TF32 and
+after ``model.bfloat16()``, eager and compiled. Times are medians in milliseconds, from the call to
+the end of the GPU's work. Losses are of some steps of SGD from the same weights. BERT, Llama and
+ViT are transformers', from a configuration, with random weights; without a GPU they are tiny.
+CASE is a part of the cases' names, such as "bert", "bfloat16" or "vit float32 eager".
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import Run, save, synchronize
+from torch import Tensor, nn
+
+import my_ops
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FULL = DEVICE == "cuda"
+LOSSES = 5  # steps of SGD
+Loss = Callable[[nn.Module], Tensor]
+
+
+def transformer(width: int, heads: int, inner: int, layers: int) -> dict[str, Any]:
+    return {
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+    }
+
+
+def tokens(batch: int, length: int, vocabulary: int) -> Tensor:
+    return torch.randint(vocabulary, (batch, length), device=DEVICE)
+
+
+def bert(layers: int | None) -> tuple[nn.Module, Loss]:
+    from transformers import BertConfig, BertForMaskedLM
+
+    shape = transformer(768, 12, 3072, layers or 12) if FULL else transformer(16, 2, 32, 1)
+    config = BertConfig(**shape, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    text = tokens(16, 512, config.vocab_size) if FULL else tokens(2, 8, config.vocab_size)
+    return BertForMaskedLM(config), lambda model: model(input_ids=text, labels=text).loss
+
+
+def llama(layers: int | None) -> tuple[nn.Module, Loss]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = transformer(1024, 16, 2816, layers or 16) if FULL else transformer(16, 2, 32, 1)
+    config = LlamaConfig(**shape, use_cache=False)
+    text = tokens(4, 1024, config.vocab_size) if FULL else tokens(2, 8, config.vocab_size)
+    return LlamaForCausalLM(config), lambda model: model(input_ids=text, labels=text).loss
+
+
+def vit(layers: int | None) -> tuple[nn.Module, Loss]:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    shape = transformer(768, 12, 3072, layers or 12) if FULL else transformer(16, 2, 32, 1)
+    size = 224 if FULL else 32
+    images = torch.randn(64 if FULL else 2, 3, size, size, device=DEVICE)
+    labels = torch.randint(1000, (len(images),), device=DEVICE)
+    model = ViTForImageClassification(ViTConfig(**shape, image_size=size, num_labels=1000))
+
+    def loss(model: nn.Module) -> Tensor:
+        logits = model(pixel_values=images.to(next(model.parameters()).dtype)).logits
+        return nn.functional.cross_entropy(logits.float(), labels)
+
+    return model, loss
+
+
+def pinn(layers: int | None) -> tuple[nn.Module, Loss]:
+    """Poisson's equation by a network whose Laplacian is taken by autograd."""
+    width, points = (512, 65536) if FULL else (16, 32)
+    inner = [part for _ in range(layers or 6) for part in (nn.Linear(width, width), nn.Tanh())]
+    model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), *inner, nn.Linear(width, 1))
+    x = torch.rand(points, 3, device=DEVICE, requires_grad=True)
+
+    def loss(model: nn.Module) -> Tensor:
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        curved = [
+            torch.autograd.grad(slope[:, d].sum(), x, create_graph=True)[0][:, d] for d in range(3)
+        ]
+        return (sum(curved) - x.sin().sum(1)).square().mean()
+
+    return model, loss
+
+
+MODELS = {"bert": bert, "llama": llama, "vit": vit, "pinn": pinn}
+
+
+def cases() -> Iterator[tuple[str, str, str]]:
+    for name in MODELS:
+        for kind in ("float32", "bfloat16"):
+            for way in ("eager", "compiled"):
+                # Second derivatives: torch.compile takes none, and 16 bits lose them.
+                if name != "pinn" or (kind, way) == ("float32", "eager"):
+                    yield name, kind, way
+
+
+def losses(model: nn.Module, loss: Loss) -> list[float]:
+    """Of a few steps of training, after which the model is as it was."""
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    values = []
+    for _ in range(LOSSES):
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    model.load_state_dict(before)
+    return values
+
+
+def apart(values: list[float], reference: list[float]) -> float:
+    pairs = zip(values, reference, strict=True)
+    return max(abs(value - exact) / abs(exact) for value, exact in pairs)
+
+
+def step(model: nn.Module, loss: Loss) -> Run:
+    def run() -> None:
+        model.zero_grad()
+        loss(model).backward()
+
+    return run
+
+
+def times(runs: dict[str, Run], budget: float) -> dict[str, float]:
+    """Median milliseconds of each, one after the other in turn."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    begin = time.monotonic()
+    while time.monotonic() - begin < budget or len(found["torch"]) < 5:
+        for name, run in runs.items():
+            synchronize()
+            start = time.perf_counter()
+            run()
+            synchronize()
+            found[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def switched(run: Callable[[], Any]) -> Callable[[], Any]:
+    def under_the_switch() -> Any:
+        with my_ops.fast_fp32():
+            return run()
+
+    return under_the_switch
+
+
+def row(name: str, kind: str, way: str, layers: int | None, budget: float) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model, loss = MODELS[name](layers)
+    model = model.to(DEVICE, getattr(torch, kind))
+    converted = copy.deepcopy(model)
+    my_ops.convert(converted)
+    if way == "compiled":
+        model.compile()
+        converted.compile()
+    exact = losses(model, loss)
+    others = {
+        "switch": switched(lambda: losses(model, loss))(),
+        "converted": losses(converted, loss),
+    }
+    plain = step(model, loss)
+    runs = {"torch": plain, "switch": switched(plain), "converted": step(converted, loss)}
+    ms = times(runs, budget)
+    result: dict[str, Any] = {"case": f"{name} {kind} {way}", "torch ms": round(ms["torch"], 3)}
+    for mode, values in others.items():
+        result[f"{mode} ms"] = round(ms[mode], 3)
+        result[f"x {mode}"] = round(ms["torch"] / ms[mode], 3)
+        result[f"{mode} losses apart"] = float(f"{apart(values, exact):.1e}")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("case", nargs="*", default=[""])
+    parser.add_argument("--layers", type=int, help="of each model; its own where left out")
+    parser.add_argument("--budget", type=float, default=5, help="seconds of timing a case")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rows = []
+    for name, kind, way in cases():
+        if not any(part in f"{name} {kind} {way}" for part in arguments.case):
+            continue
+        rows.append(row(name, kind, way, arguments.layers, arguments.budget))
+        torch.compiler.reset()
+        shown = "  ".join(f"{key} {value}" for key, value in rows[-1].items() if key != "case")
+        print(f"{rows[-1]['case']:24}", shown, flush=True)
+        if arguments.output:
+            depth = arguments.layers or "each model's own"
+            save(arguments.output, {"layers": depth, "training step": rows})
+
+
+if __name__ == "__main__":
+    main()

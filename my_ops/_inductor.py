@@ -1,0 +1,114 @@
+"""What Inductor compiles in the place of our ops.
+
+Elementwise ops become expressions of ATen, which it fuses with what stands around them; products
+that a library forms become ATen's, which it plans and calls without Python. Of the others it calls
+our kernels: their functions return NotImplemented.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from my_ops import reference
+from my_ops._private import declinable, inductor_tables
+from my_ops.ops._common import ops
+from my_ops.ops._strides import known
+from my_ops.ops.gemm import HALF, as_rows, in_whole_vectors
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # ATen has no arithmetic of these
+
+
+def _add_one(x: Tensor) -> Tensor:
+    return (x.to(torch.int64) + 1).to(x.dtype) if x.dtype in _UNSIGNED else x + 1
+
+
+def _custom_add(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype in _UNSIGNED:
+        return (a.to(torch.int64) + b.to(torch.int64) + 1).to(a.dtype)
+    return a + b + 1  # of 16 bits in float32, rounded once, as Inductor adds
+
+
+def _wide(t: Tensor) -> Tensor:
+    """In the type that our kernels compute in."""
+    return t.float() if t.dtype in HALF else t
+
+
+def _wide_d_sigmoid(wide: Tensor) -> Tensor:
+    e = torch.exp(-wide.abs())
+    return e / ((1 + e) * (1 + e))
+
+
+def _d_sigmoid(z: Tensor) -> Tensor:
+    return _wide_d_sigmoid(_wide(z)).to(z.dtype)
+
+
+def _d_sigmoid_backward(grad: Tensor, z: Tensor) -> Tensor:
+    wide = _wide(z)
+    # Not by expm1, of which Inductor makes exp(x) - 1 on the CPU. 1 - 2s = -tanh(z / 2).
+    return (_wide(grad) * (_wide_d_sigmoid(wide) * -torch.tanh(wide / 2))).to(z.dtype)
+
+
+def _round_ste(x: Tensor) -> Tensor:
+    return torch.where(x.isnan(), x, (x >= 0.5).to(x.dtype))
+
+
+def _fill_index(
+    height: int,
+    width: int,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    return reference.fill_index(height, width, dtype=dtype or torch.float32, device=device)
+
+
+def _is_librarys(a: Tensor, n: int, k: int) -> bool:
+    return a.device.type == "cpu" or (a.dtype in HALF and known(in_whole_vectors(n, k)))
+
+
+def _gemm(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    if not _is_librarys(a, b.shape[-1], a.shape[-1]) and declinable("my_ops::gemm"):
+        return NotImplemented
+    if b.dim() == 2:
+        return torch.matmul(a, b)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return torch.bmm(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]))
+
+
+def _linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    residual: Tensor | None = None,
+    precision: str | None = None,
+    packed: Tensor | None = None,
+) -> Tensor:
+    n, k = weight.shape
+    fused = (activation != "none" or residual is not None) and x.device.type != "cpu"
+    if (fused or not _is_librarys(x, n, k)) and declinable("my_ops::linear"):
+        return NotImplemented
+    y = F.linear(as_rows(x)[0], weight, bias).reshape(*x.shape[:-1], n)
+    y = reference.activate(y, activation)
+    return y if residual is None else y + residual
+
+
+@functools.cache
+def register_decompositions() -> None:
+    found: dict[Any, Any] = {
+        ops.add_one.default: _add_one,
+        ops.custom_add.default: _custom_add,
+        ops.d_sigmoid.default: _d_sigmoid,
+        ops.d_sigmoid_backward.default: _d_sigmoid_backward,
+        ops.round_ste.default: _round_ste,
+        ops.fill_index.default: _fill_index,
+        ops.gemm.default: _gemm,
+        ops.linear.default: _linear,
+    }
+    for table in inductor_tables():
+        table.update(found)
