@@ -16,6 +16,8 @@ GOLDEN = [  # what is asked, and the last line of the answer, which is the plan
     ("gemm 4096 4096 4096", "fp32_sm90, tile 128 x 128, 192.3 MiB of workspace"),
     ("gemm 4096 4096 4096 --gpu h100", "fp32_sm90, tile 128 x 128, 192.3 MiB of workspace"),
     ("gemm 4096 4096 4096 --gpu a100", "fp32_sm80"),
+    ("gemm 200 6912 512 --gpu a100", "fp32_sm80"),  # a tile for each multiprocessor
+    ("gemm 128 13696 512 --gpu a100", "library: its product"),  # and for all but one
     ("gemm 4096 4096 4096 --gpu a100 --tf32 --precision high", "library: its product"),
     ("gemm 4096 4096 4096 --gpu l4", "library: its product"),
     ("gemm 4096 4096 4096 --gpu l4 --tf32", "fp32_sm80"),

@@ -11,38 +11,39 @@ what the tests need, cosmic-ray and coverage.
 
 import argparse
 import ast
+import contextlib
+import hashlib
 import itertools
 import json
+import math
 import os
 import random
 import re
-import shutil
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import parso.python.tree as tree
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.plugins import get_operator, operator_names
+
 HERE = Path(__file__).resolve().parents[1]
 COPY = HERE / "build/mutants"
 FOUND = HERE / "build/mutants.json"  # by watch_tests.py
-
-# Of the processes that run tests, and of theirs. torch reads it as it is imported.
-sys.path.insert(0, str(COPY))
-sys.dont_write_bytecode = True
-os.environ |= {"PYTHONPATH": str(COPY), "PYTHONDONTWRITEBYTECODE": "1", "MY_OPS_WITH_CUDA": "0"}
-os.environ |= {"WATCH_TESTS": str(FOUND), "WATCH_SOURCE": str(COPY / "my_ops")}
-os.environ |= {"OMP_NUM_THREADS": "1"}
-
-import parso.python.tree as tree  # noqa: E402
-import pytest  # noqa: E402
-import torch._dynamo.testing  # noqa: E402
-import torch.distributed.tensor  # noqa: E402
-import torch.testing._internal.optests  # noqa: E402, F401
-from cosmic_ray.ast import ast_nodes, get_ast  # noqa: E402
-from cosmic_ray.mutating import mutate_code  # noqa: E402
-from cosmic_ray.operators.operator import Operator  # noqa: E402
-from cosmic_ray.plugins import get_operator, operator_names  # noqa: E402
+LOG = HERE / "build/mutants.log"
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": f"{COPY}{os.pathsep}{COPY / 'tools'}",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MY_OPS_WITH_CUDA": "0",
+    "OMP_NUM_THREADS": "1",
+    "WATCH_TESTS": str(FOUND),
+    "WATCH_SOURCE": str(COPY / "my_ops"),
+}
 
 ELEMENTWISE = "elementwise memory registration c_api autograd vmap integration bounds"
 GEMM = "gemm gemm_options registration autograd vmap integration autocast nn bounds"
@@ -51,7 +52,7 @@ OF_TORCH = "lstm_gru torch_layers registration autograd vmap autocast"
 LAYERS = "nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
 TESTS = {  # of the first prefix that fits
     "my_ops/__main__": "report",
-    "my_ops/__init__": "package private_names typing",
+    "my_ops/__init__": "package private_names report fast_fp32 typing",
     "my_ops/_autocast": "autocast lltm_layer nn",
     "my_ops/_convert": "convert",
     "my_ops/_errors": "memory fake_kernels",
@@ -215,68 +216,70 @@ def shown(path, source, changed):
     return "\n".join([f"{path}:{first + 1}", *lines])
 
 
-def ended(child, limit):
-    """Its exit status; a loop that does not end is seen, too."""
-    last = time.monotonic() + limit
-    while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
-        if time.monotonic() > last:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return -signal.SIGKILL
-        time.sleep(0.05)
-    return os.waitstatus_to_exitcode(done[1])
-
-
-def run(function, limit=900.0):
-    """In a process forked from this one, which has loaded torch already."""
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1), os.dup2(null, 2)
-        try:
-            os._exit(function())
-        finally:
-            os._exit(1)
-    return ended(child, limit)
-
-
-def setup(command):
-    arguments = [sys.executable, "setup.py", "-q", *command.split()]
-    return run(lambda: subprocess.run(arguments, cwd=COPY, check=False).returncode) == 0
+def run(*command, cwd=COPY, seconds=3600.0):
+    """Whether it succeeds in so many seconds of a processor, or on a busy machine ten times as many
+    of the clock. What it leaves behind is ended, and what it says is in LOG."""
+    limit = math.ceil(seconds)
+    with LOG.open("a") as log:
+        child = subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            cwd=cwd,
+            env=ENVIRONMENT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)),
+        )
+    try:
+        return child.wait(10 * limit) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def build():
-    return setup("build_ext --inplace")
+    return run("setup.py", "-q", "build_ext", "--inplace")
 
 
-def tests_pass(tests, *options, limit=3600.0):
+def tests_pass(tests, *options, **limit):
     ids = COPY.parent / "mutants.txt"
     ids.write_text("".join(f"{COPY / test}\n" for test in tests))
     options = ["-q", "-c", COPY / "pyproject.toml", "--rootdir", COPY, *options, f"@{ids}"]
-
-    def call():
-        os.chdir(COPY.parent)
-        return pytest.main(["-p", "no:cacheprovider", *map(str, options)])
-
-    return run(call, limit) == 0
+    return run("-m", "pytest", "-p", "no:cacheprovider", *options, cwd=COPY.parent, **limit)
 
 
 def copy_tree():
-    """A copy that is built and passes; how long its tests take, and the lines that they run."""
+    """Of what git knows or does not ignore; returns a hash of it all."""
     names = ["git", "-C", HERE, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(names, capture_output=True, text=True, check=True).stdout
+    found = hashlib.sha256()
     for name in filter(None, listed.split("\0")):
         if (HERE / name).is_file():
-            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(HERE / name, COPY / name)
-    if not (build() and setup("egg_info")):
-        raise SystemExit("mutants: the tree itself does not build")
+            content, copy = (HERE / name).read_bytes(), COPY / name
+            found.update(name.encode() + b"\0" + content)
+            if not copy.is_file() or copy.read_bytes() != content:  # else what is built still fits
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(content)
+    return found.hexdigest()
+
+
+def watch_tests():
+    """Of a copy of the tree, which builds and passes: how long its tests take, and the lines that
+    they run. Once for each state of the tree."""
+    state = copy_tree()
+    if not (build() and run("setup.py", "-q", "egg_info")):
+        raise SystemExit(f"mutants: the tree itself does not build: see {LOG}")
+    if FOUND.exists() and json.loads(FOUND.read_text()).get("state") == state:
+        return json.loads(FOUND.read_text())
+    print("Running the tests, watched: about 15 minutes", flush=True)
     files = [f"tests/test_{name}.py" for name in sorted(set(" ".join(TESTS.values()).split()))]
-    tests_pass(files, "-p", "watch_tests")
-    watched = json.loads(FOUND.read_text())
-    if watched["failed"] and not tests_pass(watched["failed"]):  # some do not like to be watched
-        raise SystemExit(f"mutants: before any change these fail: {watched['failed']}")
+    if not tests_pass(files, "-p", "watch_tests"):
+        raise SystemExit(f"mutants: before any change tests fail: see {LOG}")
+    watched = json.loads(FOUND.read_text()) | {"state": state}
+    FOUND.write_text(json.dumps(watched))
     return watched
 
 
@@ -314,8 +317,8 @@ def tests_of(path, source, line, watched):
 
 def lives(groups, watched):
     for tests in groups:
-        limit = 60 + 5 * sum(watched["seconds"][test] for test in tests)
-        if tests and not tests_pass(tests, "-x", limit=limit):
+        seconds = 60 + 5 * sum(watched["seconds"][test] for test in tests)
+        if tests and not tests_pass(tests, "-x", seconds=seconds):
             return False
     return True
 
@@ -334,8 +337,8 @@ def trial(count, patterns, mutants_of, choose, watched):
                 alive = lives(tests_of(path, source, line, watched), watched)
                 tried, killed = tried + 1, killed + (not alive)
                 took = f"{time.perf_counter() - began:.0f} s"
-                print("LIVES " if alive else "killed", took, shown(path, source, changed))
-                sys.stdout.flush()
+                said = "LIVES " if alive else "killed"
+                print(tried, said, took, shown(path, source, changed), flush=True)
             (COPY / path).write_text(source)
     return killed, tried
 
@@ -346,7 +349,9 @@ def main():
     parser.add_argument("--cpp", type=int, default=40, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    watched = copy_tree()
+    LOG.parent.mkdir(exist_ok=True)
+    LOG.unlink(missing_ok=True)
+    watched = watch_tests()
     for name, count, patterns, mutants_of in (
         ("Python", options.python, PYTHON, python_mutants),
         ("C++", options.cpp, CPP, cpp_mutants),
@@ -354,7 +359,8 @@ def main():
         choose = random.Random(options.seed)
         killed, tried = trial(count, patterns, mutants_of, choose, watched)
         if tried:
-            print(f"{name}: {killed} of {tried} killed, {killed / tried:.0%}, seed {options.seed}")
+            share = f"{killed} of {tried} killed, {killed / tried:.0%}"
+            print(f"{name}: {share}, seed {options.seed}", flush=True)
 
 
 if __name__ == "__main__":
