@@ -53,7 +53,7 @@ constexpr int64_t kTiles = 8, kLibraryCalls = 8;
 }  // namespace
 
 // Of each problem a number for its plan, which `describe` puts into words, and the workspace. In
-// how many pieces of k a sum is cut follows from the tile, whatever the costs.
+// how many k-slices a sum is cut follows from the tile, whatever the costs.
 extern "C" void plans(const Problem* problems, int64_t count, const double* numbers, int64_t* codes,
                       int64_t* workspaces) {
   const GemmCosts costs = costs_from(numbers);

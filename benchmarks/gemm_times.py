@@ -55,7 +55,7 @@ def candidates() -> Iterator[Numbers]:
     for tile in (None, *tiles):
         yield three | {name: chosen if name == tile else left for name in tiles}
     for slowdown in (chosen, left):
-        single = {"fp32_sm90.single_min_work": ALWAYS, "fp32_sm90.pieces_slowdown": slowdown}
+        single = {"fp32_sm90.single_min_work": ALWAYS, "fp32_sm90.promoted_slowdown": slowdown}
         yield three | single
     tiles = [f"half_sm90.{size}_us" for size in ("large", "wide", "medium", "small")]
     half = library | {
@@ -63,8 +63,8 @@ def candidates() -> Iterator[Numbers]:
         for odd in ("copied", "in_place")
         for name in START["half_sm90"][odd]
     }
-    half |= {"half_sm90.epilogue_min_side": ALWAYS, "half_sm90.finishers_min_share": ALWAYS}
-    half |= {f"half_sm90.finishers_min_k{slow}": ALWAYS for slow in ("", "_slow")}
+    half |= {"half_sm90.epilogue_min_side": ALWAYS, "half_sm90.epilogue_warps_min_share": ALWAYS}
+    half |= {f"half_sm90.epilogue_warps_min_k{slow}": ALWAYS for slow in ("", "_slow")}
     for most, tile in product((ALWAYS, NEVER), tiles):
         half["half_sm90.epilogue_max_outputs"] = most
         yield half | {name: chosen if name == tile else left for name in tiles}

@@ -11,7 +11,8 @@ struct CpuTypes {
   using BFloat16 = cpu::BFloat16;
 };
 
-// Splits [0, n) among torch's threads: f(begin, end). grain is the least share of one thread.
+// Shares [0, n) out among torch's threads, each of which calls f(begin, end); grain is the least
+// share of one.
 template <typename F>
 void parallel(int64_t n, int64_t grain, const F& f) {
   if (n <= grain) {

@@ -19,7 +19,7 @@ struct Layout {
 };
 
 inline Sizes dense_strides(const Sizes& sizes, const Order& order) {
-  // Of no elements, torch counts the zeros where the order is not C's.
+  // Without elements, torch multiplies the zeros in unless the order is row-major.
   if (std::is_sorted(order.rbegin(), order.rend())) return contiguous_strides(sizes);
   Sizes strides(sizes.size());
   int64_t stride = 1;
@@ -30,7 +30,7 @@ inline Sizes dense_strides(const Sizes& sizes, const Order& order) {
   return strides;
 }
 
-// Whether two layouts are one: the stride of a dimension of size 1 addresses nothing.
+// Whether two layouts are the same: the stride of a dimension of size 1 addresses nothing.
 inline bool lie_alike(const Sizes& sizes, const Sizes& a, const Sizes& b) {
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] != 1 && a[d] != b[d]) return false;
@@ -49,8 +49,8 @@ inline Sizes broadcast_strides(const Tensor& t, const Sizes& sizes) {
 }
 
 // Sorts dimensions by the strides of the first operand that tells two of them apart: one that is
-// broadcast along either does not. The comparison is no order, so the way of sorting is part of the
-// rule: insertion, from C's order.
+// broadcast along either does not. The comparison is not a strict ordering, so the sorting method
+// is part of the rule: insertion sort, from row-major order.
 template <size_t kOperands>
 Order memory_order(const Sizes& sizes, const std::array<Sizes, kOperands>& operands) {
   const auto compare = [&](size_t i, size_t j) {

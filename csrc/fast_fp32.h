@@ -1,9 +1,10 @@
-// torch's own products, mm, bmm, addmm and baddbmm, by ours where the switch is on and ours gain;
-// all others go to the kernels that torch came with. A backend is what differs between devices:
+// Runs torch's own products (mm, bmm, addmm, baddbmm) on our kernels where the switch is on and
+// these are faster; all others go to the kernels that torch came with. A backend is what differs
+// between devices:
 //
 //   kKey                         the dispatch key
 //   on_device(tensor)            whether it is one of that key
-//   run(op, product, added, out) forms the product with what is added, out.make() giving the place
+// run(op, product, added, out) computes the product with what is added, out.make() giving the place
 //                                for it; returns why it did not, in which case nothing is written
 //   mm_out, bmm_out, addmm_out, baddbmm_out
 //                                torch's own, of its C interface
@@ -92,7 +93,7 @@ inline bool is_strided(const Tensor& t) {
          layout == aoti_torch_layout_strided();
 }
 
-// self as it is broadcast to sizes, if it is.
+// self broadcast to sizes, or nothing if it cannot be.
 inline std::optional<Added> broadcast(const Tensor& self, const Sizes& sizes) {
   const auto rank = static_cast<int64_t>(sizes.size()), missing = rank - self.dim();
   if (missing < 0) return std::nullopt;
@@ -134,7 +135,7 @@ class Kernels {
       find(Backend::kBmm, &native_bmm_);
       find(Backend::kBmmOut, &native_bmm_out_);
     }
-    // Scalars do not pass torch's stable ABI: Python stands before the ops that have them.
+    // torch's stable ABI has no scalars: the ops that take them go through Python.
     library(StableLibrary::Kind::FRAGMENT, "my_ops", nullptr)
         .def("fast_fp32_addmm(Tensor self, Tensor a, Tensor b) -> Tensor")
         .def(
@@ -150,7 +151,7 @@ class Kernels {
         .impl("fast_fp32_baddbmm.out", TORCH_BOX(&baddbmm_out));
   }
 
-  // Puts ours in the place of aten's op of that name, and returns whether there is one.
+  // Overrides aten's op of that name with ours; returns whether there is such an op.
   static bool override_op(std::string_view op) {
     const auto put = [](const char* name, auto* kernel) {
       library(StableLibrary::Kind::IMPL, "aten", Backend::kKey).impl(name, kernel);
@@ -166,7 +167,7 @@ class Kernels {
  private:
   using StableLibrary = torch::stable::detail::StableLibrary;
 
-  // Never freed: that would take its kernels back.
+  // Never freed: that would unregister its kernels.
   static StableLibrary& library(StableLibrary::Kind kind, const char* space, const char* key) {
     return *new StableLibrary(kind, space, key, "my_ops/csrc/fast_fp32.h", __LINE__);
   }
@@ -181,7 +182,7 @@ class Kernels {
            t.get_device_index() == like.get_device_index() && is_strided(t);
   }
 
-  // Whether torch would not raise, either.
+  // Whether torch would accept these operands too.
   static bool fits(const Tensor& a, const Tensor& b, int64_t dim) {
     return is_ours(a, a) && is_ours(b, a) && a.dim() == dim && b.dim() == dim &&
            a.size(dim - 1) == b.size(dim - 2) && (dim == 2 || a.size(0) == b.size(0));
@@ -192,7 +193,8 @@ class Kernels {
            !overlap(out, a) && !overlap(out, b) && !(self && overlap(out, *self));
   }
 
-  // a @ b, and self, by ours: into out or, undefined, a new tensor there. Else says why not.
+  // a @ b, and self, by ours: into out or, undefined, a new tensor there. Otherwise returns why
+  // not.
   static std::optional<Left> run(const char* op, int64_t dim, const Tensor& a, const Tensor& b,
                                  const Tensor* self, Tensor* out) {
     if (!fits(a, b, dim) || (self && !is_ours(*self, a))) return Left::kOther;

@@ -9,7 +9,7 @@
 namespace my_ops {
 namespace {
 
-// Of 16-bit matrices, not rounded.
+// The product of 16-bit matrices, in float.
 Tensor float_product(const Tensor& a, const Tensor& b) {
   const Tensor product = empty(a, {a.size(0), b.size(1)}, ScalarType::Float);
   aten("aten::mm", "dtype_out", a, b, ScalarType::Float, product);
@@ -104,7 +104,7 @@ Tensor library_gelu_linear(const Tensor& x, const Tensor& weight,
   });
 }
 
-// sums and all that follows them, in one kernel.
+// Applies bias, activation and residual to sums, in one kernel.
 Tensor finish_linear(const Tensor& sums, const Tensor& y, const std::optional<Tensor>& bias,
                      Activation activation, const std::optional<Tensor>& residual,
                      cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// What plan_gemm decides for a product that nobody has formed, on any device: c_api.h.
+// What plan_gemm decides for a product of which only the sizes are known, on any device: c_api.h.
 #include "gemm_explain.h"
 
 #include <algorithm>

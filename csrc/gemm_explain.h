@@ -42,7 +42,7 @@ inline const char* show(cuda::LibraryCall call) {
   return "";
 }
 
-// "fp32_sm90, tile 128 x 128, k in 3 pieces, 12.0 MiB of workspace"
+// "fp32_sm90, tile 128 x 128, k in 3 slices, 12.0 MiB of workspace"
 inline std::string show(const cuda::GemmPlan& plan) {
   std::ostringstream text;
   text.precision(1);
@@ -54,7 +54,7 @@ inline std::string show(const cuda::GemmPlan& plan) {
     text << ", tile " << cuda::half_sm90::kTileNames[plan.tile];
   }
   if (plan.kernel == cuda::GemmKernel::kLibrary) text << ": " << show(plan.library);
-  if (plan.splits > 1) text << ", k in " << plan.splits << " pieces";
+  if (plan.slices > 1) text << ", k in " << plan.slices << " slices";
   if (plan.workspace) text << ", " << plan.workspace / 1048576.0 << " MiB of workspace";
   return text.str();
 }

@@ -18,7 +18,7 @@ inline cuda::DeviceFacts facts_of(const my_ops_gemm_problem& problem) {
           .hopper_code = problem.device.hopper_code != 0};
 }
 
-// Its operands are at an aligned address that nobody follows.
+// Its operands are at an aligned address that is never read.
 template <typename T>
 cuda::GemmArgs<T, T> args_of(const my_ops_gemm_problem& problem, Activation activation,
                              bool bfloat16) {

@@ -60,7 +60,7 @@ class Cuda {
     };
     return persistent(s.output, supported, [&]<typename T>() {
       const Tensor gates_x = gates_of_input(*this, s);
-      const Tensor h0 = aligned(s.h0), weights = unit_columns(s.weights.h);
+      const Tensor h0 = aligned(s.h0), weights = row_major(s.weights.h);
       const auto c0 = aligned(s.c0);
       const Tensor workspace = scratch(s.output, cuda::recurrent_sequence_workspace<Cell, T>(
                                                      Pass::kForward, steps, batch, hidden));
@@ -95,7 +95,7 @@ class Cuda {
                  grad_c_n = dense(s.grad_c_n), carried = aligned(s.carried),
                  output = aligned(s.output), h0 = aligned(s.h0);
       const auto c0 = dense(Cell::kReadsPrevious ? s.c0 : std::nullopt);
-      const Tensor saved = aligned(s.saved), weights = unit_columns(s.weights_h);
+      const Tensor saved = aligned(s.saved), weights = row_major(s.weights_h);
       const Tensor workspace = scratch(s.saved, cuda::recurrent_sequence_workspace<Cell, T>(
                                                     Pass::kBackward, s.steps, s.batch, s.hidden));
       check_launch(cuda::recurrent_sequence_backward<Cell>(
@@ -141,7 +141,7 @@ class Cuda {
   static std::optional<Tensor> aligned(const std::optional<Tensor>& t) {
     return t ? std::optional(aligned(*t)) : std::nullopt;
   }
-  static Tensor unit_columns(const Tensor& weights) {
+  static Tensor row_major(const Tensor& weights) {
     return weights.stride(1) == 1 ? weights : as_contiguous(weights);
   }
   static Tensor scratch(const Tensor& like, size_t bytes) {

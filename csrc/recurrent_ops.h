@@ -107,9 +107,9 @@ struct RecurrentOps {
     const Backend backend(a.input);
     const ScalarType dtype = a.input.scalar_type(), storage = Backend::storage(dtype);
     const auto parameters = cast(a.parameters, storage);
-    const StepTensors r = one_step(backend, cast(a.input, storage),
-                                   Op::Weights::split(parameters, a.states[0].size(1)),
-                                   cast(a.states[0], storage), carried_of(a.states), Save);
+    const StepTensors r =
+        one_step(backend, cast(a.input, storage), Op::Weights::of(parameters, a.states[0].size(1)),
+                 cast(a.states[0], storage), carried_of(a.states), Save);
     give(stack, cast(r.new_h, dtype), cast(r.new_carried, dtype), cast(r.saved, dtype));
   }
 
@@ -142,7 +142,7 @@ struct RecurrentOps {
     const Backend backend(a.input);
     const ScalarType dtype = a.input.scalar_type(), storage = Backend::storage(dtype);
     const auto parameters = cast(a.parameters, storage);
-    const Weights weights = Op::Weights::split(parameters, a.states[0].size(1));
+    const Weights weights = Op::Weights::of(parameters, a.states[0].size(1));
     const Tensor input = cast(a.input, storage), h0 = cast(a.states[0], storage);
     const auto c0 = cast(carried_of(a.states), storage);
     const Masks masks = prepared(backend, a.masks);

@@ -52,7 +52,7 @@ struct OneMatrix {
         ": weights must be ", rule_of("(", gates, ", hidden_size + input_size)"),
         " with hidden_size = ", hidden, ", got ", show(weights));
   }
-  static Weights split(std::span<const std::optional<Tensor>> given, int64_t hidden) {
+  static Weights of(std::span<const std::optional<Tensor>> given, int64_t hidden) {
     const Tensor& weights = *given[0];
     return {.x = columns(weights, hidden, weights.size(1) - hidden),
             .h = columns(weights, 0, hidden),
@@ -82,7 +82,7 @@ struct TwoMatrices {
     check_shape(weight, kNames[1], {gates * hidden, hidden},
                 rule_of("(", gates, ", hidden_size)").c_str(), op);
   }
-  static Weights split(std::span<const std::optional<Tensor>> given, int64_t) {
+  static Weights of(std::span<const std::optional<Tensor>> given, int64_t) {
     return {.x = *given[0],
             .h = *given[1],
             .bias_x = as_contiguous(given[2]),

@@ -8,8 +8,8 @@
 
 namespace my_ops::cuda {
 
-// What a launch takes, where that is more than every device gives. Threads and registers are
-// bounded by __launch_bounds__, static shared memory by the compiler.
+// What a launch needs, where not every device has it. Threads and registers are bounded by
+// __launch_bounds__, static shared memory by the compiler.
 struct Needs {
   int code = 0;          // the compute capability that the kernel's body is compiled from, 80 or 90
   int shared_bytes = 0;  // of a block, static and dynamic

@@ -26,7 +26,7 @@ struct Broadcast {
 // another offset.
 namespace cpu {
 
-// Single-threaded: the caller splits the range. T: uint8_t, uint16_t, uint32_t, uint64_t, float,
+// Single-threaded: the caller divides the range. T: uint8_t, uint16_t, uint32_t, uint64_t, float,
 // double, Half, BFloat16 (numeric_cpu.h) for the first two; floating types for the others.
 template <typename T>
 void add_one(const T* x, T* out, int64_t n);  // x + 1

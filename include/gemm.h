@@ -62,14 +62,14 @@ struct GemmArgs {
 enum class GemmKernel {
   kNone,        // an empty output
   kFp32Skinny,  // float on Hopper, few rows or a small output: six bf16 products in one pass
-  kFp32Sm90,    // float on Hopper: three fp16 products of operands that are split before
+  kFp32Sm90,    // float on Hopper: operands split first, then three fp16 products
   kFp32Sm80,    // float on compute capability 8.0, large: six bf16 products
   kHalfSm90,    // 16 bits on Hopper: tensor cores, epilogue on the sums
   kSmall,       // small problems of any type
   kLibrary,     // the vendor's library, as LibraryCall says
 };
 
-// How the vendor's library forms a product, and what is left to do behind it.
+// How the vendor's library computes a product, and what is left to do after it.
 enum class LibraryCall {
   kProduct,         // a @ b alone; of GemmArgs::linear: and bias, activation, residual, in its way
   kGelu,            // bias and kGeluTanh in the product's epilogue
@@ -77,14 +77,14 @@ enum class LibraryCall {
   kSums,            // a @ b in float; then linear_epilogue
 };
 
-// How a product is formed, as plan_gemm decides. tile and splits are the kernel's own: which of its
-// tiles, and in how many pieces of k, which a second kernel adds.
+// How a product is computed, as plan_gemm decides. tile and slices are the kernel's own: which of
+// its tiles, and in how many k-slices, which a second kernel adds.
 struct GemmPlan {
   DeviceFacts device;
   GemmKernel kernel = GemmKernel::kNone;
   LibraryCall library = LibraryCall::kProduct;
   int tile = 0;
-  int splits = 1;
+  int slices = 1;
   int64_t workspace = 0;  // bytes
 
   // Of a float product: large enough that the kernel's gain outweighs any host time.

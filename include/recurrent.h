@@ -8,7 +8,7 @@
 // for double.
 //
 // A ragged batch takes the same steps: beyond a row's end the cell is shut, so that the carried
-// values stay, h is 0 and no gradient arises. What stands around the steps is in the structs
+// values stay, h is 0 and no gradient arises. The work around the steps is in the structs
 // RaggedRows to RaggedStartBackward; row b ends after lengths[b] steps, of which values below 0 and
 // above `steps` count as these.
 //
@@ -250,7 +250,7 @@ struct RecurrentSequenceBackward {
   int64_t hidden;
 };
 
-// Whether on the current device one launch is the way to take: W_h on chip, all blocks resident
+// Whether the current device runs all steps in one launch: W_h on chip, all blocks resident
 // together, and so few rows that it beats a product and a step's kernel for each step. Where this
 // is false, the launchers below return cudaErrorNotSupported.
 template <typename Cell, typename T>

@@ -224,7 +224,7 @@ def _register_public(
 
 
 class _AllInputs:
-    """A context that speaks of every argument of the op, given or not."""
+    """A context that covers every argument of the op, given or not."""
 
     def __init__(self, ctx: Any, count: int) -> None:
         self._ctx = ctx

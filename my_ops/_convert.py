@@ -1,4 +1,4 @@
-"""Puts the layers of my_ops in the place of torch.nn's in a model."""
+"""Replaces torch.nn's layers in a model by those of my_ops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Conversion:
     _modules: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Makes the swapped modules what they were, but for those that have changed class since."""
+        """Turns the swapped modules back, except those whose class has changed since."""
         for module, kind in self._modules:
             if type(module) is KINDS[kind]:
                 module.__class__ = kind

@@ -1,4 +1,4 @@
-"""Errors of an op that torch words badly, in other words.
+"""Rewords errors of an op that torch words badly.
 
 Out of memory: the ops are compiled against torch's C interface, through which an error comes as a
 status, and from torch 2.13 on as text. What the module raises is a RuntimeError that ends in "(N

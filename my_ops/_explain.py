@@ -1,4 +1,4 @@
-"""``python -m my_ops explain gemm M N K``: which kernel forms a product on a GPU, and why.
+"""``python -m my_ops explain gemm M N K``: which kernel computes a product on a GPU, and why.
 
 The answer is the module's own: the host code that plans a product asks nothing but sizes and the
 numbers of a device, so it answers for any GPU on any machine, in builds without CUDA too.
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(options: argparse.Namespace) -> str:
-    """The lines that ``python -m my_ops explain`` prints; SystemExit where sizes are no sizes."""
+    """The lines that ``python -m my_ops explain`` prints; SystemExit where a size is invalid."""
     sizes = (options.batch, options.m, options.n, options.k)
     if min(sizes) < 0 or max(sizes) > 2**20:
         raise SystemExit(f"explain: sizes must be from 0 to 2^20, got {sizes}")

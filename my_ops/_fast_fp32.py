@@ -1,7 +1,7 @@
-"""torch's own float32 products by ours, for a program that calls torch: one switch a process.
+"""Runs torch's own float32 products on our kernels: one switch per process.
 
 ``mm`` and ``bmm`` are overridden in C++, csrc/fast_fp32.h. ``addmm`` and ``baddbmm`` have scalar
-arguments, which torch's stable ABI does not carry: Python stands before them.
+arguments, which torch's stable ABI does not carry: they go through Python.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ _switch = Switch(Path(__file__).with_name("_C.so"), "CUDA")
 
 
 class fast_fp32:  # in small letters as torch.set_grad_enabled, which it is used as
-    """Has torch form its float32 products on CUDA by :func:`gemm`'s kernels where these gain.
+    """Makes torch compute float32 products on CUDA with :func:`gemm`'s kernels where faster.
 
     A call switches it on or off; used in a ``with`` statement, its end restores what was before::
 

@@ -1,4 +1,4 @@
-"""Every private name of torch that my_ops uses, and what takes its place in a torch without it.
+"""Every private name of torch that my_ops uses, each with a substitute for a torch without it.
 
 All are there in torch 2.10 to 2.15. Most substitutes are public and slower; where one can do less,
 importing my_ops warns.
@@ -63,7 +63,7 @@ forward_mode_enabled: Any = _torch(
 )
 
 # Whether torch.func, forward mode, any autocast or jit.trace is active; True where torch does not
-# tell, which only leads the longer way.
+# tell, which only costs the longer way.
 transforms_active: Any = _torch("torch._C", "_are_functorch_transforms_active", _always)
 any_autocast: Any = _torch("torch._C", "_is_any_autocast_enabled", _always)
 tracing: Any = _torch("torch._C", "_get_tracing_state", torch.jit.is_tracing)

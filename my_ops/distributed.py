@@ -11,7 +11,7 @@ Afterwards every op takes ``DTensor`` arguments, and ``parallelize_module`` take
   dimensions that it does not flip.
 
 Arguments that are laid out otherwise are redistributed first, as for torch's own ops. Backward of
-linear and of the recurrent ops takes rows that are split in any dimension; those that are split
+linear and of the recurrent ops takes rows that are sharded in any dimension; those that are sharded
 unevenly it gathers for the gradient of the weight. DDP, ``fully_shard`` and
 ``torch.distributed.checkpoint`` need none of this.
 """
@@ -35,7 +35,7 @@ Layout = tuple[list[Any], list[Any]]  # of the results, and of the arguments; No
 
 
 def _for_given(layouts: list[Layout], args: tuple[Any, ...]) -> list[Layout]:
-    """The layouts, with None in the place of what is no tensor."""
+    """The layouts, with None in place of what is not a tensor."""
     tensors = [hasattr(a, "ndim") for a in args]
     return [
         (results, [place if tensor else None for place, tensor in zip(places, tensors)])  # noqa: B905
@@ -168,6 +168,6 @@ def _flattenable(t: Any, first: int, last: int) -> Any:
     ]
     if first == 0 and places == list(t.placements):
         return t
-    # The strides of what was gathered unevenly are not those that DTensor believes: hence clone.
+    # The strides of what was gathered unevenly are not those that DTensor assumes: hence clone.
     moved = t.redistribute(placements=places).movedim(first, 0)
     return moved.clone(memory_format=torch.contiguous_format)

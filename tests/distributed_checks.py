@@ -191,7 +191,7 @@ def recurrent_batches(mesh):
 
 
 def rows_that_are_flattened(mesh):
-    """Of what is split evenly nothing is gathered."""
+    """Nothing that is sharded evenly is gathered."""
     for shape, place, kept in [
         ((4, 3, 2), Shard(0), Shard(0)),
         ((3, 4, 2), Shard(1), Shard(0)),
@@ -224,7 +224,7 @@ def mine(mesh, x):
 
 
 def trained(model, inputs, steps=3):
-    # Grouped steps, the default on a GPU, take no mixture of split and whole parameters.
+    # Grouped steps, the default on a GPU, take no mixture of sharded and whole parameters.
     optimizer = torch.optim.AdamW(model.parameters(), 0.01, foreach=False)
     losses = []
     for _ in range(steps):

@@ -91,7 +91,7 @@ def counts():
 
 @contextlib.contextmanager
 def takes(*ops):
-    """The products in it are ours, of these ops."""
+    """Inside, our kernels compute the products of these ops."""
     before = counts()
     yield
     found = [
@@ -108,7 +108,7 @@ def left(reason):
 
 @contextlib.contextmanager
 def leaves(reason, times):
-    """The products in it are torch's, so many of them for that reason."""
+    """Inside, torch's kernels compute the products, so many of them for that reason."""
     with takes():
         before = left(reason)
         yield

@@ -10,7 +10,7 @@ FLOAT64_LIMIT = 2.0**-51
 
 # float32 may be at most this much worse than the reference run in float32, plus the rounding of a
 # sum over the rows of all steps, which grows with the root of their number and which the reference
-# splits into one sum a step.
+# makes one sum a step.
 FLOAT32_SHARE = 2.0
 FLOAT32_FLOOR = 2.0**-22
 # The 16-bit types are not worse than the reference run in the same type, up to chance: which of the

@@ -93,7 +93,7 @@ def test_the_model_itself(kind):
 
 
 def test_training_goes_on():
-    """With the optimizer of before, whose state belongs to the parameters."""
+    """The optimizer made before still works: its state belongs to the parameters."""
     found = []
     for converted in (False, True):
         torch.manual_seed(4)

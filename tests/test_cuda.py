@@ -208,13 +208,13 @@ def test_memory_is_given_back(name, call, cuda):
 
 @contextmanager
 def refusing_stream():
-    """A stream that refuses all work: a capture on it has been spoilt."""
+    """A stream that refuses all work: a capture on it has been invalidated."""
     driver, stream = ctypes.CDLL("libcuda.so.1"), torch.cuda.Stream()
     handle, relaxed = ctypes.c_void_p(stream.cuda_stream), 2
     torch.utils.deterministic.fill_uninitialized_memory = False  # which is work
     torch.cuda.synchronize()  # refused itself while a stream captures
     assert driver.cuStreamBeginCapture_v2(handle, relaxed) == 0
-    assert driver.cuStreamSynchronize(handle) != 0  # what spoils it
+    assert driver.cuStreamSynchronize(handle) != 0  # which invalidates it
     try:
         with torch.cuda.stream(stream):
             yield

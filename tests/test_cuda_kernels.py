@@ -345,7 +345,7 @@ def test_linear_half_keeps_nan_and_repeats_bitwise(dtype, size, activation, cuda
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
-def test_linear_half_finishers(dtype, cuda):
+def test_linear_half_epilogue_warps(dtype, cuda):
     """Two calls, checked in some rows: short enough for compute-sanitizer."""
     m, k, n = 2800, 2048, 3064
     x, weight = normal(m, k).to(dtype), normal(n, k).div(8).to(dtype)
@@ -388,7 +388,7 @@ def test_gemm_float32_repeats_bit_for_bit(cuda):
     assert all(torch.equal(my_ops.gemm(a, b), first) for _ in range(100))
 
 
-@pytest.mark.parametrize("size", [(1000, 1024, 4096), (2048, 1024, 2112)])  # one sum, pieces of k
+@pytest.mark.parametrize("size", [(1000, 1024, 4096), (2048, 1024, 2112)])  # one sum, promoted
 def test_gemm_float32_high_repeats_bit_for_bit(size, strict_cublas):
     m, k, n = size
     a, b = normal(m, k), normal(k, n)

@@ -30,11 +30,11 @@ GOLDEN = [  # what is asked, and the last line of the answer, which is the plan
     ("gemm 512 447 333 --dtype float16", "library: its product"),
     ("gemm 512 447 333 --dtype float16 --gpu h100", "half_sm90, tile 128 x 64, 0.6 MiB of "
      "workspace"),
-    ("gemm 16 4096 4096", "fp32_skinny, k in 8 pieces, 2.0 MiB of workspace"),
+    ("gemm 16 4096 4096", "fp32_skinny, k in 8 slices, 2.0 MiB of workspace"),
     ("gemm 13 17 19", "small"),
     ("gemm 0 17 19", "none, the output is empty"),
     ("linear 8192 4096 4096 --dtype float16 --activation silu --bias", "half_sm90, tile 128 x 256, "
-     "finished by warps of its own"),
+     "with epilogue warps"),
     ("linear 8192 4096 4096 --dtype bfloat16 --activation gelu_tanh --bias",
      "library: its product with bias and gelu_tanh in the epilogue"),
     ("linear 8192 4096 512 --dtype float16 --activation gelu --bias",

@@ -1,4 +1,4 @@
-"""What the fake kernels say of every op of torch.ops.my_ops is what the kernels do.
+"""The fake kernels of torch.ops.my_ops agree with the real ones, for every op.
 
 Wrong arguments: kernels, fake and meta tensors, a recorded gradient and torch.export refuse them in
 the same words. Others: shapes, strides and dtypes of the results are the same.

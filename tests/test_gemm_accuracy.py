@@ -17,7 +17,7 @@ import my_ops
 MEAN_SHARE = 1.0
 SHORT_K, SHORT_K_MEAN_SHARE = 64, 1.5  # below this k, sums have few roundings to average out
 WORST_SHARE = 1.5
-# Of normal data on CUDA, where cuBLAS does not cut k into pieces to keep the device busy.
+# Of normal data on CUDA, where cuBLAS does not slice k to keep the device busy.
 LONG_K, LONG_K_MEAN_SHARE = 1024, 1 / 3
 
 KS = [1, 7, 16, 33, 64, 257, 1024, 4096, 16384]
@@ -104,7 +104,8 @@ def label(family, size, layout="NN"):
 
 # ---------------------------------------------------------------------------------- large products
 
-# Where cuBLAS cuts no k, or into so few pieces that normal data keep to a third of its error.
+# Where cuBLAS does not slice k, or into so few slices that normal data keep to a third of its
+# error.
 SIZES = [*((1000, k, 1024) for k in KS), (1000, 1003, 1001)]  # m, k, n
 PRODUCTS = [(size, layout) for size in SIZES for layout in ("NN", "NT")]
 SIZES = [*((2048, k, 2048) for k in KS), (4096, 1024, 4096), (4096, 4096, 4096)]
@@ -166,25 +167,25 @@ def test_gemm_full_range(k, strict_cublas):
     check(my_ops.gemm(a, b), a, b, label("scaled-elements", size), MEAN_SHARE, WORST_SHARE)
 
 
-WIDE_SIZES = [(1000, 4096, 1024), (2048, 1024, 2048), (3072, 8192, 1024), (300, 5000, 2000)]
-WIDE_SIZES += [(256, 3072, 1024), (700, 1100, 700)]  # k in pieces; the smallest tile
+EXTREME_SIZES = [(1000, 4096, 1024), (2048, 1024, 2048), (3072, 8192, 1024), (300, 5000, 2000)]
+EXTREME_SIZES += [(256, 3072, 1024), (700, 1100, 700)]  # k in slices; the smallest tile
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT"])
-@pytest.mark.parametrize("size", WIDE_SIZES)
-def test_gemm_wide_range(size, layout, strict_cublas):
+@pytest.mark.parametrize("size", EXTREME_SIZES)
+def test_gemm_extreme_range(size, layout, strict_cublas):
     """Rows whose magnitudes span more than bf16 parts hold in every product."""
     m, k, n = size
     a, b = operands("normal", size, "cuda", layout)
     a.copy_(torch.ldexp(a, torch.randint(-110, 11, (m, k), device="cuda")))
     b.copy_(torch.ldexp(b, torch.randint(-60, 61, (k, n), device="cuda")))
     a[5], b[:, 7] = 0.0, 0.0
-    check_repeated(a, b, label("wide range", size, layout))
+    check_repeated(a, b, label("extreme range", size, layout))
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT"])
-@pytest.mark.parametrize("size", WIDE_SIZES)
-def test_linear_of_small_outputs_of_a_wide_range(size, layout, strict_cublas):
+@pytest.mark.parametrize("size", EXTREME_SIZES)
+def test_linear_of_small_outputs_of_extreme_range(size, layout, strict_cublas):
     """Half the outputs come from elements that bf16 parts lose beside the others of their row."""
     m, k, n = size
     x, weight_t = operands("normal", size, "cuda", layout)

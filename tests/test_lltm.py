@@ -47,7 +47,7 @@ def test_sequence_values_and_gradients(dtype, sizes, device):
 @pytest.mark.parametrize("hidden", range(1, 41))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_every_small_hidden_size(dtype, hidden, device):
-    """Of which vectors of any width leave a rest, in one or more rows."""
+    """Sizes that no vector width divides, in one or more rows."""
     batch = 1 + hidden % 13
     check_precision(my_ops.lltm, reference.lltm, lltm_inputs(2, batch, 3, hidden, dtype, device))
 

@@ -40,7 +40,7 @@ def test_sequence_values_and_gradients(name, dtype, sizes, device):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_small_hidden_size(name, dtype, hidden, device):
-    """Of which vectors of any width leave a rest, in one or more rows."""
+    """Sizes that no vector width divides, in one or more rows."""
     batch = 1 + hidden % 13
     check_precision(*pair(name), recurrent_inputs(name, 2, batch, 3, hidden, dtype, device))
 

@@ -1,4 +1,4 @@
-"""What is no plain tensor in the place of one: FX proxies, __torch_function__, wrong types."""
+"""What is not a plain tensor, passed as one: FX proxies, __torch_function__, wrong types."""
 
 import copy
 import inspect
@@ -84,7 +84,7 @@ def assert_equal(got, want):
 
 
 class Duck:
-    """No tensor, but it says what a function does with it."""
+    """Not a tensor, but it says what a function does with it."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

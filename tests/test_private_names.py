@@ -1,4 +1,4 @@
-"""A torch that lacks a private name which my_ops uses: my_ops works without it, and says what not.
+"""my_ops works in a torch without one of the private names it uses, and says what is lost.
 
 All stand in my_ops/_private.py, and each has a substitute.
 """

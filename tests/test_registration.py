@@ -1,4 +1,4 @@
-"""What every op promises alike: opcheck, real and fake metadata, repeatability."""
+"""What every op guarantees: opcheck, real and fake metadata, repeatability."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-// Tensor maps, which tell Hopper's copy engine how a tensor lies in memory: made on the host.
+// Tensor maps, which tell TMA how a tensor lies in memory: made on the host.
 #pragma once
 
 #include <cuda.h>

@@ -8,7 +8,7 @@
 
 namespace my_ops::cuda {
 
-// Good to the last bits of the type.
+// Accurate to the last bits of the type.
 template <Activation kActivation>
 struct Activate {
   template <typename C>
@@ -30,8 +30,8 @@ struct Activate {
   }
 };
 
-// Good to 2^-17, relative, which does for results of 16 bits: few instructions where they are given
-// here, else as above.
+// Accurate to 2^-17, relative, which is enough for 16-bit results: in few instructions, or by
+// Activate where none are given here.
 template <Activation kActivation>
 struct FastActivate {
   static constexpr float kLog2e = 1.4426950408889634f;

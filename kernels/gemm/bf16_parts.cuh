@@ -1,5 +1,5 @@
-// Floats as three bf16 parts each, all 24 bits of them, as fragments of mma.sync: a product of
-// floats is six products of parts, those beyond being below float's rounding.
+// Floats split into three bf16 parts, which hold all 24 bits, as fragments of mma.sync. A product
+// of floats takes six products of parts; the other three are below float's rounding.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,14 +14,14 @@ namespace my_ops::cuda {
 constexpr int kParts = 3;
 constexpr float kTiny = 0x1p-102f;  // of a smaller float, the last part may be lost
 
-// mma's fragments have four slots of k a lane; they may stand for any, so long as a and b agree.
-// Here lane l holds the four from this one of a chunk of 16 on.
-__device__ __forceinline__ int chunk_k(int lane) { return lane % 4 * 4; }
+// A lane's fragment holds four of an mma's 16 k per row. Which four is arbitrary as long as a and b
+// agree: here four consecutive ones, from this one on.
+__device__ __forceinline__ int fragment_k(int lane) { return lane % 4 * 4; }
 
 // The extreme magnitudes among some elements.
 struct Range {
-  uint32_t largest = 0;            // twice the bits: the sign is gone
-  uint32_t smallest = 0xffffffff;  // twice the bits, less one: zero comes out on top
+  uint32_t largest = 0;            // the bits shifted by one: without the sign
+  uint32_t smallest = 0xffffffff;  // the same less one: zero becomes the largest
 
   __device__ __forceinline__ void add(float x) {
     const uint32_t twice = __float_as_uint(x) << 1;
@@ -53,7 +53,7 @@ struct Pair {
   }
 };
 
-// A lane's share of a: four of k of two rows, eight apart.
+// A lane's fragment of a: four consecutive k of two rows, eight rows apart.
 __device__ __forceinline__ void split_rows(const float (&top)[4], const float (&bottom)[4],
                                            uint4 (&parts)[kParts]) {
   const Pair x(top[0], top[1]), y(bottom[0], bottom[1]), z(top[2], top[3]), w(bottom[2], bottom[3]);
@@ -63,23 +63,24 @@ __device__ __forceinline__ void split_rows(const float (&top)[4], const float (&
   }
 }
 
-// And of b: four of k of one column.
+// A lane's fragment of b: four consecutive k of one column.
 __device__ __forceinline__ void split_column(const float (&v)[4], uint2 (&parts)[kParts]) {
   const Pair x(v[0], v[1]), y(v[2], v[3]);
 #pragma unroll
   for (int i = 0; i < kParts; ++i) parts[i] = make_uint2(x.part[i], y.part[i]);
 }
 
-// The leading products of a tile of 16 x 8, over either half of a chunk of k: the fewer products a
-// tensor core adds at a time, the less it cuts off.
+// The leading products of a 16 x 8 tile, over 8 of k each: the fewer products a tensor core adds at
+// a time, the less it truncates.
 __device__ __forceinline__ void multiply_leading(float (&first)[4], float (&second)[4],
                                                  const uint4& a, const uint2& b) {
   ptx::mma_m16n8k8_bf16(first, a.x, a.y, b.x);
   ptx::mma_m16n8k8_bf16(second, a.z, a.w, b.y);
 }
 
-// sum += the products but the leading one, 2^-8 of it, for neighbouring tiles, the smallest first.
-// Tensor cores do not round sums but cut them: the leading products are to be added outside.
+// sum += all products but the leading ones, of which they are 2^-8, for adjacent tiles, smallest
+// first. Tensor cores truncate sums instead of rounding them: leading products are to be added
+// outside.
 template <int kTiles>
 __device__ __forceinline__ void add_other_products(float (&sum)[kTiles][4],
                                                    const uint4 (&a)[kParts],

@@ -24,20 +24,21 @@ struct GemmCosts {
     // One product per element at TF32's precision: from this much work on; and beside a library of
     // that precision, launches, an element, and the gain where k is contiguous in neither operand.
     double single_min_work, tf32_launches, tf32_element, tf32_strided_gain;
-    // Of tiles, per unit of area, against the large one.
-    double wide_slowdown, medium_slowdown, small_slowdown, pieces_slowdown;
-    // Of a sum in pieces of k, in elements of a large tile's output times blocks of k.
+    // Of tiles, for the same area, against the large one.
+    double wide_slowdown, medium_slowdown, small_slowdown, promoted_slowdown;
+    // Of a sum in k-slices, in elements of a large tile's output times k-blocks.
     double reduce, reduce_element;
   } fp32_sm90;
 
   struct HalfSm90 {
     // Microseconds of 64 of k in a tile, and of a tile's end.
     double large_us, wide_us, medium_us, small_us, end_us;
-    // Finishers: the share of the last wave that is busy, and k, the second for slow epilogues.
-    double finishers_min_share;
-    int64_t finishers_min_k, finishers_min_k_slow;
-    // Rows that are not whole vectors, operands copied or read in place: m, n and k; tiles; k.
-    struct Odd {
+    // Epilogue warps: the share of the last wave that is busy, and k, the second for slow
+    // epilogues.
+    double epilogue_warps_min_share;
+    int64_t epilogue_warps_min_k, epilogue_warps_min_k_slow;
+    // Unaligned rows, operands copied or read in place: m, n and k; tiles; k.
+    struct Unaligned {
       int64_t min_size, min_tiles, max_k_per_tile;
     } copied, in_place;
     int64_t epilogue_min_side, epilogue_max_outputs;  // small layers
@@ -46,7 +47,7 @@ struct GemmCosts {
   struct Small {
     int64_t max_outputs, many_outputs, max_work_of_many;
     int64_t max_work_8_bytes, max_work_4_bytes, max_work_2_bytes;  // by the size of an element
-    int64_t long_k, max_work_of_long_k;                            // 16 bits in whole vectors
+    int64_t long_k, max_work_of_long_k;                            // 16 bits, aligned rows
     int64_t tile_min_work;  // from here on tiles serve better, where one has to serve
   } small;
 };

@@ -10,7 +10,7 @@
 
 namespace my_ops::cuda {
 
-// What a column brings to its sums, before the activation.
+// What is applied to a column's sums before the activation.
 template <typename C>
 struct ColumnTerms {
   C bias;
@@ -35,7 +35,7 @@ __device__ __forceinline__ compute_t<Out> residual_at(const GemmArgs<T, Out>& ar
 
 // ---- single elements ----
 
-// Chooses the activation for every element: for kernels that finish one at a time.
+// Chooses the activation anew for every element: for kernels that finish one at a time.
 struct RuntimeActivate {
   Activation activation;
 

@@ -7,9 +7,8 @@
 
 namespace my_ops::cuda {
 
-// Runs a plan of fp32_skinny::plan: out of six bf16 products; outputs that these may spoil, Inf and
-// NaN are formed again in float arithmetic. Deterministic, stream-ordered, safe to capture in a
-// graph.
+// Runs a plan of fp32_skinny::plan, as six bf16 products; suspect outputs, Inf and NaN are
+// recomputed with fp32 FMAs. Deterministic, stream-ordered, safe to capture in a graph.
 cudaError_t gemm_fp32_skinny(const GemmArgs<float, float>& args, const GemmPlan& plan,
                              void* workspace, cudaStream_t stream);
 

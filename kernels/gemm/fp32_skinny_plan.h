@@ -15,7 +15,7 @@ using Args = GemmArgs<float, float>;
 
 inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 54 * 1024};  // of few rows, the larger
 
-// Tiles of 16 rows for few rows, else of 32, with as many blocks on a multiprocessor.
+// Tiles of 16 rows for few rows, otherwise of 32; blocks_per_sm of their blocks fit on an SM.
 struct Tile {
   int m, n, blocks_per_sm;
 };
@@ -26,15 +26,14 @@ inline const Tile& tile_of(const Args& args) {
   return args.m <= kFewRows.m ? kFewRows : kSmallOutput;
 }
 
-inline bool whole_vectors(const float* x, int64_t unit_stride, int64_t other_stride) {
+inline bool vectorizes(const float* x, int64_t unit_stride, int64_t other_stride) {
   return unit_stride == 1 && other_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
 }
-inline bool whole_vectors_b(const Args& args) {
-  return whole_vectors(args.b, args.b_row, args.b_col) ||
-         whole_vectors(args.b, args.b_col, args.b_row);
+inline bool vectorizes_b(const Args& args) {
+  return vectorizes(args.b, args.b_row, args.b_col) || vectorizes(args.b, args.b_col, args.b_row);
 }
 
-// Shapes at which the measured times beat a library's float GEMM and the split one.
+// Whether measured times beat the library's float GEMM and fp32_sm90.
 inline bool pays(const Args& args, const GemmCosts::Fp32Skinny& costs) {
   if (args.m <= kFewRows.m) {
     return args.n >= costs.few_min_columns && args.n < (1 << 24) &&
@@ -44,24 +43,24 @@ inline bool pays(const Args& args, const GemmCosts::Fp32Skinny& costs) {
   return args.n <= (args.m <= kSmallOutput.m ? costs.max_columns : costs.max_columns_many);
 }
 
-// Plans the product, if this kernel takes it; else says why another one does.
+// Plans the product if this kernel takes it; otherwise returns why it does not.
 inline const char* plan(const Args& args, const GemmCosts::Fp32Skinny& costs, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (!device.is(9, 0) || !device.runs(kNeeds)) return "needs Hopper";
   if (args.batch != 1 || args.m < 2 || args.m > 64) return "takes 2 to 64 rows and no batch";
   if (args.library_has_fast_tf32()) return "the library's TF32 is as fast";
-  if (args.k >= (1 << 28) || !whole_vectors_b(args)) return "needs a b of whole 16-byte vectors";
+  if (args.k >= (1 << 28) || !vectorizes_b(args)) return "needs a b of aligned rows or columns";
   if (!pays(args, costs)) return "too few columns, or k too short";
-  constexpr int kMinBlocks = 4;  // of k, per piece
+  constexpr int kMinBlocks = 4;  // k-blocks per slice
   const Tile& tile = tile_of(args);
   const int64_t tiles = ceil_div(args.m, tile.m) * ceil_div(args.n, tile.n);
   const int64_t k_blocks = ceil_div(args.k, kBlockK);
   const int64_t most =
       std::min<int64_t>(tile.blocks_per_sm * device.sm_count / tiles, k_blocks / kMinBlocks);
-  const int64_t splits = ceil_div(k_blocks, ceil_div(k_blocks, std::max<int64_t>(most, 1)));
+  const int64_t slices = ceil_div(k_blocks, ceil_div(k_blocks, std::max<int64_t>(most, 1)));
   plan->kernel = GemmKernel::kFp32Skinny;
-  plan->splits = static_cast<int>(splits);
-  plan->workspace = splits * (args.m * args.n + tiles) * static_cast<int64_t>(sizeof(float));
+  plan->slices = static_cast<int>(slices);
+  plan->workspace = slices * (args.m * args.n + tiles) * static_cast<int64_t>(sizeof(float));
   return nullptr;
 }
 

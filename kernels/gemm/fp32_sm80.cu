@@ -1,9 +1,9 @@
-// GEMM of floats out of six bf16 tensor-core products, of three parts of each operand.
-// Plan: a block forms 128 x 128 of out; a ring of 16 of k by cp.async, of four stages or, where
-// shared memory is short, two, in whichever of the two orders is contiguous in memory; operands are
-// split in registers. Leading products are summed over 8 of k from zero, the others over 16, and
-// added with rounding (the tensor core truncates); sums over 256 are formed on their own. Bound by
-// tensor cores: 6 * 2*m*n*k bf16 flop.
+// Float GEMM as six bf16 tensor-core products, of three parts of each operand.
+// Plan: a block computes a 128 x 128 tile; a cp.async ring of k-blocks of 16, with four stages or,
+// where shared memory is short, two, in the operand's memory order; operands are split in
+// registers. Leading products are summed from zero over 8 of k, the others over 16, and promoted,
+// that is added with rounding (the tensor core truncates); segments of 256 are summed on their own.
+// Bound by tensor cores: 6 * 2*m*n*k bf16 flop.
 #include "gemm/fp32_sm80.h"
 
 #include <cuda_runtime.h>
@@ -20,7 +20,7 @@ namespace {
 using namespace fp32_sm80;
 
 constexpr int kThreads = 256;         // 2 x 4 warps, each 64 x 32 of the tile
-constexpr int kPieceBlocks = 16;      // stages whose sum is formed on its own
+constexpr int kSegmentBlocks = 16;    // k-blocks summed on their own
 constexpr int kOperand = kTile * kK;  // floats of a stage
 
 constexpr float kTinyProduct = 0x1p-126f;  // of smaller products, the last bits may be lost
@@ -29,8 +29,8 @@ constexpr float kTinyProduct = 0x1p-126f;  // of smaller products, the last bits
 struct Operand {
   const float* x;
   int64_t row_stride, k_stride;
-  int rows;   // from the tile's first one on
-  bool wide;  // vectors of four are aligned
+  int rows;         // from the tile's first one on
+  bool vectorized;  // vectors of four are aligned
 };
 
 // Place of an element in a stage, [row][k] or [k][row], the latter swizzled: the lanes of a read
@@ -60,17 +60,17 @@ __device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64
 
 template <bool kKFast>
 __device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64_t l0, int64_t k) {
-  if (op.wide) {
+  if (op.vectorized) {
     load_stage<kKFast, 4>(op, smem, l0, k);
   } else {
     load_stage<kKFast, 1>(op, smem, l0, k);
   }
 }
 
-// A lane's four of k of one row.
+// A lane's four consecutive k of one row.
 template <bool kKFast>
 __device__ __forceinline__ void read(const float* smem, int row, int lane, float (&v)[4]) {
-  const float* const at = smem + offset<kKFast>(row, chunk_k(lane));
+  const float* const at = smem + offset<kKFast>(row, fragment_k(lane));
   if constexpr (kKFast) {
     const float4 f = *reinterpret_cast<const float4*>(at);
     v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void read(const float* smem, int row, int lane, float
   }
 }
 
-constexpr int kMmaM = 4, kMmaN = 4;  // 16 x 8 pieces of a warp's share
+constexpr int kMmaM = 4, kMmaN = 4;  // mma tiles of 16 x 8 of a warp
 
 // Row and column, within the tile, of sum[i][j][x].
 __device__ __forceinline__ int row_of(int i, int x) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ int column_of(int j, int x) {
   return threadIdx.x / 32 % 4 * 32 + j * 8 + threadIdx.x % 4 * 2 + x % 2;
 }
 
-// acc += a b over one stage; takes the magnitudes of the elements in.
+// acc += a b over one stage; adds the elements' magnitudes to `range`.
 template <bool kAKFast, bool kBKFast>
 __device__ __forceinline__ void multiply(const float* a, const float* b, Range& range,
                                          float (&acc)[kMmaM][kMmaN][4]) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void multiply(const float* a, const float* b, Range& 
   }
 }
 
-// A thread's sums over the whole of k, in shared memory: they are touched once per piece.
+// A thread's sums over all of k, in shared memory: they are touched only once per segment.
 struct Sums {
   float* at;  // [kMmaM * kMmaN * 4][kThreads]
 
@@ -137,7 +137,7 @@ struct Sums {
 #pragma unroll
     for (int e = 0; e < kMmaM * kMmaN * 4; ++e) at[e * kThreads + threadIdx.x] = 0.0f;
   }
-  // Takes acc in and clears it.
+  // Adds acc and clears it.
   __device__ __forceinline__ void take(float (&acc)[kMmaM][kMmaN][4]) const {
 #pragma unroll
     for (int i = 0; i < kMmaM; ++i) {
@@ -153,14 +153,14 @@ struct Sums {
   }
 };
 
-// The tile in plain float arithmetic, for data that the parts do not hold.
-__device__ __forceinline__ void multiply_exactly(const Operand& a, const Operand& b, int64_t k,
-                                                 const Sums& sums) {
+// The tile by fp32 FMAs, for data that bf16 parts cannot hold.
+__device__ __forceinline__ void multiply_by_fma(const Operand& a, const Operand& b, int64_t k,
+                                                const Sums& sums) {
   sums.clear();
   float acc[kMmaM][kMmaN][4] = {};
-  constexpr int kPiece = 128;
-  for (int64_t l0 = 0; l0 < k; l0 += kPiece) {
-    for (int64_t l = l0; l < min(l0 + kPiece, k); ++l) {
+  constexpr int kSegment = 128;
+  for (int64_t l0 = 0; l0 < k; l0 += kSegment) {
+    for (int64_t l = l0; l < min(l0 + kSegment, k); ++l) {
       float left[kMmaM][2], right[kMmaN][2];
 #pragma unroll
       for (int i = 0; i < kMmaM; ++i) {
@@ -196,8 +196,8 @@ __device__ __forceinline__ void multiply_exactly(const Operand& a, const Operand
 struct Launch {
   GemmArgs<float, float> args;
   int64_t tiles_m, tiles_n;
-  bool a_wide, b_wide;  // vectors of four are aligned
-  int stages;           // 4 or 2
+  bool a_vectorized, b_vectorized;  // vectors of four are aligned
+  int stages;                       // 4 or 2
 };
 
 template <bool kAKFast, bool kBKFast>
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) float smem[];
   const GemmArgs<float, float>& args = tiles.args;
-  // Tiles in columns of 8 rows, so that blocks at work share operands in L2.
+  // Tiles are walked in groups of 8 along m, so that blocks that run together share operands in L2.
   constexpr int kGroup = 8;
   const int64_t plane = tiles.tiles_m * tiles.tiles_n;
   const int64_t z = blockIdx.x / plane, in_plane = blockIdx.x % plane;
@@ -215,52 +215,52 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
   const int64_t m0 = (first + in_group % group_rows) * kTile, n0 = in_group / group_rows * kTile;
   const auto clip = [](int64_t rows) { return static_cast<int>(min(rows, int64_t{kTile})); };
   const Operand a{args.a + z * args.a_batch + m0 * args.a_row, args.a_row, args.a_col,
-                  clip(args.m - m0), tiles.a_wide};
+                  clip(args.m - m0), tiles.a_vectorized};
   const Operand b{args.b + z * args.b_batch + n0 * args.b_col, args.b_col, args.b_row,
-                  clip(args.n - n0), tiles.b_wide};
+                  clip(args.n - n0), tiles.b_vectorized};
 
   const Sums sums{smem};
   float* const ring = smem + kTile * kTile;
-  const auto stage_a = [&](int64_t block) {
-    return ring + (static_cast<int>(block) & (tiles.stages - 1)) * 2 * kOperand;
+  const auto stage_a = [&](int64_t k_block) {
+    return ring + (static_cast<int>(k_block) & (tiles.stages - 1)) * 2 * kOperand;
   };
-  const auto load = [&](int64_t block) {
-    if (block * kK < args.k) {
-      load_stage<kAKFast>(a, stage_a(block), block * kK, args.k);
-      load_stage<kBKFast>(b, stage_a(block) + kOperand, block * kK, args.k);
+  const auto load = [&](int64_t k_block) {
+    if (k_block * kK < args.k) {
+      load_stage<kAKFast>(a, stage_a(k_block), k_block * kK, args.k);
+      load_stage<kBKFast>(b, stage_a(k_block) + kOperand, k_block * kK, args.k);
     }
     ptx::cp_async_commit_group();
   };
-  for (int block = 0; block < tiles.stages - 1; ++block) load(block);
+  for (int k_block = 0; k_block < tiles.stages - 1; ++k_block) load(k_block);
 
   sums.clear();
   float acc[kMmaM][kMmaN][4] = {};
   Range range;
-  for (int64_t block = 0; block * kK < args.k; ++block) {
+  for (int64_t k_block = 0; k_block * kK < args.k; ++k_block) {
     if (tiles.stages == 4) {
       ptx::cp_async_wait_group<2>();
     } else {
       ptx::cp_async_wait_group<0>();
     }
     __syncthreads();  // this stage is filled, the one before has been read
-    load(block + tiles.stages - 1);
-    multiply<kAKFast, kBKFast>(stage_a(block), stage_a(block) + kOperand, range, acc);
-    if (block % kPieceBlocks == kPieceBlocks - 1) sums.take(acc);
+    load(k_block + tiles.stages - 1);
+    multiply<kAKFast, kBKFast>(stage_a(k_block), stage_a(k_block) + kOperand, range, acc);
+    if (k_block % kSegmentBlocks == kSegmentBlocks - 1) sums.take(acc);
   }
   sums.take(acc);
-  bool exactly = range.min_magnitude() < kTiny;
+  bool by_fma = range.min_magnitude() < kTiny;
 #pragma unroll
   for (int e = 0; e < kMmaM * kMmaN * 4; ++e) {
     const float sum = fabsf(sums.at[e * kThreads + threadIdx.x]);
-    exactly |= !isfinite(sum) || (sum > 0.0f && sum < args.k * kTinyProduct);
+    by_fma |= !isfinite(sum) || (sum > 0.0f && sum < args.k * kTinyProduct);
   }
-  if (__syncthreads_or(exactly)) multiply_exactly(a, b, args.k, sums);
+  if (__syncthreads_or(by_fma)) multiply_by_fma(a, b, args.k, sums);
 
   float* out = args.out + z * args.out_batch;
   with_activation(args.activation, [&]<Activation kActivation>() {
-#pragma unroll 1  // else the activations are most of what there is to compile
-    for (int piece = 0; piece < kMmaM * kMmaN; ++piece) {
-      const int i = piece / kMmaN, j = piece % kMmaN;
+#pragma unroll 1  // otherwise the activations are most of the code to compile
+    for (int mma_tile = 0; mma_tile < kMmaM * kMmaN; ++mma_tile) {
+      const int i = mma_tile / kMmaN, j = mma_tile % kMmaN;
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
         const int64_t row = m0 + row_of(i, x), column = n0 + column_of(j, x);
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
 }
 
 // Whether vectors of four along the contiguous index are aligned, in every row and batch.
-bool aligned(const float* x, int64_t batch_stride, int64_t row_stride, int64_t k_stride) {
+bool vectorizes(const float* x, int64_t batch_stride, int64_t row_stride, int64_t k_stride) {
   const bool k_fast = k_stride == 1;
   return (k_fast || row_stride == 1) && reinterpret_cast<uintptr_t>(x) % 16 == 0 &&
          batch_stride % 4 == 0 && (k_fast ? row_stride : k_stride) % 4 == 0;
@@ -298,8 +298,8 @@ cudaError_t my_ops::cuda::gemm_fp32_sm80(const GemmArgs<float, float>& args, con
   const Launch tiles{args,
                      ceil_div(args.m, kTile),
                      ceil_div(args.n, kTile),
-                     aligned(args.a, args.a_batch, args.a_row, args.a_col),
-                     aligned(args.b, args.b_batch, args.b_col, args.b_row),
+                     vectorizes(args.a, args.a_batch, args.a_row, args.a_col),
+                     vectorizes(args.b, args.b_batch, args.b_col, args.b_row),
                      plan.tile};
   if (args.a_col == 1) {
     return args.b_row == 1 ? run<true, true>(tiles, stream) : run<true, false>(tiles, stream);

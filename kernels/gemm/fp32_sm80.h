@@ -9,8 +9,8 @@ namespace my_ops::cuda {
 
 // Runs a plan of fp32_sm80::plan, for any strides: as accurate as a float GEMM.
 // Tiles of 128 x 128 whose operands hold Inf, NaN or nonzeros below 2^-102, and those with sums
-// that overflow or come near the denormals, are formed again in plain float arithmetic, at about a
-// tenth of the rate. Deterministic, stream-ordered, no workspace.
+// that overflow or come near the denormals, are recomputed with fp32 FMAs, at about a tenth of the
+// rate. Deterministic, stream-ordered, no workspace.
 cudaError_t gemm_fp32_sm80(const GemmArgs<float, float>& args, const GemmPlan& plan,
                            cudaStream_t stream);
 

@@ -25,10 +25,10 @@ inline int stages(const DeviceFacts& device) {
   return device.runs(needs(4)) ? 4 : device.runs(needs(2)) ? 2 : 0;
 }
 
-// Plans the product, if this kernel takes it; else says why another one does. Six bf16 products
-// must cost less than one of floats, which holds for 8.0 (16 times the rate) and not for 8.6 and
-// 8.9 (two to four times). Or, from 8.0 on, the kernel has to serve because the vendor's library is
-// too inaccurate.
+// Plans the product if this kernel takes it; otherwise returns why it does not. It takes products
+// where six bf16 ones cost less than one of floats, which holds on 8.0 (16 times the rate) but not
+// on 8.6 and 8.9 (two to four times), and from 8.0 on those for which the library is too
+// inaccurate.
 inline const char* plan(const Args& args, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (stages(device) == 0) return "needs compute capability 8.0 or later, and code for it";
@@ -39,8 +39,8 @@ inline const char* plan(const Args& args, GemmPlan* plan) {
   if (!args.library_too_inaccurate()) {
     if (!device.is(8, 0)) return "six bf16 products cost more than the library's one of float";
     if (args.library_has_fast_tf32()) return "the library's TF32 is as fast";
-    // k is not split.
-    if (blocks < device.sm_count) return "fewer tiles than multiprocessors";
+    // k is not sliced.
+    if (blocks < device.sm_count) return "fewer tiles than SMs";
   }
   plan->kernel = GemmKernel::kFp32Sm80;
   plan->tile = stages(device);

@@ -1,8 +1,8 @@
-// GEMM for Hopper: float in, float out, formed from three fp16 (or six bf16) tensor-core products.
-// Plan: split both operands into parts, one or two launches; split again into bf16 if the data call
-// for it (large problems; small ones go to plain float arithmetic); one product kernel that reads
-// the verdict on the device, and forms again in plain arithmetic what bf16 parts cannot hold; a
-// reduction if k was split. Each launch overlaps the end of the last.
+// GEMM for Hopper: float in, float out, computed as three fp16 (or six bf16) tensor-core products.
+// Plan: split both operands into fp16 parts, in one or two launches; split full-range data again,
+// into bf16 parts (small problems fall back to fp32 FMAs instead); one product kernel, which learns
+// on the device which path the data need, and recomputes with fp32 FMAs what bf16 parts cannot
+// hold; a reduction if k is sliced. Each launch overlaps the end of the one before.
 // Bound by tensor cores, 3 * 2*m*n*k fp16 flop (a third at TF32's precision), plus 8 bytes of
 // traffic per operand element.
 #include "gemm/fp32_sm90.h"
@@ -21,7 +21,7 @@ namespace {
 
 using namespace fp32_sm90;
 
-// Adds the pieces of a product split along k, in double and in their order.
+// Adds the partial sums of the k-slices, in double and in their order.
 constexpr int kReduceThreads = 256;
 
 __global__ void __launch_bounds__(kReduceThreads)
@@ -29,26 +29,27 @@ __global__ void __launch_bounds__(kReduceThreads)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   ptx::griddepcontrol_wait();
   const SplitPath path = product_path(p);
-  if (path == SplitPath::kExact) return;
+  if (path == SplitPath::kFma) return;
   const int shift = 2 * (path == SplitPath::kFp16 ? kFp16Shift : kBf16Shift);
   const int64_t plane = int64_t{p.m} * p.n, total = p.args.batch * plane;
-  const float limit = path == SplitPath::kWide ? kSpoiltBelow * static_cast<float>(p.args.k) : 0.0f;
+  const float limit =
+      path == SplitPath::kBf16Checked ? kSuspectBelow * static_cast<float>(p.args.k) : 0.0f;
   const int64_t step = int64_t{gridDim.x} * kReduceThreads;
   for (int64_t first = int64_t{blockIdx.x} * kReduceThreads; first < total; first += step) {
     const bool inside = first + threadIdx.x < total;
     const int64_t i = inside ? first + threadIdx.x : 0;
     double sum = 0.0;
-    for (int split = 0; split < p.splits; ++split) sum += p.partial[split * total + i];
+    for (int slice = 0; slice < p.slices; ++slice) sum += p.partial[slice * total + i];
     float x = static_cast<float>(sum);
     const int64_t z = i / plane;
     const int row = static_cast<int>(i % plane / p.n), col = static_cast<int>(i % p.n);
     const int a_exponent = p.a_exponent[(p.a_repeats ? 0 : z * p.m) + row];
     const int b_exponent = p.b_exponent[(p.b_repeats ? 0 : z * p.n) + col];
-    const bool spoilt =
+    const bool suspect =
         fabsf(x) < limit && a_exponent != kZeroExponent && b_exponent != kZeroExponent;
     const Pow2Pair factor = pow2_pair(a_exponent + b_exponent - shift);
     x = x * factor.first * factor.second;
-    x = formed_exactly(p.args, z, row, col, inside && spoilt, x);
+    x = recomputed(p.args, z, row, col, inside && suspect, x);
     if (!inside) continue;
     float* out = p.args.out + z * p.args.out_batch + row * p.args.out_row + col;
     *out = finish_element(RuntimeActivate{p.args.activation}, x, column_terms(p.args.bias, col),
@@ -85,17 +86,17 @@ Prepared prepare(const Args& args, const GemmPlan& plan, void* workspace) {
   product.has_bf16 = layout.has_bf16;
   product.partial = layout.partial;
   product.k_blocks = a.ld / kSplitBlockK;
-  product.splits = plan.splits;
-  product.k_blocks_per_split = static_cast<int>(ceil_div(product.k_blocks, plan.splits));
+  product.slices = plan.slices;
+  product.k_blocks_per_slice = static_cast<int>(ceil_div(product.k_blocks, plan.slices));
   return prepared;
 }
 
 template <typename Tile>
 ProductGrid product_grid(const Fp32Product& product) {
-  const int units_m = static_cast<int>(ceil_div(product.args.m, Tile::kUnitM));
-  const int units_n = static_cast<int>(ceil_div(product.args.n, Tile::kUnitN));
-  const int planes = static_cast<int>(product.args.batch) * product.splits;
-  return {units_m, units_n, units_m * units_n * planes};
+  const int cluster_tiles_m = static_cast<int>(ceil_div(product.args.m, Tile::kClusterTileM));
+  const int cluster_tiles_n = static_cast<int>(ceil_div(product.args.n, Tile::kClusterTileN));
+  const int planes = static_cast<int>(product.args.batch) * product.slices;
+  return {cluster_tiles_m, cluster_tiles_n, cluster_tiles_m * cluster_tiles_n * planes};
 }
 
 // Of parts in rows of ld elements.
@@ -135,21 +136,22 @@ cudaError_t run(Prepared* prepared, cudaStream_t stream) {
   }
   product.full.grid = product_grid<FullTile>(product);
   if (product.has_bf16) {
-    if (auto err = make_source<FullTile>(encoder, product, Bf16Scheme::kParts, a.ld, a.wide, b.wide,
-                                         &product.full);
+    if (auto err = make_source<FullTile>(encoder, product, Bf16Scheme::kParts, a.ld, a.bf16_parts,
+                                         b.bf16_parts, &product.full);
         err != cudaSuccess) {
       return err;
     }
   }
   if (auto err = allow_shared_bytes(kKernel, sizeof(ProductSmem)); err != cudaSuccess) return err;
-  const int units = std::max(product.fast.grid.units, product.full.grid.units);
-  const int blocks = std::min(units, cluster_slots<Tile>(sm_count)) * Tile::kCluster;
+  const int cluster_tiles =
+      std::max(product.fast.grid.cluster_tiles, product.full.grid.cluster_tiles);
+  const int blocks = std::min(cluster_tiles, resident_clusters<Tile>(sm_count)) * Tile::kCluster;
   if (auto err = sm90::launch_overlapped(kKernel, blocks, Tile::kThreads, sizeof(ProductSmem),
                                          Tile::kCluster, stream, product);
       err != cudaSuccess) {
     return err;
   }
-  if (product.splits == 1) return cudaSuccess;
+  if (product.slices == 1) return cudaSuccess;
   const int64_t outputs = product.args.batch * product.args.m * product.args.n;
   const int64_t reducers = std::min<int64_t>(ceil_div(outputs, kReduceThreads), 8 * sm_count);
   return sm90::launch_overlapped(fp32_reduce_kernel, reducers, kReduceThreads, 0, 1, stream,
@@ -229,8 +231,8 @@ cudaError_t my_ops::cuda::gemm_fp32_sm90(const GemmArgs<float, float>& args, con
       return run<Fp16Scheme, SmallTile>(&prepared, stream);
     case TileChoice::kSingle:
       return run<SingleScheme, SingleTile, LargeTile>(&prepared, stream);
-    case TileChoice::kSinglePieces:
-      return run<SingleScheme, SinglePiecesTile, LargeTile>(&prepared, stream);
+    case TileChoice::kSinglePromoted:
+      return run<SingleScheme, SinglePromotedTile, LargeTile>(&prepared, stream);
   }
   return cudaErrorInvalidValue;
 }

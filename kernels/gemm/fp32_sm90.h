@@ -13,11 +13,11 @@ namespace my_ops::cuda {
 //   three fp16 products per element, if rows of a and columns of b span less than 2^27 in magnitude
 //     (a few strays per row are allowed, at an absolute error of 2^-50 of the row's maximum) and
 //     hold at least 96 nonzeros, or none;
-//   six bf16 products up to a span of 2^90, or plain float arithmetic for small problems;
-//   plain float arithmetic, slowly, beyond that and for Inf and NaN.
-// Precision::kHigh takes one fp16 product in place of three where that is faster, without the rule
-// about nonzeros, and in pieces of k where a library's TF32 would have shorter sums.
-// Deterministic, stream-ordered, safe to capture in a graph.
+// six bf16 products beyond that, up to a span of 2^90; small problems take fp32 FMAs instead;
+// the same six products beyond 2^90, with suspect outputs recomputed by fp32 FMAs; FMAs alone,
+// slowly, for Inf and NaN. Precision::kHigh takes one fp16 product in place of three where that is
+// faster, without the rule about nonzeros, and promotes its sums where the library's TF32 would
+// have shorter ones. Deterministic, stream-ordered, safe to capture in a graph.
 cudaError_t gemm_fp32_sm90(const GemmArgs<float, float>& args, const GemmPlan& plan,
                            void* workspace, cudaStream_t stream);
 

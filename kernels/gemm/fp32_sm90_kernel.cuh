@@ -1,15 +1,16 @@
 // The product kernel of fp32_sm90.cu.
 // Plan: persistent blocks; one producer warp fills a ring of k-blocks of all parts by TMA, consumer
-// warpgroups own 64 rows each. Per 16 or 32 of k the product of the leading parts is formed from
-// zero and added to float registers with rounding (the tensor core truncates), while the tensor
-// core goes on with the small cross products, which have an accumulator of their own for the whole
-// of k. Where registers allow, sums are compensated: what an addition loses goes on to the next.
+// warpgroups own 64 rows each. Every 16 or 32 of k the products of the leading parts are summed
+// from zero and promoted, that is added to float registers with rounding (the tensor core
+// truncates), while the tensor core goes on with the cross products, which are small and have one
+// accumulator for all of k. Where registers allow, sums are compensated: what an addition loses is
+// carried into the next.
 // Bound by tensor cores: 3 (fp16) or 6 (bf16) times 2*m*n*k flop.
 #pragma once
 
 #include <type_traits>
 
-#include "gemm/fp32_exact.cuh"
+#include "gemm/fp32_fma.cuh"
 #include "gemm/fp32_sm90_plan.h"
 #include "gemm/fp32_sm90_tile.cuh"
 #include "gemm/pipeline_sm90.cuh"
@@ -25,19 +26,19 @@ namespace my_ops::cuda {
 namespace {
 
 struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
-  static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6, kSpoiltWords = 64;
+  static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6, kSuspectWords = 64;
   unsigned char ring[kRingBytes];
   uint64_t full[kMaxStages];
   TileExponents exponents[2];  // of each warpgroup
-  TurnedPiece pieces[8];       // of each consumers' warp
+  StagedSubtile subtiles[8];   // of each consumer warp
   uint64_t empty[kMaxStages];
-  uint32_t spoilt[kSpoiltWords];  // a bit for each of the block's tiles; beyond as many, shared
-  bool wide;                      // outputs that may be spoilt are looked for
+  uint32_t suspect[kSuspectWords];  // a bit per tile; beyond that many, shared
+  bool checked;                     // suspect outputs are looked for
 
-  // The bit of one of the units that the blocks of a grid take in turn.
+  // The bit of a cluster tile.
   template <typename Tile>
-  static __device__ __forceinline__ int turn(int unit) {
-    return unit / unit_step<Tile>() % (32 * kSpoiltWords);
+  static __device__ __forceinline__ int turn(int cluster_tile) {
+    return cluster_tile / cluster_tile_step<Tile>() % (32 * kSuspectWords);
   }
 };
 static_assert(sizeof(ProductSmem) == fp32_sm90::kNeeds.shared_bytes);
@@ -59,13 +60,14 @@ struct RingLayout {
 
 template <typename Tile>
 __device__ __forceinline__ TileOrigin tile_origin(const Fp32Product& p, const ProductGrid& grid,
-                                                  int unit, ClusterPlace place) {
-  const TilePlace tile = tile_place<Tile>(grid.units_m, grid.units_n, unit, place);
-  return {tile.m, tile.n, tile.plane / p.splits, tile.plane % p.splits};
+                                                  int cluster_tile, ClusterPlace place) {
+  const TilePlace tile =
+      tile_place<Tile>(grid.cluster_tiles_m, grid.cluster_tiles_n, cluster_tile, place);
+  return {tile.m, tile.n, tile.plane / p.slices, tile.plane % p.slices};
 }
 
-__device__ __forceinline__ int k_blocks_of(const Fp32Product& p, int split) {
-  return min(p.k_blocks_per_split, p.k_blocks - split * p.k_blocks_per_split);
+__device__ __forceinline__ int k_blocks_of(const Fp32Product& p, int slice) {
+  return min(p.k_blocks_per_slice, p.k_blocks - slice * p.k_blocks_per_slice);
 }
 
 template <typename Scheme, typename Tile>
@@ -79,12 +81,13 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
   for (int i = 0; i < Tile::kClusterN; ++i) same_m |= 1 << (place.m + i * Tile::kClusterM);
   const uint16_t same_n = ((1 << Tile::kClusterM) - 1) << (place.n * Tile::kClusterM);
   RingPlace<Layout::kStages> at;
-  for (int unit = first_unit<Tile>(); unit < source.grid.units; unit += unit_step<Tile>()) {
-    const TileOrigin origin = tile_origin<Tile>(p, source.grid, unit, place);
+  for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < source.grid.cluster_tiles;
+       cluster_tile += cluster_tile_step<Tile>()) {
+    const TileOrigin origin = tile_origin<Tile>(p, source.grid, cluster_tile, place);
     const int a_row = (p.a_repeats ? 0 : origin.z * p.m) + origin.m + place.n * kRowsA;
     const int b_row = (p.b_repeats ? 0 : origin.z * p.n) + origin.n + place.m * kRowsB;
-    const int k_blocks = k_blocks_of(p, origin.split);
-    int k = origin.split * p.k_blocks_per_split * Tile::kK;
+    const int k_blocks = k_blocks_of(p, origin.slice);
+    int k = origin.slice * p.k_blocks_per_slice * Tile::kK;
     for (int i = 0; i < k_blocks; ++i, k += Tile::kK) {
       fill_stage<Layout::kBytes>(at, smem.full, smem.empty, [&](int stage, uint64_t* full) {
 #pragma unroll
@@ -99,8 +102,8 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
   }
 }
 
-// A stage's parts as the tensor core sees them. Addresses count 16 bytes; a 16-element piece of k
-// is 32 bytes of the swizzled row.
+// The matrix descriptors of a stage's parts. Addresses count 16 bytes; 16 elements of k are 32
+// bytes of a swizzled row.
 template <typename Layout, typename Tile>
 struct StageOperands {
   uint32_t base_a, base_b;
@@ -116,7 +119,7 @@ struct StageOperands {
   }
 };
 
-// Sums of several parts' products over a tile's k, rounded every kPromote of k.
+// Sums the products of several parts over a tile's k, promoted every kPromote of k.
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile>& release,
                                           int consumer, int k_blocks,
@@ -128,14 +131,14 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
   constexpr bool kCompensated = Tile::kCompensated;
   constexpr int kPromote = kCompensated ? 16 : 32;  // of k, between additions to the rounded sum
   float lead[kCount], cross[kCount];
-  float pending[kCompensated ? kCount : 1];  // what is still to be added to the sum
-  const int piece = k_blocks <= 8 ? 2 : 4;   // blocks of k, after which it is
+  float pending[kCompensated ? kCount : 1];   // not yet added to the sum
+  const int segment = k_blocks <= 8 ? 2 : 4;  // k-blocks between such additions
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
 #pragma unroll
   for (float& x : pending) x = 0.0f;
   int previous = -1;
-  for (int block = 0; block < k_blocks; ++block) {
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {
     ptx::mbarrier_wait(&smem.full[at.stage], at.phase);
     const StageOperands<Layout, Tile> part(smem, at.stage, consumer);
 #pragma unroll
@@ -146,7 +149,7 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
         Mma::run(lead, part.a(0, k), part.b(0, k), k != k0);
       }
       ptx::wgmma_commit_group();
-      bool add = block != 0 || k0 != 0;
+      bool add = k_block != 0 || k0 != 0;
 #pragma unroll
       for (int order = kParts - 1; order > 0; --order) {
 #pragma unroll
@@ -166,7 +169,7 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
       for (int i = 0; i < kCount; ++i) (kCompensated ? pending : sum)[i] += lead[i];
     }
     if constexpr (kCompensated) {
-      if (block % piece == piece - 1) {
+      if (k_block % segment == segment - 1) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
           const float before = sum[i];
@@ -183,16 +186,16 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
   release(previous);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    constexpr float kUnit = 1.0f / (1 << Scheme::kLowBits);
+    constexpr float kLowScale = 1.0f / (1 << Scheme::kLowBits);
     if constexpr (kCompensated) {
-      sum[i] += fmaf(cross[i], kUnit, pending[i]);
+      sum[i] += fmaf(cross[i], kLowScale, pending[i]);
     } else {
-      sum[i] = fmaf(cross[i], kUnit, sum[i]);
+      sum[i] = fmaf(cross[i], kLowScale, sum[i]);
     }
   }
 }
 
-// Sum of one part's products, left in the tensor core.
+// Sums the products of the leading parts, without promotion.
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Tile>& release,
                                            int consumer, int k_blocks,
@@ -208,38 +211,39 @@ __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Til
   });
 }
 
-// The same, but pieces of k are added with rounding.
+// The same, promoted every kSegment k-blocks.
 template <typename Scheme, typename Tile, int kCount>
-__device__ __forceinline__ void sum_single_pieces(ProductSmem& smem, const Releaser<Tile>& release,
-                                                  int consumer, int k_blocks,
-                                                  RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
-                                                  float (&sum)[kCount]) {
-  constexpr int kPiece = 8;  // blocks of k
-  float piece[kCount];
+__device__ __forceinline__ void sum_single_promoted(
+    ProductSmem& smem, const Releaser<Tile>& release, int consumer, int k_blocks,
+    RingPlace<RingLayout<Scheme, Tile>::kStages>& at, float (&sum)[kCount]) {
+  constexpr int kSegment = 8;  // k-blocks
+  float segment_sum[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
-  for (int block = 0; block < k_blocks; block += kPiece) {
-    const int blocks = min(kPiece, k_blocks - block);
-    sum_single<Scheme, Tile>(smem, release, consumer, blocks, at, piece);
+  for (int k_block = 0; k_block < k_blocks; k_block += kSegment) {
+    const int count = min(kSegment, k_blocks - k_block);
+    sum_single<Scheme, Tile>(smem, release, consumer, count, at, segment_sum);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] += piece[i];
+    for (int i = 0; i < kCount; ++i) sum[i] += segment_sum[i];
   }
 }
 
-// The block's spoilt tiles in plain arithmetic, by threads 0 to 255.
+// Recomputes the block's suspect tiles with fp32 FMAs, by threads 0 to 255.
 template <typename Tile>
-__device__ __forceinline__ void redo_spoilt(const Fp32Product& p, const ProductGrid& grid,
-                                            ProductSmem& smem, ClusterPlace place, int thread) {
-  ExactSmem& exact = reinterpret_cast<ExactSmem&>(smem.ring);
-  exact_barrier();  // all tiles are done, and with them the ring
-  for (int unit = first_unit<Tile>(); unit < grid.units; unit += unit_step<Tile>()) {
-    const int turn = ProductSmem::turn<Tile>(unit);
-    if (!(smem.spoilt[turn / 32] >> turn % 32 & 1)) continue;
-    const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
-    for (int i = 0; i < Tile::kM; i += kExactTile) {
-      for (int j = 0; j < Tile::kN; j += kExactTile) {
-        multiply_tile_exactly(p.args, exact, thread, origin.z, origin.m + i, origin.n + j,
-                              origin.n + Tile::kN);
+__device__ __forceinline__ void recompute_suspect(const Fp32Product& p, const ProductGrid& grid,
+                                                  ProductSmem& smem, ClusterPlace place,
+                                                  int thread) {
+  FmaSmem& fma_smem = reinterpret_cast<FmaSmem&>(smem.ring);
+  fma_barrier();  // all tiles are done, and with them the ring
+  for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < grid.cluster_tiles;
+       cluster_tile += cluster_tile_step<Tile>()) {
+    const int turn = ProductSmem::turn<Tile>(cluster_tile);
+    if (!(smem.suspect[turn / 32] >> turn % 32 & 1)) continue;
+    const TileOrigin origin = tile_origin<Tile>(p, grid, cluster_tile, place);
+    for (int i = 0; i < Tile::kM; i += kFmaTile) {
+      for (int j = 0; j < Tile::kN; j += kFmaTile) {
+        multiply_tile_by_fma(p.args, fma_smem, thread, origin.z, origin.m + i, origin.n + j,
+                             origin.n + Tile::kN);
       }
     }
   }
@@ -254,14 +258,15 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
   const Releaser<Tile> release{smem.empty};
   float sum[Tile::kN / 2];
   RingPlace<RingLayout<Scheme, Tile>::kStages> at;
-  for (int unit = first_unit<Tile>(); unit < grid.units; unit += unit_step<Tile>()) {
-    const TileOrigin origin = tile_origin<Tile>(p, grid, unit, place);
-    const int k_blocks = k_blocks_of(p, origin.split);
+  for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < grid.cluster_tiles;
+       cluster_tile += cluster_tile_step<Tile>()) {
+    const TileOrigin origin = tile_origin<Tile>(p, grid, cluster_tile, place);
+    const int k_blocks = k_blocks_of(p, origin.slice);
     TileExponents& exponents = smem.exponents[consumer];
     TileExponents::wait(consumer);  // those of the tile before have been read
-    if (p.splits == 1) exponents.load<Tile::kN>(p, origin, origin.m + consumer * 64);
-    if constexpr (Scheme::kParts == 1 && Tile::kInPieces) {
-      sum_single_pieces<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
+    if (p.slices == 1) exponents.load<Tile::kN>(p, origin, origin.m + consumer * 64);
+    if constexpr (Scheme::kParts == 1 && Tile::kPromoted) {
+      sum_single_promoted<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
     } else if constexpr (Scheme::kParts == 1) {
       sum_single<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
     } else {
@@ -269,20 +274,20 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
     }
     const int first_row = origin.m + consumer * 64;
     if constexpr (kMayLose) {
-      if (smem.wide) {
+      if (smem.checked) {
         exponents.wait(consumer);
-        const float limit = kSpoiltBelow * static_cast<float>(p.args.k);
-        if (exponents.spoilt(sum, limit, p.m - first_row, p.n - origin.n)) {
-          const int turn = ProductSmem::turn<Tile>(unit);
-          atomicOr(&smem.spoilt[turn / 32], 1u << turn % 32);
+        const float limit = kSuspectBelow * static_cast<float>(p.args.k);
+        if (exponents.suspect(sum, limit, p.m - first_row, p.n - origin.n)) {
+          const int turn = ProductSmem::turn<Tile>(cluster_tile);
+          atomicOr(&smem.suspect[turn / 32], 1u << turn % 32);
         }
       }
     }
     const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
-    finish<Scheme, Tile>(p, origin, row0, exponents, consumer, smem.pieces, sum);
+    finish<Scheme, Tile>(p, origin, row0, exponents, consumer, smem.subtiles, sum);
   }
   if constexpr (kMayLose && Tile::kConsumers > 1) {
-    if (smem.wide) redo_spoilt<Tile>(p, grid, smem, place, threadIdx.x - 128);
+    if (smem.checked) recompute_suspect<Tile>(p, grid, smem, place, threadIdx.x - 128);
   }
 }
 
@@ -298,7 +303,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const ClusterPlace place = cluster_place<Tile>();
   if (threadIdx.x == 0) {
     init_ring<Tile>(ProductSmem::kMaxStages, smem.full, smem.empty);
-    for (uint32_t& word : smem.spoilt) word = 0;
+    for (uint32_t& word : smem.suspect) word = 0;
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&p.fast.a);
     ptx::prefetch_tensormap(&p.fast.b);
@@ -306,12 +311,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const SplitPath path = product_path(p);  // also publishes the barriers
-  // Pieces of k are looked over when they are added.
-  if (threadIdx.x == 0) smem.wide = path == SplitPath::kWide && p.splits == 1;
+  // With k-slices the reduction looks for them.
+  if (threadIdx.x == 0) smem.checked = path == SplitPath::kBf16Checked && p.slices == 1;
   __syncthreads();
   if constexpr (Tile::kCluster > 1) cluster_sync();
-  if (path == SplitPath::kExact) {
-    multiply_exactly<Tile::kThreads>(p.args, reinterpret_cast<ExactSmem&>(smem.ring));
+  if (path == SplitPath::kFma) {
+    multiply_by_fma<Tile::kThreads>(p.args, reinterpret_cast<FmaSmem&>(smem.ring));
   } else if (threadIdx.x < 128) {
     if constexpr (Tile::kMoveRegisters) ptx::setmaxnreg_dec<40>();
     if (threadIdx.x == 0) {
@@ -330,9 +335,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       consume<Bf16Scheme, FullTile>(p, p.full.grid, smem, place);
     }
   }
-  if constexpr (FullTile::kConsumers == 1) {  // too few threads alone
+  if constexpr (FullTile::kConsumers == 1) {  // one warpgroup has too few threads for it
     __syncthreads();
-    if (smem.wide) redo_spoilt<FullTile>(p, p.full.grid, smem, place, threadIdx.x);
+    if (smem.checked) recompute_suspect<FullTile>(p, p.full.grid, smem, place, threadIdx.x);
   }
   if constexpr (Tile::kCluster > 1) cluster_sync();
 #endif

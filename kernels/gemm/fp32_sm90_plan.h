@@ -18,23 +18,23 @@ using Args = GemmArgs<float, float>;
 
 inline constexpr int64_t kMinK = 96;  // from here on as accurate as a chain of float FMAs
 
-// Of ProductSmem, the largest block's; clusters are of up to two blocks.
+// The shared memory is ProductSmem's; clusters have at most two blocks.
 inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 211 * 1024, .cluster = 2};
 
 // A cluster works on kClusterM x kClusterN tiles: blocks in a line along n share their rows of a,
-// blocks in a line along m their columns of b; each loads only a part and sends it to the others.
+// blocks in a line along m their columns of b; each loads a share and multicasts it.
 template <int M, int N, int ClusterM, int ClusterN>
 struct Tile {
   static constexpr int kM = M, kN = N, kK = kSplitBlockK;
   static constexpr int kClusterM = ClusterM, kClusterN = ClusterN;
   static constexpr int kCluster = ClusterM * ClusterN;
-  static constexpr int kUnitM = M * ClusterM, kUnitN = N * ClusterN;
+  static constexpr int kClusterTileM = M * ClusterM, kClusterTileN = N * ClusterN;
   static constexpr int kConsumers = M / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
-  // Up to where registers allow: whether what the sums' additions lose is added later; and whether
-  // a single product is summed in pieces of k.
-  static constexpr bool kCompensated = N < 128, kInPieces = N < 256;
+  static constexpr int kGroupM = 2048 / kClusterTileM;  // walked together, for L2
+  // As far as registers allow: whether sums are compensated, and whether those of a single product
+  // are promoted.
+  static constexpr bool kCompensated = N < 128, kPromoted = N < 256;
   // Accumulators that need more than an even share of the registers.
   static constexpr bool kMoveRegisters = kConsumers > 1;
 };
@@ -43,10 +43,10 @@ using LargeTile = Tile<128, 128, 2, 1>;
 using WideTile = Tile<128, 96, 2, 1>;
 using MediumTile = Tile<128, 64, 1, 2>;
 using SmallTile = Tile<64, 64, 1, 1>;
-using SingleTile = Tile<128, 256, 2, 1>;        // of one fp16 product per element
-using SinglePiecesTile = Tile<128, 192, 2, 1>;  // of one, in pieces of k
+using SingleTile = Tile<128, 256, 2, 1>;          // of one fp16 product per element
+using SinglePromotedTile = Tile<128, 192, 2, 1>;  // of one, promoted
 
-enum class TileChoice { kLarge, kWide, kMedium, kSmall, kSingle, kSinglePieces };
+enum class TileChoice { kLarge, kWide, kMedium, kSmall, kSingle, kSinglePromoted };
 inline constexpr const char* kTileNames[] = {"128 x 128",
                                              "128 x 96",
                                              "128 x 64",
@@ -54,16 +54,17 @@ inline constexpr const char* kTileNames[] = {"128 x 128",
                                              "128 x 256, one product in place of three",
                                              "128 x 192, one product in place of three"};
 
-// Clusters that run at once. Four blocks do not fit everywhere: they ran at half the rate.
+// Clusters that run at once. Clusters of four blocks do not fit everywhere on the device: they ran
+// at half the rate.
 template <typename Tile>
-int cluster_slots(int sm_count) {
+int resident_clusters(int sm_count) {
   static_assert(Tile::kCluster <= 2);
   return sm_count / Tile::kCluster;
 }
 
 template <typename Tile>
-int64_t units_of(const Args& args) {
-  return ceil_div(args.m, Tile::kUnitM) * ceil_div(args.n, Tile::kUnitN) * args.batch;
+int64_t cluster_tiles_of(const Args& args) {
+  return ceil_div(args.m, Tile::kClusterTileM) * ceil_div(args.n, Tile::kClusterTileN) * args.batch;
 }
 
 inline bool fits(const Args& args) {
@@ -76,7 +77,7 @@ inline bool fits(const Args& args) {
          args.batch * ceil_div(args.m, 64) * ceil_div(args.n, 64) < kLimit;
 }
 
-// What a product costs and saves, of the elements that are split for it and of multiply-adds.
+// A product's multiply-adds, and the elements of each operand that are split for it.
 struct Size {
   double work, a, b;
   bool a_strided, b_strided;  // k is not contiguous
@@ -93,9 +94,9 @@ inline Size size_of(const Args& args) {
 
 // ---- which products ----
 
-// Sizes at which the measured times beat a library's float GEMM: what the products save, in
-// multiply-adds of the library, has to pay for the launches and for the split of each element,
-// which is dearer where k is not contiguous, and takes two launches where it is long besides.
+// Whether measured times beat the library's float GEMM: what the tensor cores save, in
+// multiply-adds of the library, has to pay for the launches and for splitting each element, which
+// costs more where k is not contiguous, and a second launch where k is long besides.
 inline bool pays(const Args& args, const GemmCosts::Fp32Sm90& costs) {
   if (args.packed_b && args.batch == 1 && args.m >= costs.packed_min_rows &&
       args.n >= costs.packed_min_weight && args.k >= costs.packed_min_weight) {
@@ -115,8 +116,8 @@ inline bool use_single(const Args& args, const GemmCosts::Fp32Sm90& costs) {
   return args.precision == Precision::kHigh && size_of(args).work >= costs.single_min_work;
 }
 
-// Whether all rows, or columns where these are contiguous, are whole 16-byte vectors.
-inline bool whole_vectors(const Args& args) {
+// Whether all three matrices are aligned to 16-byte vectors along their contiguous index.
+inline bool library_vectorizes(const Args& args) {
   const auto whole = [](const float* x, int64_t batch, int64_t row, int64_t col) {
     return reinterpret_cast<uintptr_t>(x) % 16 == 0 && batch % 4 == 0 &&
            (row == 1 ? col : row) % 4 == 0;
@@ -126,21 +127,20 @@ inline bool whole_vectors(const Args& args) {
          whole(args.out, args.out_batch, args.out_row, args.out_col);
 }
 
-// Sizes at which one product beats a library's of TF32. That needs no split, but whole vectors, and
-// is half as fast where k is contiguous in neither operand.
+// Whether one fp16 product beats the library's TF32, which needs no split but aligned rows, and is
+// half as fast where k is contiguous in neither operand.
 inline bool pays_beside_tf32(const Args& args, const GemmCosts::Fp32Sm90& costs) {
   if (std::min(args.m, args.n) < costs.min_side || args.k < costs.min_k) return false;
   if (!use_single(args, costs)) return false;
-  if (!whole_vectors(args)) return true;
+  if (!library_vectorizes(args)) return true;
   const Size size = size_of(args);
   const bool strided = args.a_col != 1 && args.b_row != 1;
   return size.work * (strided ? costs.tf32_strided_gain : 1) >=
          costs.tf32_launches + costs.tf32_element * (size.a + size.b);
 }
 
-// Why another kernel takes the product, or null where this one does: it can run, and has been
-// measured to beat the vendor's library at such sizes, or has to serve because that is too
-// inaccurate.
+// Why this kernel does not take the product, or null if it does: it can run, and beats the library
+// at such sizes by measured times, or is needed because the library is too inaccurate.
 inline const char* refusal(const Args& args, const DeviceFacts& device,
                            const GemmCosts::Fp32Sm90& costs) {
   if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
@@ -153,8 +153,8 @@ inline const char* refusal(const Args& args, const DeviceFacts& device,
   return pays(args, costs) ? nullptr : "too small to pay for splitting the operands";
 }
 
-// Whether products gain by a packed b: one of many rows, the case that gains most. Small ones leave
-// it aside.
+// Whether products gain by a packed b, judged by one of many rows, which gains most. Products too
+// small to gain ignore it.
 inline bool packs(const PackArgs& args, const DeviceFacts& device,
                   const GemmCosts::Fp32Sm90& costs) {
   Args product{};
@@ -168,67 +168,69 @@ inline bool packs(const PackArgs& args, const DeviceFacts& device,
 
 // ---- in which tiles ----
 
-// Where a library's tiles leave processors idle, or k is long, it may cut k, as its errors show:
-// its sums are then shorter, and the largest tiles', neither compensated nor in pieces, not always
-// as accurate.
+// Where its tiles leave SMs idle, or k is long, the library may slice k, as its errors show. Its
+// sums are then shorter, and those of the largest tiles here, neither compensated nor promoted, may
+// be less accurate.
 inline bool library_may_cut_k(const Args& args, int sm_count) {
   constexpr int64_t kTile = 128, kMaxWaves = 6, kLongK = 2048;
   constexpr double kIdle = 0.05;
   const int64_t tiles = args.batch * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
-  const int64_t waves = ceil_div(tiles, int64_t{sm_count}), slots = waves * sm_count;
-  const bool idle = static_cast<double>(slots - tiles) > kIdle * static_cast<double>(slots);
+  const int64_t waves = ceil_div(tiles, int64_t{sm_count}), room = waves * sm_count;
+  const bool idle = static_cast<double>(room - tiles) > kIdle * static_cast<double>(room);
   return waves <= kMaxWaves && (idle || args.k > waves * kLongK);
 }
 
-// How a tile would cover the product: in how many pieces of k, where the output alone leaves most
-// of the device idle, and in what time, by whole waves.
+// How a tile would cover the product: in how many k-slices, where the output alone leaves most of
+// the device idle, and at what estimated cost, by whole waves.
 struct Cover {
-  int splits;
-  double cost;  // in elements of the output of a large tile times blocks of k; 15,000 take 1 us
+  int slices;
+  double cost;  // in elements of a large tile's output times k-blocks; 15,000 take 1 us
 };
 
 // slowdown: of the tile against the large one, per unit of area.
 template <typename Tile>
 Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp32Sm90& costs) {
-  constexpr int64_t kMinBlocks = 8, kMaxSplits = 64;  // of k, per piece
+  constexpr int64_t kMinBlocks = 8, kMaxSlices = 64;  // k-blocks per slice; slices
   const int64_t k_blocks = ceil_div(args.k, kSplitBlockK);
-  const int64_t slots = cluster_slots<Tile>(sm_count), units = units_of<Tile>(args);
-  const int64_t most = std::min({slots / units, k_blocks / kMinBlocks, kMaxSplits});
+  const int64_t resident = resident_clusters<Tile>(sm_count),
+                cluster_tiles = cluster_tiles_of<Tile>(args);
+  const int64_t most = std::min({resident / cluster_tiles, k_blocks / kMinBlocks, kMaxSlices});
   const int64_t blocks = ceil_div(k_blocks, std::max<int64_t>(most, 1));
-  const int64_t splits = ceil_div(k_blocks, blocks);
+  const int64_t slices = ceil_div(k_blocks, blocks);
   double cost = slowdown * Tile::kM * Tile::kN *
-                static_cast<double>(ceil_div(units * splits, slots) * blocks);
-  if (splits > 1) {
+                static_cast<double>(ceil_div(cluster_tiles * slices, resident) * blocks);
+  if (slices > 1) {
     cost += costs.reduce +
-            costs.reduce_element * static_cast<double>(args.batch * args.m * args.n * splits);
+            costs.reduce_element * static_cast<double>(args.batch * args.m * args.n * slices);
   }
-  return {static_cast<int>(splits), cost};
+  return {static_cast<int>(slices), cost};
 }
 
 // The area that a tile's whole waves cover.
 template <typename Tile>
 double wave_area(const Args& args, int sm_count) {
   return Tile::kM * Tile::kN *
-         static_cast<double>(ceil_div(units_of<Tile>(args), cluster_slots<Tile>(sm_count)));
+         static_cast<double>(
+             ceil_div(cluster_tiles_of<Tile>(args), resident_clusters<Tile>(sm_count)));
 }
 
-// Whether one product per element is summed in pieces of k: for accuracy, or where tiles of that
-// size leave fewer processors idle.
-inline bool in_pieces(const Args& args, int sm_count, double slowdown) {
-  return library_may_cut_k(args, sm_count) || !whole_vectors(args) ||
-         slowdown * wave_area<SinglePiecesTile>(args, sm_count) <
+// Whether the sums of one product per element are promoted: for accuracy, or because tiles of that
+// size leave fewer SMs idle.
+inline bool promotes(const Args& args, int sm_count, double slowdown) {
+  return library_may_cut_k(args, sm_count) || !library_vectorizes(args) ||
+         slowdown * wave_area<SinglePromotedTile>(args, sm_count) <
              wave_area<SingleTile>(args, sm_count);
 }
 
 struct Choice {
   TileChoice tile;
-  int splits;
+  int slices;
 };
 
 inline Choice choose_tile(const Args& args, int sm_count, const GemmCosts::Fp32Sm90& costs) {
   if (use_single(args, costs)) {
-    const bool pieces = in_pieces(args, sm_count, costs.pieces_slowdown);
-    return {pieces ? TileChoice::kSinglePieces : TileChoice::kSingle, 1};
+    const bool promoted = promotes(args, sm_count, costs.promoted_slowdown);
+    return {promoted ? TileChoice::kSinglePromoted : TileChoice::kSingle, 1};
   }
   const Cover large = cover<LargeTile>(args, sm_count, 1.0, costs);
   const Cover wide = cover<WideTile>(args, sm_count, costs.wide_slowdown, costs);
@@ -237,27 +239,27 @@ inline Choice choose_tile(const Args& args, int sm_count, const GemmCosts::Fp32S
   const double compensated = std::min({wide.cost, medium.cost, small.cost});
   const bool compensate =
       args.precision == Precision::kHighest && library_may_cut_k(args, sm_count);
-  if (large.cost <= compensated && !compensate) return {TileChoice::kLarge, large.splits};
-  if (wide.cost == compensated) return {TileChoice::kWide, wide.splits};
-  if (medium.cost == compensated) return {TileChoice::kMedium, medium.splits};
-  return {TileChoice::kSmall, small.splits};
+  if (large.cost <= compensated && !compensate) return {TileChoice::kLarge, large.slices};
+  if (wide.cost == compensated) return {TileChoice::kWide, wide.slices};
+  if (medium.cost == compensated) return {TileChoice::kMedium, medium.slices};
+  return {TileChoice::kSmall, small.slices};
 }
 
 // Whether it is one product per element that is planned.
 inline bool is_single(const GemmPlan& plan) {
   const auto tile = static_cast<TileChoice>(plan.tile);
-  return tile == TileChoice::kSingle || tile == TileChoice::kSinglePieces;
+  return tile == TileChoice::kSingle || tile == TileChoice::kSinglePromoted;
 }
 
-// Whether the bf16 split is launched, for data that need it: else plain arithmetic is the fallback.
-inline bool splits_bf16(const Args& args, int splits) {
+// Whether the bf16 split is launched, for full-range data; otherwise fp32 FMAs are the fallback.
+inline bool splits_bf16(const Args& args, int slices) {
   constexpr double kMinWork = 5e8;  // below, plain arithmetic is bearable
-  return size_of(args).work >= kMinWork || splits > 1;
+  return size_of(args).work >= kMinWork || slices > 1;
 }
 
 // ---- where the parts lie ----
 
-// Hands out pieces of the workspace; with no base it only counts.
+// Hands out arrays of the workspace; without a base it only counts bytes.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
@@ -265,9 +267,9 @@ class Arena {
   template <typename T>
   T* take(int64_t count) {
     constexpr size_t kAlign = 256;
-    T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    T* array = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
     used_ += (static_cast<size_t>(count) * sizeof(T) + kAlign - 1) / kAlign * kAlign;
-    return piece;
+    return array;
   }
   int64_t used() const { return static_cast<int64_t>(used_); }
 
@@ -292,8 +294,8 @@ struct Packed {
 inline void place_scratch(Arena* arena, SplitOperand* op) {
   const int64_t rows = int64_t{op->batch} * op->rows;
   op->status = arena->take<uint8_t>(op->status_count);
-  if (op->mode == SplitMode::kChunks) {
-    op->stats = arena->take<uint32_t>(3 * op->chunks * rows);
+  if (op->mode == SplitMode::kSlices) {
+    op->stats = arena->take<uint32_t>(3 * op->slices * rows);
     op->tiny = arena->take<uint32_t>(2 * rows);
   }
 }
@@ -302,7 +304,7 @@ inline void place_scratch(Arena* arena, SplitOperand* op) {
 struct Layout {
   Split split;
   bool has_bf16;
-  float* partial;  // [splits][batch][m][n] sums over a piece of k, if splits > 1
+  float* partial;  // [slices][batch][m][n] partial sums, if slices > 1
   int64_t bytes;
 };
 
@@ -324,7 +326,7 @@ inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
   split.fp16_parts = is_single(plan) ? 1 : 2;
   plan_split(&split, plan.device.sm_count);
   if (args.packed_b) skip_operand(&split, 1);
-  layout.has_bf16 = splits_bf16(args, plan.splits);
+  layout.has_bf16 = splits_bf16(args, plan.slices);
 
   Arena arena(workspace);
   for (SplitOperand& op : split.operand) {
@@ -335,26 +337,26 @@ inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
       op.parts = packed.parts;
       op.exponent = packed.exponent;
       op.status = packed.status;
-      op.wide = layout.has_bf16 ? arena.take<uint16_t>(3 * rows * op.ld) : nullptr;
+      op.bf16_parts = layout.has_bf16 ? arena.take<uint16_t>(3 * rows * op.ld) : nullptr;
     } else {
-      op.parts = op.wide = arena.take<uint16_t>((layout.has_bf16 ? 3 : 2) * rows * op.ld);
+      op.parts = op.bf16_parts = arena.take<uint16_t>((layout.has_bf16 ? 3 : 2) * rows * op.ld);
       op.exponent = arena.take<int32_t>(rows);
       place_scratch(&arena, &op);
     }
   }
   const int64_t outputs = args.batch * args.m * args.n;
-  layout.partial = plan.splits > 1 ? arena.take<float>(plan.splits * outputs) : nullptr;
+  layout.partial = plan.slices > 1 ? arena.take<float>(plan.slices * outputs) : nullptr;
   layout.bytes = arena.used();
   return layout;
 }
 
-// Plans the product, if this kernel takes it; else says why another one does.
+// Plans the product if this kernel takes it; otherwise returns why it does not.
 inline const char* plan(const Args& args, const GemmCosts::Fp32Sm90& costs, GemmPlan* plan) {
   if (const char* why = refusal(args, plan->device, costs)) return why;
-  const auto [tile, splits] = choose_tile(args, plan->device.sm_count, costs);
+  const auto [tile, slices] = choose_tile(args, plan->device.sm_count, costs);
   plan->kernel = GemmKernel::kFp32Sm90;
   plan->tile = static_cast<int>(tile);
-  plan->splits = splits;
+  plan->slices = slices;
   plan->workspace = lay_out(args, *plan, nullptr).bytes;
   return nullptr;
 }

@@ -1,5 +1,5 @@
-// The product of fp32_sm90.cu as its kernels see it, its tiles, and the end of a tile: from a
-// warpgroup's sums to outputs.
+// What the kernels of fp32_sm90.cu are given, and the epilogue of a tile, from a warpgroup's sums
+// to outputs.
 #pragma once
 
 #include <cuda.h>
@@ -9,7 +9,7 @@
 
 #include <climits>
 
-#include "gemm/fp32_exact.cuh"
+#include "gemm/fp32_fma.cuh"
 #include "gemm/fp32_sm90_plan.h"
 #include "gemm/split.cuh"
 #include "ptx/barrier.cuh"
@@ -25,8 +25,8 @@ using namespace fp32_sm90;
 
 // Tiles of the output, walked by clusters.
 struct ProductGrid {
-  int units_m, units_n;  // of a cluster's tiles each
-  int units;             // units_m * units_n * batch * splits
+  int cluster_tiles_m, cluster_tiles_n;  // along m and n
+  int cluster_tiles;                     // cluster_tiles_m * cluster_tiles_n * batch * slices
 };
 
 // Parts of a [parts * batch * m, ld] and of b [parts * batch * n, ld], and how to walk them.
@@ -41,24 +41,24 @@ struct Fp32Product {
   const int32_t* a_exponent;  // [batch * m]
   const int32_t* b_exponent;  // [batch * n]
   SplitStatus a_status, b_status;
-  float* partial;             // [splits][batch][m][n] sums over a piece of k, if splits > 1
-  bool has_bf16;              // the bf16 split has run; else its data take the exact path
+  float* partial;             // [slices][batch][m][n] partial sums, if slices > 1
+  bool has_bf16;              // the bf16 split has run; otherwise full-range data take the FMA path
   bool a_repeats, b_repeats;  // the same matrix for every batch
   int m, n;
   int a_rows, b_rows;  // batch * m and batch * n, the distance of parts in the maps
-  int k_blocks, k_blocks_per_split, splits;
+  int k_blocks, k_blocks_per_slice, slices;
 };
 
-// What the product is made of. Contains __syncthreads.
+// The path of the product. Contains __syncthreads.
 __device__ __forceinline__ SplitPath product_path(const Fp32Product& p) {
   const SplitPath path = split_path(p.a_status, p.b_status);
-  return path != SplitPath::kFp16 && !p.has_bf16 ? SplitPath::kExact : path;
+  return path != SplitPath::kFp16 && !p.has_bf16 ? SplitPath::kFma : path;
 }
 
-// Parts below 2^-126 may be lost: of an element below 2^-102, up to 2^-125. With the other
-// operand's elements below 2^31, an output lacks less than k * 2^-93; smaller than 2^25 times that
-// it is formed again.
-constexpr float kSpoiltBelow = 0x1p-68f;  // times k
+// Parts below 2^-126 may be lost: of an element below 2^-102, up to 2^-125. The other operand's
+// elements are below 2^31, so an output lacks less than k * 2^-93. Outputs below 2^25 times that
+// are suspect, and recomputed.
+constexpr float kSuspectBelow = 0x1p-68f;  // times k
 
 struct Fp16Scheme {
   using Type = __half;
@@ -77,11 +77,10 @@ struct Bf16Scheme {
 };
 
 struct TileOrigin {
-  int m, n, z, split;
+  int m, n, z, slice;
 };
 
-// The exponents of a warpgroup's rows and columns: on their way to shared memory while the products
-// are summed.
+// The exponents of a warpgroup's rows and columns, copied to shared memory while the products run.
 struct TileExponents {
   int row[64];
   alignas(8) int column[256];  // read in pairs
@@ -95,7 +94,7 @@ struct TileExponents {
     for (int j = thread; j < kN; j += 128)
       ptx::cp_async<4>(column + j, b + min(origin.n + j, p.n - 1));
   }
-  // All of the warpgroup's threads have come here, and what they load has landed.
+  // Waits until the copies of all threads of the warpgroup have landed.
   static __device__ __forceinline__ void wait(int consumer) {
     ptx::cp_async_wait_all();
     ptx::bar_sync(1 + consumer, 128);
@@ -106,11 +105,11 @@ struct TileExponents {
     return ptx::ld_shared_v2(ptx::shared_address(column + threadIdx.x % 4 * 2) + j * 32);
   }
 
-  // Whether an output may lack what bf16 parts of small elements have lost: it is below `limit`,
-  // but neither its row nor its column is all zeros. rows, columns: of the product, from here on.
+  // Whether an output is suspect: below `limit`, though neither its row nor its column is all
+  // zeros. rows, columns: how many the product has from this tile's first on.
   template <int kCount>
-  __device__ __forceinline__ bool spoilt(const float (&acc)[kCount], float limit, int rows,
-                                         int columns) const {
+  __device__ __forceinline__ bool suspect(const float (&acc)[kCount], float limit, int rows,
+                                          int columns) const {
     const int thread = threadIdx.x % 128, of_thread = thread / 32 * 16 + thread % 32 / 4;
     bool low = false;
 #pragma unroll
@@ -164,7 +163,7 @@ struct TileExponents {
       }
       return;
     }
-    // In two factors, so that exponents may go twice as far; below 2^-252 every float vanishes.
+    // In two factors, which reach twice as far; below 2^-252 every float becomes zero.
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -179,30 +178,31 @@ struct TileExponents {
   }
 };
 
-// Where a warp turns its sums, 16 rows of 32 columns at a time, so that its lanes store neighbours.
-struct TurnedPiece {
+// Where a warp stages its sums, 16 rows of 32 columns at a time, so that adjacent lanes store
+// adjacent elements.
+struct StagedSubtile {
   static constexpr int kRows = 16, kColumns = 32;
   alignas(8) float x[kRows * kColumns];  // written in pairs
 
-  // Exclusive-ored with the row: free of bank conflicts by rows and by the tensor core's order.
+  // XORed with the row: no bank conflicts by rows nor in the layout of the accumulators.
   __device__ __forceinline__ float* at(int row, int col) {
     return x + row * kColumns + (col ^ row % 4 * 8);
   }
 };
 
-// Stores a warp's sums, and the residual with them, where a row need not start on 8 bytes.
+// Stores a warp's sums, with the residual, where rows may start at any element.
 template <typename Tile, int kCount>
-__device__ __forceinline__ void store_turned(const Fp32Product& p, const TileOrigin& origin,
+__device__ __forceinline__ void store_staged(const Fp32Product& p, const TileOrigin& origin,
                                              float* out, int64_t ld, bool residual,
-                                             TurnedPiece* pieces, const float (&acc)[kCount]) {
-  const int thread = ptx::tid_x();  // its registers are free while the sums are formed
+                                             StagedSubtile* subtiles, const float (&acc)[kCount]) {
+  const int thread = ptx::tid_x();  // keeps its registers free while the products run
   const int lane = thread % 32, warp = thread / 32 - 4;
-  TurnedPiece& piece = pieces[warp];
-  const int row0 = origin.m + warp * TurnedPiece::kRows;
-  const int rows = min(TurnedPiece::kRows, p.m - row0);
+  StagedSubtile& subtile = subtiles[warp];
+  const int row0 = origin.m + warp * StagedSubtile::kRows;
+  const int rows = min(StagedSubtile::kRows, p.m - row0);
 #pragma unroll
-  for (int c = 0; c < Tile::kN / TurnedPiece::kColumns; ++c) {
-    const int col = origin.n + c * TurnedPiece::kColumns + lane;
+  for (int c = 0; c < Tile::kN / StagedSubtile::kColumns; ++c) {
+    const int col = origin.n + c * StagedSubtile::kColumns + lane;
     const int stored = col < p.n ? rows : 0;
     __syncwarp();
     if (residual) {
@@ -210,7 +210,7 @@ __device__ __forceinline__ void store_turned(const Fp32Product& p, const TileOri
                           row0 * p.args.residual_row + col * p.args.residual_col;
 #pragma unroll 2
       for (int row = 0; row < stored; ++row, from += p.args.residual_row) {
-        ptx::cp_async<4>(piece.at(row, lane), from);
+        ptx::cp_async<4>(subtile.at(row, lane), from);
       }
       ptx::cp_async_wait_all();
       __syncwarp();
@@ -219,7 +219,7 @@ __device__ __forceinline__ void store_turned(const Fp32Product& p, const TileOri
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float2* to = reinterpret_cast<float2*>(piece.at(lane / 4 + 8 * i, 8 * j + lane % 4 * 2));
+        float2* to = reinterpret_cast<float2*>(subtile.at(lane / 4 + 8 * i, 8 * j + lane % 4 * 2));
         float2 x{acc[16 * c + 4 * j + 2 * i], acc[16 * c + 4 * j + 2 * i + 1]};
         if (residual) x = {x.x + to->x, x.y + to->y};
         *to = x;
@@ -228,17 +228,17 @@ __device__ __forceinline__ void store_turned(const Fp32Product& p, const TileOri
     __syncwarp();
     float* to = out + row0 * ld + col;
 #pragma unroll 2
-    for (int row = 0; row < stored; ++row, to += ld) *to = *piece.at(row, lane);
+    for (int row = 0; row < stored; ++row, to += ld) *to = *subtile.at(row, lane);
   }
 }
 
-// Stores a warpgroup's rows: finished, or as they are if k was split.
+// Stores a warpgroup's rows: after the epilogue or, if k is sliced, as partial sums.
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& origin, int row0,
                                        const TileExponents& exponents, int consumer,
-                                       TurnedPiece* pieces, float (&acc)[kCount]) {
+                                       StagedSubtile* subtiles, float (&acc)[kCount]) {
   const int col0 = origin.n + threadIdx.x % 4 * 2;
-  const bool whole = p.splits == 1;
+  const bool whole = p.slices == 1;
   float* base;
   int64_t ld;
   if (whole) {
@@ -254,24 +254,24 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
     }
     activate<Activate>(p.args.activation, acc);
   } else {
-    base = p.partial + (int64_t{origin.split} * p.args.batch + origin.z) * p.m * p.n;
+    base = p.partial + (int64_t{origin.slice} * p.args.batch + origin.z) * p.m * p.n;
     ld = p.n;
   }
   const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(base) % 8 == 0;
   const bool residual = whole && p.args.residual;
-  if (!pairs) return store_turned<Tile>(p, origin, base, ld, residual, pieces, acc);
+  if (!pairs) return store_staged<Tile>(p, origin, base, ld, residual, subtiles, acc);
   // Column pairs loaded together; more would not fit in registers.
-  constexpr int kPiece = Tile::kN % 64 == 0 ? 8 : 4;
+  constexpr int kPairs = Tile::kN % 64 == 0 ? 8 : 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = row0 + 8 * i;
     if (row >= p.m) continue;
     float* out = base + row * ld;
 #pragma unroll
-    for (int j0 = 0; j0 < Tile::kN / 8; j0 += kPiece) {
+    for (int j0 = 0; j0 < Tile::kN / 8; j0 += kPairs) {
       if (residual) {
 #pragma unroll
-        for (int j = j0; j < j0 + kPiece; ++j) {
+        for (int j = j0; j < j0 + kPairs; ++j) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             const int col = min(col0 + 8 * j + c, p.n - 1);
@@ -280,7 +280,7 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
         }
       }
 #pragma unroll
-      for (int j = j0; j < j0 + kPiece; ++j) {
+      for (int j = j0; j < j0 + kPairs; ++j) {
         const int col = col0 + 8 * j;
         const float2 x{acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]};
         if (col + 1 < p.n) {

@@ -1,6 +1,6 @@
 // GEMM for Hopper: 16-bit operands, sums in float, epilogue on the sums.
-// Plan: copy what the copy engine cannot read (rows that are not whole 16-byte vectors, no
-// contiguous index) into padded rows; then one product kernel in the tile that finishes first.
+// Plan: copy operands that TMA cannot read (unaligned rows, no contiguous index) into padded rows;
+// then one product kernel, in the tile with the shortest estimated time.
 // Bound by tensor cores; small products by the latency of a launch, or two with a copy.
 #include "gemm/half_sm90.h"
 
@@ -23,7 +23,7 @@ struct PadArgs {
 
 constexpr int kPadThreads = 256;
 
-// Copies the operands that need it, 8 elements per thread, zeros behind the end of a row.
+// Copies the operands that need it, 8 elements per thread, with zeros past the end of a row.
 __global__ void __launch_bounds__(kPadThreads) pad_kernel(const __grid_constant__ PadArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   ptx::griddepcontrol_launch_dependents();
@@ -88,18 +88,18 @@ cudaError_t run_tile(HalfProduct<T>* p, const Operand (&operands)[2],
     const GemmArgs<T, T>& args = p->args;
     const int64_t stride = args.batch == 1 ? args.m * args.out_row : args.out_batch;
     if (auto err = sm90::make_tensor_map(encoder, &p->out, args.out, args.m, args.n, args.out_row,
-                                         kPieceRows, args.batch, stride);
+                                         kSubtileRows, args.batch, stride);
         err != cudaSuccess) {
       return err;
     }
   }
-  p->units_m = static_cast<int>(ceil_div(p->m, Tile::kUnitM));
-  p->units_n = static_cast<int>(ceil_div(p->n, Tile::kUnitN));
-  p->units = p->units_m * p->units_n * static_cast<int>(p->args.batch);
+  p->cluster_tiles_m = static_cast<int>(ceil_div(p->m, Tile::kClusterTileM));
+  p->cluster_tiles_n = static_cast<int>(ceil_div(p->n, Tile::kClusterTileN));
+  p->cluster_tiles = p->cluster_tiles_m * p->cluster_tiles_n * static_cast<int>(p->args.batch);
   constexpr auto kKernel = half_product_kernel<T, kAlongM, kAlongN, Tile>;
   constexpr size_t kSmem = Tile::kSharedBytes;
   if (auto err = allow_shared_bytes(kKernel, kSmem); err != cudaSuccess) return err;
-  const int blocks = std::min(p->units, sm_count / Tile::kCluster) * Tile::kCluster;
+  const int blocks = std::min(p->cluster_tiles, sm_count / Tile::kCluster) * Tile::kCluster;
   return sm90::launch_overlapped(kKernel, blocks, Tile::kThreads, kSmem, Tile::kCluster, stream,
                                  *p);
 }
@@ -151,7 +151,7 @@ cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, const GemmP
   p.k_blocks = static_cast<int>(ceil_div(args.k, 64));
   p.a_repeats = operands[0].repeats;
   p.b_repeats = operands[1].repeats;
-  p.vector_out = whole_vectors(args);
+  p.vector_out = tma_can_store(args);
   p.vector_residual = vector_residual(args);
   const auto with = [&]<bool kAlongM, bool kAlongN>() {
     return run<T, kAlongM, kAlongN>(&p, operands, encoder, plan, stream);

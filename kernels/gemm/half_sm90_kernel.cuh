@@ -1,10 +1,10 @@
 // The product kernel of half_sm90.cu.
 // Plan: persistent blocks; one producer thread fills a ring of k-blocks by TMA, two consumer
-// warpgroups own 64 rows each and run apart from each other as far as the ring allows, so that the
-// epilogue of one hides behind the products of the other. Where that epilogue is long, finishers,
-// warps without a part in the products, take rounded tiles from shared memory and finish and store
-// them beside the products of the next. Operands are read as they lie in memory: the tensor core
-// takes either index as the contiguous one.
+// warpgroups own 64 rows each and drift apart as far as the ring allows, so that the epilogue of
+// one overlaps the products of the other. Where the epilogue is long, epilogue warps, which take no
+// part in the products, read rounded tiles from shared memory, finish them and store them while the
+// consumers work on the next tile. Operands are read in place: wgmma takes 16-bit operands with
+// either index contiguous.
 // Bound by tensor cores and, at large sizes, by the power they draw.
 #pragma once
 
@@ -31,31 +31,31 @@ namespace {
 template <typename T>
 struct HalfProduct {
   CUtensorMap a, b;  // [batch, rows, columns], columns the contiguous index
-  CUtensorMap out;   // by pieces of a warp, if vector_out
+  CUtensorMap out;   // by subtiles, if vector_out
   GemmArgs<T, T> args;
   int m, n, k_blocks;
-  int units_m, units_n, units;       // of a cluster's tiles each; units = units_m * units_n * batch
-  bool a_repeats, b_repeats;         // the same matrix for every batch
-  bool vector_out, vector_residual;  // the copy engine can write it; rows of 16-byte vectors
+  int cluster_tiles_m, cluster_tiles_n, cluster_tiles;  // cluster_tiles_m * cluster_tiles_n * batch
+  bool a_repeats, b_repeats;                            // the same matrix for every batch
+  bool vector_out, vector_residual;                     // TMA can store it; its rows are aligned
 };
 
 constexpr int kBoxBytes = 64 * 64 * 2;
-constexpr int kPieceRows = 16, kPieceColumns = 64;           // of the output, staged by one warp
-constexpr int kPieceUnits = kPieceRows * kPieceColumns / 8;  // of 16 bytes
+constexpr int kSubtileRows = 16, kSubtileColumns = 64;  // of the output, staged by one warp
+constexpr int kSubtileVectors = kSubtileRows * kSubtileColumns / 8;  // of 16 bytes
 
 template <typename Tile>
 struct alignas(1024) HalfSmem {  // 1024: the repeat of the 128-byte swizzle
-  unsigned char ring[Tile::kStages * Tile::kStageBytes];           // [stage] { a, b }
-  uint4 pieces[Tile::kConsumers * 4][Tile::kPieces][kPieceUnits];  // two: in turn
+  unsigned char ring[Tile::kStages * Tile::kStageBytes];                   // [stage] { a, b }
+  uint4 subtiles[Tile::kConsumers * 4][Tile::kSubtiles][kSubtileVectors];  // two: in turn
   uint64_t full[Tile::kStages], empty[Tile::kStages];
-  uint64_t summed[Tile::kConsumers];    // pieces of a deferred tile: every lane arrives
-  uint64_t finished[Tile::kConsumers];  // and stored
+  uint64_t summed[Tile::kConsumers];    // a deferred tile's sums are staged: every lane arrives
+  uint64_t finished[Tile::kConsumers];  // ... and have been stored
 };
 
 template <typename Tile, typename T>
-__device__ __forceinline__ TilePlace tile_place(const HalfProduct<T>& p, int unit,
+__device__ __forceinline__ TilePlace tile_place(const HalfProduct<T>& p, int cluster_tile,
                                                 ClusterPlace place) {
-  return tile_place<Tile>(p.units_m, p.units_n, unit, place);
+  return tile_place<Tile>(p.cluster_tiles_m, p.cluster_tiles_n, cluster_tile, place);
 }
 
 template <bool kAlongM, bool kAlongN, typename Tile, typename T>
@@ -64,11 +64,12 @@ __device__ __forceinline__ void produce(const HalfProduct<T>& p, HalfSmem<Tile>&
   constexpr uint16_t kAll = (1 << Tile::kCluster) - 1;
   constexpr int kShareN = Tile::kN / Tile::kCluster, kShareK = Tile::kK / Tile::kCluster;
   RingPlace<Tile::kStages> at;
-  for (int unit = first_unit<Tile>(); unit < p.units; unit += unit_step<Tile>()) {
-    const TilePlace tile = tile_place<Tile>(p, unit, place);
+  for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < p.cluster_tiles;
+       cluster_tile += cluster_tile_step<Tile>()) {
+    const TilePlace tile = tile_place<Tile>(p, cluster_tile, place);
     const int a_z = p.a_repeats ? 0 : tile.plane, b_z = p.b_repeats ? 0 : tile.plane;
-    for (int block = 0; block < p.k_blocks; ++block) {
-      const int k = block * Tile::kK;
+    for (int k_block = 0; k_block < p.k_blocks; ++k_block) {
+      const int k = k_block * Tile::kK;
       fill_stage<Tile::kStageBytes>(at, smem.full, smem.empty, [&](int stage, uint64_t* full) {
         unsigned char* a = smem.ring + stage * Tile::kStageBytes;
         unsigned char* b = a + Tile::kBytesA;
@@ -116,14 +117,16 @@ __device__ __forceinline__ float2 unpack(uint32_t pair) {
   }
 }
 
-// A piece of the output as one warp stages it: kPieceRows rows of eight 16-byte units, the unit's
-// place exclusive-ored with the row, free of bank conflicts by rows and by columns.
-__device__ __forceinline__ int piece_unit(int row, int unit) { return row * 8 + (unit ^ row % 8); }
+// A subtile is what one warp stages of the output at a time: kSubtileRows rows of eight 16-byte
+// vectors. A vector's place is XORed with its row: no bank conflicts by rows nor by columns.
+__device__ __forceinline__ int subtile_vector(int row, int vector) {
+  return row * 8 + (vector ^ row % 8);
+}
 
-// What a lane holds of a piece, by rows as memory has them. By vectors: unit lane % 8 of every
-// fourth row; else elements lane and lane + 32 of every row.
-struct PieceRows {
-  static constexpr int kSteps = kPieceRows / 4;
+// A lane's share of a subtile, in the order of memory. By vectors: vector lane % 8 of every fourth
+// row; otherwise elements lane and lane + 32 of every row.
+struct SubtileRows {
+  static constexpr int kSteps = kSubtileRows / 4;
   uint4 x[kSteps];
 };
 
@@ -132,20 +135,20 @@ __device__ __forceinline__ bool by_vectors(const HalfProduct<T>& p) {
   return Tile::kDeferred || (p.vector_out && p.vector_residual);
 }
 
-__device__ __forceinline__ int piece_element(int row, int col) {
-  return piece_unit(row, col / 8) * 8 + col % 8;
+__device__ __forceinline__ int subtile_element(int row, int col) {
+  return subtile_vector(row, col / 8) * 8 + col % 8;
 }
 
 template <typename Tile, typename T>
 __device__ __forceinline__ void load_residual(const HalfProduct<T>& p, int z, int row0, int col0,
-                                              PieceRows& rows) {
+                                              SubtileRows& rows) {
   const GemmArgs<T, T>& args = p.args;
   const int lane = threadIdx.x % 32;
   const T* from = args.residual + z * args.residual_batch;
   if (by_vectors<Tile>(p)) {
     const int col = min(col0 + lane % 8 * 8, p.n - 8);
 #pragma unroll
-    for (int step = 0; step < PieceRows::kSteps; ++step) {
+    for (int step = 0; step < SubtileRows::kSteps; ++step) {
       const int row = min(row0 + step * 4 + lane / 8, p.m - 1);
       rows.x[step] = *reinterpret_cast<const uint4*>(from + row * args.residual_row + col);
     }
@@ -154,7 +157,7 @@ __device__ __forceinline__ void load_residual(const HalfProduct<T>& p, int z, in
     const T* from0 = from + min(col0 + lane, p.n - 1) * args.residual_col;
     const T* from1 = from + min(col0 + lane + 32, p.n - 1) * args.residual_col;
 #pragma unroll
-    for (int i = 0; i < kPieceRows; ++i) {
+    for (int i = 0; i < kSubtileRows; ++i) {
       const int64_t row = min(row0 + i, p.m - 1) * args.residual_row;
       x[2 * i] = from0[row];
       x[2 * i + 1] = from1[row];
@@ -163,36 +166,36 @@ __device__ __forceinline__ void load_residual(const HalfProduct<T>& p, int z, in
 }
 
 template <typename Tile, typename T>
-__device__ __forceinline__ void write_piece(const HalfProduct<T>& p, const PieceRows& rows,
-                                            uint4* piece) {
+__device__ __forceinline__ void write_subtile(const HalfProduct<T>& p, const SubtileRows& rows,
+                                              uint4* subtile) {
   const int lane = threadIdx.x % 32;
   if (by_vectors<Tile>(p)) {
 #pragma unroll
-    for (int step = 0; step < PieceRows::kSteps; ++step) {
-      piece[piece_unit(step * 4 + lane / 8, lane % 8)] = rows.x[step];
+    for (int step = 0; step < SubtileRows::kSteps; ++step) {
+      subtile[subtile_vector(step * 4 + lane / 8, lane % 8)] = rows.x[step];
     }
   } else {
     const T* x = reinterpret_cast<const T*>(rows.x);
 #pragma unroll
-    for (int i = 0; i < 2 * kPieceRows; ++i) {
-      reinterpret_cast<T*>(piece)[piece_element(i / 2, lane + i % 2 * 32)] = x[i];
+    for (int i = 0; i < 2 * kSubtileRows; ++i) {
+      reinterpret_cast<T*>(subtile)[subtile_element(i / 2, lane + i % 2 * 32)] = x[i];
     }
   }
 }
 
-// Stores a piece without the copy engine. Neighbouring lanes write neighbouring elements: a row
-// need not start on more than one.
+// Stores a subtile without TMA. Adjacent lanes store adjacent elements, so a row may start at any
+// element.
 template <typename T>
 __device__ __forceinline__ void store_rows(const HalfProduct<T>& p, int z, int row0, int col0,
-                                           const uint4* piece) {
+                                           const uint4* subtile) {
   const GemmArgs<T, T>& args = p.args;
-  const T* x = reinterpret_cast<const T*>(piece);
-  const int lane = threadIdx.x % 32, rows = min(kPieceRows, p.m - row0);
+  const T* x = reinterpret_cast<const T*>(subtile);
+  const int lane = threadIdx.x % 32, rows = min(kSubtileRows, p.m - row0);
   T* out = args.out + z * args.out_batch + row0 * args.out_row + col0 + lane;
 #pragma unroll 4
   for (int row = 0; row < rows; ++row, out += args.out_row) {
-    if (col0 + lane < p.n) out[0] = x[piece_element(row, lane)];
-    if (col0 + lane + 32 < p.n) out[32] = x[piece_element(row, lane + 32)];
+    if (col0 + lane < p.n) out[0] = x[subtile_element(row, lane)];
+    if (col0 + lane + 32 < p.n) out[32] = x[subtile_element(row, lane + 32)];
   }
 }
 
@@ -204,19 +207,19 @@ __device__ __forceinline__ void add_bias(const HalfProduct<T>& p, int col0, floa
       x, [&](int c) { return ColumnTerms<float>{load(p.args.bias[min(col + c, p.n - 1)])}; });
 }
 
-// Brings a residual from memory's order into that of the sums, through `piece`.
+// Adds a residual, reordered through `subtile` from rows into the layout of the accumulators.
 template <typename Tile, typename T, int kCount>
-__device__ __forceinline__ void add_residual(const HalfProduct<T>& p, const PieceRows& rows,
-                                             uint4* piece, float (&x)[kCount]) {
+__device__ __forceinline__ void add_residual(const HalfProduct<T>& p, const SubtileRows& rows,
+                                             uint4* subtile, float (&x)[kCount]) {
   const int lane = threadIdx.x % 32;
-  write_piece<Tile>(p, rows, piece);
+  write_subtile<Tile>(p, rows, subtile);
   __syncwarp();
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(piece);
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(subtile);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float2 r = unpack<T>(words[piece_unit(lane / 4 + 8 * i, j) * 4 + lane % 4]);
+      const float2 r = unpack<T>(words[subtile_vector(lane / 4 + 8 * i, j) * 4 + lane % 4]);
       x[4 * j + 2 * i] += r.x;
       x[4 * j + 2 * i + 1] += r.y;
     }
@@ -224,52 +227,52 @@ __device__ __forceinline__ void add_residual(const HalfProduct<T>& p, const Piec
   __syncwarp();
 }
 
-// Rounds a piece of a warp's results.
+// Rounds one subtile of a warp's results into shared memory.
 template <typename T>
-__device__ __forceinline__ void round_piece(uint4* piece, const float* x) {
+__device__ __forceinline__ void round_subtile(uint4* subtile, const float* x) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < 8; j += 2) {
-    ptx::stmatrix(piece + piece_unit(lane % 16, j + lane / 16), pack<T>(x[4 * j], x[4 * j + 1]),
-                  pack<T>(x[4 * j + 2], x[4 * j + 3]), pack<T>(x[4 * j + 4], x[4 * j + 5]),
-                  pack<T>(x[4 * j + 6], x[4 * j + 7]));
+    ptx::stmatrix(subtile + subtile_vector(lane % 16, j + lane / 16),
+                  pack<T>(x[4 * j], x[4 * j + 1]), pack<T>(x[4 * j + 2], x[4 * j + 3]),
+                  pack<T>(x[4 * j + 4], x[4 * j + 5]), pack<T>(x[4 * j + 6], x[4 * j + 7]));
   }
 }
 
-// Stores a piece that its warp has written: full lines to the output.
+// Stores a subtile that its warp has written to shared memory.
 template <typename Tile, typename T>
-__device__ __forceinline__ void store_piece(const HalfProduct<T>& p, int z, int row0, int col0,
-                                            uint4* piece) {
+__device__ __forceinline__ void store_subtile(const HalfProduct<T>& p, int z, int row0, int col0,
+                                              uint4* subtile) {
   const int lane = threadIdx.x % 32;
   if (Tile::kDeferred || p.vector_out) {
     ptx::fence_proxy_async();
     __syncwarp();
-    if (lane == 0 && row0 < p.m) ptx::tma_store_3d(&p.out, piece, col0, row0, z);
+    if (lane == 0 && row0 < p.m) ptx::tma_store_3d(&p.out, subtile, col0, row0, z);
     if (lane == 0) ptx::tma_store_commit_group();
   } else {
     __syncwarp();
-    store_rows(p, z, row0, col0, piece);
+    store_rows(p, z, row0, col0, subtile);
   }
 }
 
-// Finishes a warpgroup's sums and stores them, piece by piece. kPlain: without activation and
-// residual, every piece in instructions of its own; else the instructions are there once.
+// Applies the epilogue to a warpgroup's sums and stores them, subtile by subtile. kPlain: no
+// activation and no residual; then the loop is unrolled, otherwise not, which keeps the code small.
 template <bool kPlain, typename Tile, typename T, int kCount>
 __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace& tile, int consumer,
                                        const float (&sum)[kCount],
-                                       uint4 (&pieces)[Tile::kPieces][kPieceUnits]) {
-  constexpr int kPieces = Tile::kN / kPieceColumns;
+                                       uint4 (&subtiles)[Tile::kSubtiles][kSubtileVectors]) {
+  constexpr int kSubtiles = Tile::kN / kSubtileColumns;
   const GemmArgs<T, T>& args = p.args;
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const int row0 = tile.m + consumer * 64 + warp * kPieceRows;
-  PieceRows residual;
+  const int row0 = tile.m + consumer * 64 + warp * kSubtileRows;
+  SubtileRows residual;
   if (!kPlain && args.residual) load_residual<Tile>(p, tile.plane, row0, tile.n, residual);
-#pragma unroll kPlain ? kPieces : 1
-  for (int c = 0; c < kPieces; ++c) {
-    const int col0 = tile.n + c * kPieceColumns;
+#pragma unroll kPlain ? kSubtiles : 1
+  for (int c = 0; c < kSubtiles; ++c) {
+    const int col0 = tile.n + c * kSubtileColumns;
     if (col0 >= p.n) break;
-    uint4* piece = pieces[c % 2];
-    if (lane == 0) ptx::tma_store_wait_group_read<1>();  // of the piece before the last
+    uint4* subtile = subtiles[c % 2];
+    if (lane == 0) ptx::tma_store_wait_group_read<1>();  // of the subtile before the last
     __syncwarp();
     float x[32];
     if constexpr (kPlain) {
@@ -277,7 +280,7 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
       for (int i = 0; i < 32; ++i) x[i] = sum[c * 32 + i];
     } else {
 #pragma unroll
-      for (int at = 0; at < kPieces; ++at) {
+      for (int at = 0; at < kSubtiles; ++at) {
         if (at != c) continue;
 #pragma unroll
         for (int i = 0; i < 32; ++i) x[i] = ptx::mov(sum[at * 32 + i]);
@@ -287,47 +290,47 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
     if constexpr (!kPlain) {
       activate<FastActivate>(args.activation, x);
       if (args.residual) {
-        add_residual<Tile>(p, residual, piece, x);
-        if (c + 1 < kPieces)
-          load_residual<Tile>(p, tile.plane, row0, col0 + kPieceColumns, residual);
+        add_residual<Tile>(p, residual, subtile, x);
+        if (c + 1 < kSubtiles)
+          load_residual<Tile>(p, tile.plane, row0, col0 + kSubtileColumns, residual);
       }
     }
-    round_piece<T>(piece, x);
-    store_piece<Tile>(p, tile.plane, row0, col0, piece);
+    round_subtile<T>(subtile, x);
+    store_subtile<Tile>(p, tile.plane, row0, col0, subtile);
   }
 }
 
-// Leaves a warp's sums, with the bias, to the finishers.
+// Hands a warp's sums, with the bias added, to the epilogue warps.
 template <typename Tile, typename T, int kCount>
 __device__ __forceinline__ void defer(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
                                       const TilePlace& tile, int consumer,
                                       const float (&sum)[kCount]) {
   const int warp = threadIdx.x % 128 / 32;
 #pragma unroll
-  for (int c = 0; c < Tile::kPieces; ++c) {
+  for (int c = 0; c < Tile::kSubtiles; ++c) {
     float x[32];
 #pragma unroll
     for (int i = 0; i < 32; ++i) x[i] = sum[c * 32 + i];
-    add_bias(p, tile.n + c * kPieceColumns, x);
-    round_piece<T>(smem.pieces[consumer * 4 + warp][c], x);
+    add_bias(p, tile.n + c * kSubtileColumns, x);
+    round_subtile<T>(smem.subtiles[consumer * 4 + warp][c], x);
   }
   ptx::mbarrier_arrive(&smem.summed[consumer]);
 }
 
-// Activation and residual of a piece in shared memory, every lane on its own part of it.
+// Applies activation and residual to a subtile in shared memory, each lane to its own share.
 template <typename Tile, typename T>
-__device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int row0, int col0,
-                                             uint4* piece) {
+__device__ __forceinline__ void finish_subtile(const HalfProduct<T>& p, int z, int row0, int col0,
+                                               uint4* subtile) {
   const int lane = threadIdx.x % 32;
-  PieceRows rows, residual;
+  SubtileRows rows, residual;
   if (p.args.residual) load_residual<Tile>(p, z, row0, col0, residual);
 #pragma unroll
-  for (int step = 0; step < PieceRows::kSteps; ++step) {
-    rows.x[step] = piece[piece_unit(step * 4 + lane / 8, lane % 8)];
+  for (int step = 0; step < SubtileRows::kSteps; ++step) {
+    rows.x[step] = subtile[subtile_vector(step * 4 + lane / 8, lane % 8)];
   }
   with_activation(p.args.activation, [&]<Activation kActivation>() {
 #pragma unroll
-    for (int step = 0; step < PieceRows::kSteps; ++step) {
+    for (int step = 0; step < SubtileRows::kSteps; ++step) {
       uint32_t* pairs = reinterpret_cast<uint32_t*>(&rows.x[step]);
       const auto* added = reinterpret_cast<const Vector<T, 2>*>(&residual.x[step]);
 #pragma unroll
@@ -339,36 +342,37 @@ __device__ __forceinline__ void finish_piece(const HalfProduct<T>& p, int z, int
       }
     }
   });
-  write_piece<Tile>(p, rows, piece);
+  write_subtile<Tile>(p, rows, subtile);
 }
 
-// The work of a finisher: its share of the pieces of every tile but the block's last.
+// What an epilogue warp does: its share of the subtiles of every tile but the block's last.
 template <typename Tile, typename T>
 __device__ __forceinline__ void finish_deferred(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
                                                 ClusterPlace place) {
-  const int lane = threadIdx.x % 32, finisher = threadIdx.x / 32 - 1;
-  const int step = unit_step<Tile>();
+  const int lane = threadIdx.x % 32, epilogue_warp = threadIdx.x / 32 - 1;
+  const int step = cluster_tile_step<Tile>();
   uint32_t phase = 0;
-  for (int unit = first_unit<Tile>(); unit + step < p.units; unit += step, phase ^= 1) {
-    const TilePlace tile = tile_place<Tile>(p, unit, place);
+  for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile + step < p.cluster_tiles;
+       cluster_tile += step, phase ^= 1) {
+    const TilePlace tile = tile_place<Tile>(p, cluster_tile, place);
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer) {
-      const auto each_piece = [&](auto f) {
-        for (int i = finisher; i < 4 * Tile::kPieces; i += Tile::kFinishers) {
-          const int warp = i / Tile::kPieces, c = i % Tile::kPieces;
-          const int row0 = tile.m + consumer * 64 + warp * kPieceRows;
-          const int col0 = tile.n + c * kPieceColumns;
-          if (row0 < p.m && col0 < p.n) f(row0, col0, smem.pieces[consumer * 4 + warp][c]);
+      const auto each_subtile = [&](auto f) {
+        for (int i = epilogue_warp; i < 4 * Tile::kSubtiles; i += Tile::kEpilogueWarps) {
+          const int warp = i / Tile::kSubtiles, c = i % Tile::kSubtiles;
+          const int row0 = tile.m + consumer * 64 + warp * kSubtileRows;
+          const int col0 = tile.n + c * kSubtileColumns;
+          if (row0 < p.m && col0 < p.n) f(row0, col0, smem.subtiles[consumer * 4 + warp][c]);
         }
       };
       ptx::mbarrier_wait(&smem.summed[consumer], phase);
-      each_piece([&](int row0, int col0, uint4* piece) {
-        finish_piece<Tile>(p, tile.plane, row0, col0, piece);
+      each_subtile([&](int row0, int col0, uint4* subtile) {
+        finish_subtile<Tile>(p, tile.plane, row0, col0, subtile);
       });
       ptx::fence_proxy_async();
       __syncwarp();
       if (lane == 0) {
-        each_piece([&](int row0, int col0, uint4* piece) {
-          ptx::tma_store_3d(&p.out, piece, col0, row0, tile.plane);
+        each_subtile([&](int row0, int col0, uint4* subtile) {
+          ptx::tma_store_3d(&p.out, subtile, col0, row0, tile.plane);
         });
         ptx::tma_store_commit_group();
         ptx::tma_store_wait_group_read<0>();
@@ -397,8 +401,9 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
   float sum[Tile::kN / 2];
   uint32_t tile_phase = 0;
   RingPlace<Tile::kStages> at;
-  for (int unit = first_unit<Tile>(); unit < p.units; unit += unit_step<Tile>()) {
-    const TilePlace tile = tile_place<Tile>(p, unit, place);
+  for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < p.cluster_tiles;
+       cluster_tile += cluster_tile_step<Tile>()) {
+    const TilePlace tile = tile_place<Tile>(p, cluster_tile, place);
     sum_stages(at, smem.full, release, p.k_blocks, sum, [&](int stage, bool first) {
       const unsigned char* operands = smem.ring + stage * Tile::kStageBytes;
       const uint32_t a = ptx::wgmma_address(operands + consumer * kBoxBytes);
@@ -408,19 +413,19 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
         Mma::run(sum, a_at(a, k), b_at(b, k), !first || k != 0);
       }
     });
-    uint4(&pieces)[Tile::kPieces][kPieceUnits] = smem.pieces[consumer * 4 + thread / 32];
+    uint4(&subtiles)[Tile::kSubtiles][kSubtileVectors] = smem.subtiles[consumer * 4 + thread / 32];
     if constexpr (Tile::kDeferred) {
       ptx::mbarrier_wait(&smem.finished[consumer], tile_phase ^ 1);
       tile_phase ^= 1;
-      if (unit + unit_step<Tile>() < p.units) {
+      if (cluster_tile + cluster_tile_step<Tile>() < p.cluster_tiles) {
         defer<Tile>(p, smem, tile, consumer, sum);
       } else {
-        finish<false, Tile>(p, tile, consumer, sum, pieces);
+        finish<false, Tile>(p, tile, consumer, sum, subtiles);
       }
     } else if (plain) {
-      finish<true, Tile>(p, tile, consumer, sum, pieces);
+      finish<true, Tile>(p, tile, consumer, sum, subtiles);
     } else {
-      finish<false, Tile>(p, tile, consumer, sum, pieces);
+      finish<false, Tile>(p, tile, consumer, sum, subtiles);
     }
   }
   if (thread % 32 == 0) ptx::tma_store_wait_group_read<0>();  // shared memory goes with the block
@@ -440,7 +445,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if constexpr (Tile::kDeferred) {
       for (int i = 0; i < Tile::kConsumers; ++i) {
         ptx::mbarrier_init(&smem.summed[i], 128);
-        ptx::mbarrier_init(&smem.finished[i], 32 * Tile::kFinishers);
+        ptx::mbarrier_init(&smem.finished[i], 32 * Tile::kEpilogueWarps);
       }
     }
     ptx::fence_mbarrier_init();

@@ -11,25 +11,26 @@
 
 namespace my_ops::cuda::half_sm90 {
 
-// Blocks of a cluster stand in a line along m and share their columns of b: each loads a part and
-// sends it to the others. Finishers work on whole vectors alone.
-template <int N, int Cluster, int Finishers = 0>
+// The blocks of a cluster lie in a line along m and share their columns of b: each loads a share
+// and multicasts it. Epilogue warps need aligned rows.
+template <int N, int Cluster, int EpilogueWarps = 0>
 struct HalfTile {
   static constexpr int kM = 128, kN = N, kK = 64;
   static constexpr int kCluster = Cluster, kClusterM = Cluster, kClusterN = 1;
-  static constexpr int kUnitM = kM * Cluster, kUnitN = N;
+  static constexpr int kClusterTileM = kM * Cluster, kClusterTileN = N;
   static constexpr int kConsumers = kM / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kGroupM = 2048 / kUnitM;  // units of m walked together, for L2
+  static constexpr int kGroupM = 2048 / kClusterTileM;  // walked together, for L2
   static constexpr int kBytesA = kM * kK * 2, kBytesB = kN * kK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kFinishers = Finishers;             // warps beside the producer's
-  static constexpr bool kDeferred = Finishers > 0;         // tiles are left to them
-  static constexpr int kPieces = kDeferred ? kN / 64 : 2;  // of the output, for each warp
+  static constexpr int kEpilogueWarps = EpilogueWarps;  // warps beside the producer's
+  static constexpr bool kDeferred = EpilogueWarps > 0;  // their epilogue is left to these warps
+  static constexpr int kSubtiles = kDeferred ? kN / 64 : 2;  // staged at a time, for each warp
   static constexpr int kStages = (kDeferred ? 160 : 192) * 1024 / kStageBytes;
-  // Ring, pieces and barriers, in whole repeats of the swizzle: the size of HalfSmem.
+  // Ring, subtiles and barriers, in whole repeats of the swizzle: the size of HalfSmem.
   static constexpr int kSharedBytes =
-      (kStages * (kStageBytes + 16) + kConsumers * (4 * kPieces * 2048 + 16) + 1023) / 1024 * 1024;
+      (kStages * (kStageBytes + 16) + kConsumers * (4 * kSubtiles * 2048 + 16) + 1023) / 1024 *
+      1024;
   // Accumulators and epilogue need more than an even share of the registers.
   static constexpr bool kMoveRegisters = N > 64;
   static constexpr int kFewRegisters = kDeferred ? 88 : 40;
@@ -37,12 +38,12 @@ struct HalfTile {
 };
 
 using LargeTile = HalfTile<256, 2>;
-using DeferredTile = HalfTile<256, 2, 3>;  // as large, with finishers
+using DeferredTile = HalfTile<256, 2, 3>;  // as large, with epilogue warps
 using WideTile = HalfTile<192, 2>;
 using MediumTile = HalfTile<128, 2>;
 using SmallTile = HalfTile<64, 1>;
 
-// The most that a tile takes.
+// What the most demanding tile needs.
 inline constexpr Needs kNeeds{
     .code = 90,
     .shared_bytes =
@@ -72,7 +73,7 @@ bool fits(const GemmArgs<T, T>& args) {
 
 inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-// Whether the copy engine can read it: 16-byte pitches below 2^40 bytes.
+// Whether TMA can read it in place: pitches of whole 16 bytes, below 2^40 bytes.
 inline bool in_place(const Operand& op) {
   constexpr int64_t kMaxPitch = int64_t{1} << 39;
   const auto pitch = [](int64_t stride) {
@@ -82,15 +83,15 @@ inline bool in_place(const Operand& op) {
          (op.batch == 1 || pitch(op.batch_stride));
 }
 
-// Whether the copy engine can write the output: also whole vectors in n, for it writes 16 bytes
-// even where a row ends within them.
+// Whether TMA can store the output. n too is a multiple of 8: TMA writes 16 bytes even where a row
+// ends within them.
 template <typename T>
-bool whole_vectors(const GemmArgs<T, T>& args) {
+bool tma_can_store(const GemmArgs<T, T>& args) {
   return args.n % 8 == 0 && aligned(args.out) && args.out_row % 8 == 0 &&
          (args.batch == 1 || args.out_batch % 8 == 0);
 }
 
-// Whether the residual, if any, can be read in whole vectors.
+// Whether the residual, if any, can be read in vectors.
 template <typename T>
 bool vector_residual(const GemmArgs<T, T>& args) {
   return !args.residual ||
@@ -98,7 +99,8 @@ bool vector_residual(const GemmArgs<T, T>& args) {
           (args.batch == 1 || args.residual_batch % 8 == 0));
 }
 
-// x: [batch][outer][k], turned so that the contiguous index comes last.
+// x: [batch][outer][k], with the two indices swapped if need be, so that the contiguous one comes
+// last.
 inline Operand make_operand(const void* x, int64_t batch, int64_t outer, int64_t k,
                             int64_t batch_stride, int64_t outer_stride, int64_t k_stride) {
   Operand op{};
@@ -115,7 +117,7 @@ inline Operand make_operand(const void* x, int64_t batch, int64_t outer, int64_t
   return op;
 }
 
-// Bytes of the padded copies; places them if there is a workspace.
+// Bytes of the padded copies; sets their addresses if there is a workspace.
 inline int64_t place(Operand (&operands)[2], void* workspace) {
   int64_t used = 0;
   for (Operand& op : operands) {
@@ -142,17 +144,17 @@ int64_t workspace(const GemmArgs<T, T>& args) {
   return place(operands, nullptr);
 }
 
-// Time by whole waves of tiles, in us; block_us: of 64 of k in a tile.
+// Estimated time in us, by whole waves of tiles; block_us: of a k-block of one tile.
 template <typename Tile, typename T>
 double tile_cost(const GemmArgs<T, T>& args, int sm_count, double block_us, double end_us) {
-  const int64_t units =
-      ceil_div(args.m, Tile::kUnitM) * ceil_div(args.n, Tile::kUnitN) * args.batch;
-  const double waves = static_cast<double>(ceil_div(units, sm_count / Tile::kCluster));
+  const int64_t cluster_tiles =
+      ceil_div(args.m, Tile::kClusterTileM) * ceil_div(args.n, Tile::kClusterTileN) * args.batch;
+  const double waves = static_cast<double>(ceil_div(cluster_tiles, sm_count / Tile::kCluster));
   return waves * (static_cast<double>(ceil_div(args.k, 64)) * block_us + end_us);
 }
 
 enum class TileChoice { kLarge, kDeferred, kWide, kMedium, kSmall };
-inline constexpr const char* kTileNames[] = {"128 x 256", "128 x 256, finished by warps of its own",
+inline constexpr const char* kTileNames[] = {"128 x 256", "128 x 256, with epilogue warps",
                                              "128 x 192", "128 x 128", "128 x 64"};
 
 // The tile that finishes first.
@@ -164,10 +166,10 @@ TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count, const GemmCosts
   const double small = tile_cost<SmallTile>(args, sm_count, costs.small_us, costs.end_us);
   const double best = std::min({large, wide, medium, small});
   if (best == large) {
-    // A block with a single tile has no products to finish it beside.
+    // A block with a single tile has no next one to overlap its epilogue with.
     const bool single =
         ceil_div(args.m, LargeTile::kM) * ceil_div(args.n, LargeTile::kN) * args.batch <= sm_count;
-    const bool vectors = whole_vectors(args) && vector_residual(args);
+    const bool vectors = tma_can_store(args) && vector_residual(args);
     const bool defers = args.has_activation_or_residual() && vectors && !single;
     return defers ? TileChoice::kDeferred : TileChoice::kLarge;
   }
@@ -175,62 +177,62 @@ TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count, const GemmCosts
   return best == medium ? TileChoice::kMedium : TileChoice::kSmall;
 }
 
-// Where the finishers keep up with the products, and few multiprocessors are idle at the end.
+// Whether the epilogue warps keep up with the products and the last wave leaves few SMs idle.
 template <typename T>
 bool defers_well(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
                  const GemmCosts::HalfSm90& costs) {
   const bool slow = args.activation == Activation::kGelu ||
                     (args.activation != Activation::kNone && args.residual);
-  if (args.k < (slow ? costs.finishers_min_k_slow : costs.finishers_min_k)) return false;
+  if (args.k < (slow ? costs.epilogue_warps_min_k_slow : costs.epilogue_warps_min_k)) return false;
   if (tile != TileChoice::kDeferred) return false;
   const int64_t clusters = sm_count / DeferredTile::kCluster;
-  const int64_t units =
-      ceil_div(args.m, DeferredTile::kUnitM) * ceil_div(args.n, DeferredTile::kUnitN);
-  const int64_t room =
-      ceil_div(units, clusters) * clusters * DeferredTile::kUnitM * DeferredTile::kUnitN;
+  const int64_t cluster_tiles =
+      ceil_div(args.m, DeferredTile::kClusterTileM) * ceil_div(args.n, DeferredTile::kClusterTileN);
+  const int64_t room = ceil_div(cluster_tiles, clusters) * clusters * DeferredTile::kClusterTileM *
+                       DeferredTile::kClusterTileN;
   return static_cast<double>(args.m * args.n) >=
-         costs.finishers_min_share * static_cast<double>(room);
+         costs.epilogue_warps_min_share * static_cast<double>(room);
 }
 
-// Whether a library has all that follows the product in the product's own epilogue. ATen forgets
-// the activation of an empty sum.
+// Whether the library applies the whole epilogue itself. With k = 0 ATen leaves the activation out.
 template <typename T, typename Out>
 bool library_fuses(const GemmArgs<T, Out>& args) {
   return args.linear && args.library_gelu && args.activation == Activation::kGeluTanh &&
          !args.residual && args.k > 0;
 }
 
-// Why the measured times are not below a library's, or null where they are. Taken are rows that are
-// not whole vectors, for which a library leaves the Hopper instructions, but cuts a long k into
-// pieces, and copies of operands cost a launch and their bytes; and products with an epilogue for
-// which a library needs a second launch, if so small that the launch costs more than its better
-// tiles gain, or so large that the epilogue is hidden.
+// Why the library is as fast or faster, by measured times, or null where it is not. This kernel
+// gains on unaligned rows, for which the library does not use Hopper's instructions (though the
+// library slices a long k, and copies of operands cost a launch and their bytes), and on products
+// with an epilogue for which the library needs a second launch: small ones, where the launch costs
+// more than the library's better tiles gain, and large ones, where the epilogue is hidden.
 template <typename T>
 const char* loses(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
                   const GemmCosts::HalfSm90& costs) {
   const bool copied = workspace(args) > 0;
-  if (copied || !whole_vectors(args)) {
-    const GemmCosts::HalfSm90::Odd& sizes = copied ? costs.copied : costs.in_place;
+  if (copied || !tma_can_store(args)) {
+    const GemmCosts::HalfSm90::Unaligned& sizes = copied ? costs.copied : costs.in_place;
     const int64_t tiles =
         ceil_div(args.m, SmallTile::kM) * ceil_div(args.n, SmallTile::kN) * args.batch;
     const bool gains = std::min({args.m, args.n, args.k}) >= sizes.min_size &&
                        tiles >= sizes.min_tiles && args.k <= sizes.max_k_per_tile * tiles;
-    return gains ? nullptr : "rows are no whole vectors, but too few tiles for so long a k";
+    return gains ? nullptr : "rows are unaligned, but there are too few tiles for so long a k";
   }
   if (args.batch != 1 || !args.has_activation_or_residual()) {
-    return "of a plain product of whole vectors the library is as fast";
+    return "the library is as fast at a plain product of aligned rows";
   }
   if (library_fuses(args)) return "the library has the activation in its own epilogue";
   if (args.m * args.n >= costs.epilogue_max_outputs) {
-    return defers_well(args, sm_count, tile, costs) ? nullptr
-                                                    : "its finishers would hold up the products";
+    return defers_well(args, sm_count, tile, costs)
+               ? nullptr
+               : "its epilogue warps would hold up the products";
   }
   constexpr int64_t kMaxK = 1024;  // beyond, the tiles gain more than a launch costs the host too
   const bool small = std::min(args.m, args.n) >= costs.epilogue_min_side && args.k <= kMaxK;
   return small ? nullptr : "the library's tiles gain more than a second launch costs";
 }
 
-// Plans the product, if this kernel takes it; else says why another one does.
+// Plans the product if this kernel takes it; otherwise returns why it does not.
 template <typename T>
 const char* plan(const GemmArgs<T, T>& args, const GemmCosts::HalfSm90& costs, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;

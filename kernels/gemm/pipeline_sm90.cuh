@@ -1,6 +1,6 @@
-// What Hopper's products share: the walk of clusters over tiles of the output, and the ring of
-// k-blocks in shared memory that one producer thread fills by TMA and warpgroups of consumers read.
-// Tile: half_sm90_plan.h and fp32_sm90_tile.cuh say what a tile has.
+// What the Hopper kernels share: how clusters walk over the tiles of the output, and the ring of
+// stages in shared memory, a k-block each, that one producer thread fills by TMA and the consumer
+// warpgroups read. Tile is one of the tiles of half_sm90_plan.h or fp32_sm90_plan.h.
 #pragma once
 
 #include <cuda.h>
@@ -16,8 +16,8 @@ namespace my_ops::cuda {
 
 // ---- tiles ----
 
-// A block's place in its cluster, a line of tiles. Along m they share their columns of b, along n
-// their rows of a: each block loads an equal part of these and sends it to the others.
+// A block's place in its cluster, whose blocks take adjacent tiles in a line. Along m they share
+// their columns of b, along n their rows of a: each block loads an equal share and multicasts it.
 struct ClusterPlace {
   int m, n;
 };
@@ -34,37 +34,40 @@ __device__ __forceinline__ ClusterPlace cluster_place() {
   }
 }
 
-// Units, a cluster's tiles each, are taken in turn: the first one, and how far it is to the next.
+// A cluster tile is what a cluster computes at a time, the tiles of its blocks. A cluster takes
+// every so many-th: its first one, and the step to its next.
 template <typename Tile>
-__device__ __forceinline__ int first_unit() {
+__device__ __forceinline__ int first_cluster_tile() {
   return blockIdx.x / Tile::kCluster;
 }
 template <typename Tile>
-__device__ __forceinline__ int unit_step() {
+__device__ __forceinline__ int cluster_tile_step() {
   return gridDim.x / Tile::kCluster;
 }
 
-// The tile of a block in a unit: its first row and column, in one of several planes of outputs.
+// The tile of one block: its first row and column, and its plane: a matrix of the batch, or one
+// k-slice of it.
 struct TilePlace {
   int m, n, plane;
 };
 
-// Units in groups of kGroupM along m, so that blocks at work share operands in L2.
+// Cluster tiles are walked in groups of kGroupM along m, so that blocks that run together share
+// operands in L2.
 template <typename Tile>
-__device__ __forceinline__ TilePlace tile_place(int units_m, int units_n, int unit,
-                                                ClusterPlace place) {
-  const int plane_units = units_m * units_n;
-  const int plane = unit / plane_units, in_plane = unit % plane_units;
-  const int group = in_plane / (Tile::kGroupM * units_n);
-  const int in_group = in_plane % (Tile::kGroupM * units_n);
-  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, units_m - first);
-  return {(first + in_group % rows) * Tile::kUnitM + place.m * Tile::kM,
-          in_group / rows * Tile::kUnitN + place.n * Tile::kN, plane};
+__device__ __forceinline__ TilePlace tile_place(int cluster_tiles_m, int cluster_tiles_n,
+                                                int cluster_tile, ClusterPlace place) {
+  const int plane_tiles = cluster_tiles_m * cluster_tiles_n;
+  const int plane = cluster_tile / plane_tiles, in_plane = cluster_tile % plane_tiles;
+  const int group = in_plane / (Tile::kGroupM * cluster_tiles_n);
+  const int in_group = in_plane % (Tile::kGroupM * cluster_tiles_n);
+  const int first = group * Tile::kGroupM, rows = min(Tile::kGroupM, cluster_tiles_m - first);
+  return {(first + in_group % rows) * Tile::kClusterTileM + place.m * Tile::kM,
+          in_group / rows * Tile::kClusterTileN + place.n * Tile::kN, plane};
 }
 
 // ---- the ring ----
 
-// A place in a ring of stages, with the parity of its barriers.
+// A position in the ring: the stage, and the phase of its barriers.
 template <int kStages>
 struct RingPlace {
   int stage = 0;
@@ -77,8 +80,8 @@ struct RingPlace {
   }
 };
 
-// full: the loads have landed, one arrival and their bytes. empty: the consumers have read, in
-// every block of the cluster. By one thread.
+// full: a stage's loads have landed (one arrival and their bytes). empty: the consumers of every
+// block of the cluster have read the stage. Called by one thread.
 template <typename Tile>
 __device__ __forceinline__ void init_ring(int stages, uint64_t* full, uint64_t* empty) {
   for (int i = 0; i < stages; ++i) {
@@ -87,14 +90,15 @@ __device__ __forceinline__ void init_ring(int stages, uint64_t* full, uint64_t* 
   }
 }
 
-// Every block of the cluster has come here: before the first load the barriers of all are ready, at
-// the end no block leaves while another may write to it.
+// Waits for all blocks of the cluster: at the start, so that every barrier is initialised before
+// the first load; at the end, so that no block exits while another may still write to it.
 __device__ __forceinline__ void cluster_sync() {
   ptx::barrier_cluster_arrive();
   ptx::barrier_cluster_wait();
 }
 
-// The producer's turn: waits for the next stage and lets load(stage, full) fill it with kBytes.
+// The producer's side: waits until the next stage is empty, then load(stage, full) fills it with
+// kBytes.
 template <int kBytes, int kStages, typename Load>
 __device__ __forceinline__ void fill_stage(RingPlace<kStages>& at, uint64_t* full, uint64_t* empty,
                                            Load load) {
@@ -104,7 +108,8 @@ __device__ __forceinline__ void fill_stage(RingPlace<kStages>& at, uint64_t* ful
   at.advance();
 }
 
-// A box for this block alone or, of kSharers, for all named in `blocks`.
+// Loads a box for this block or, with several sharers, for every block whose bit is set in
+// `blocks`.
 template <int kSharers>
 __device__ __forceinline__ void load_box(void* smem, const CUtensorMap* map, uint64_t* full, int x,
                                          int y, uint16_t blocks) {
@@ -124,7 +129,8 @@ __device__ __forceinline__ void load_box(void* smem, const CUtensorMap* map, uin
   }
 }
 
-// Frees a stage, for a warpgroup, in every block that loads into this one: one thread for each.
+// Releases a stage for a warpgroup, in every block that loads into this one: one thread signals one
+// block.
 template <typename Tile>
 struct Releaser {
   uint64_t* empty;
@@ -135,18 +141,18 @@ struct Releaser {
   }
 };
 
-// A consumer's sums over k_blocks stages, left in the tensor core: multiply(stage, first) starts
-// the products of one, from zero if it is the first. A stage is freed when the next one's have
-// started.
+// A consumer's sums over k_blocks stages, without promotion: multiply(stage, first) issues the
+// products of one stage, from zero if it is the first. A stage is released once those of the next
+// have been issued.
 template <typename Tile, int kStages, int kCount, typename Multiply>
 __device__ __forceinline__ void sum_stages(RingPlace<kStages>& at, uint64_t* full,
                                            const Releaser<Tile>& release, int k_blocks,
                                            float (&sum)[kCount], Multiply multiply) {
   int previous = -1;
-  for (int block = 0; block < k_blocks; ++block) {
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {
     ptx::mbarrier_wait(&full[at.stage], at.phase);
     ptx::wgmma_fence();
-    multiply(at.stage, block == 0);
+    multiply(at.stage, k_block == 0);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();  // the previous stage has been read
     if (previous >= 0) release(previous);

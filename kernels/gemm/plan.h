@@ -1,7 +1,7 @@
-// The plan of a matrix product: pure host code, from the arguments and the device alone. Kernels
-// are asked in turn, and the first that takes the product plans it; the rest is the vendor's
-// library's. A library that rounds floats to TF32 where more is asked for is no choice: then the
-// same kernels take all.
+// The plan of a matrix product: pure host code, from the arguments and the device alone. The
+// kernels are asked in turn, and the first that takes the product plans it; the vendor's library
+// gets the rest. Where the library would round floats to TF32 and more is asked for, it is ruled
+// out, and these kernels take every product.
 #pragma once
 
 #include <climits>
@@ -34,8 +34,8 @@ constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
   return kFittedCosts[0].costs;
 }
 
-// How a library does best what no kernel takes. Of 16-bit rows that are not whole vectors cuBLAS
-// rounds the product before it adds a bias.
+// How the library best computes what no kernel takes. With unaligned 16-bit rows cuBLAS rounds the
+// product before it adds a bias.
 template <typename T, typename Out>
 LibraryCall library_call(const GemmArgs<T, Out>& args) {
   if (!kIsHalf<T, Out> || !args.linear) return LibraryCall::kProduct;
@@ -54,7 +54,7 @@ GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device, cons
     asked(kernel, why);
     return why == nullptr;
   };
-  // Whether no vendor library will do. Before compute capability 8.0 none knows TF32.
+  // Whether the library is ruled out. Before compute capability 8.0 it has no TF32.
   const bool needed = kIsFp32<T, Out> && args.library_too_inaccurate() && device.major >= 8;
   const bool small = is_small(args, costs.small);
   if constexpr (kIsFp32<T, Out>) {

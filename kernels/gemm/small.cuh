@@ -1,9 +1,8 @@
-// GEMM of small problems on the ordinary cores: every type, size and stride, with the fused
-// epilogue.
-// Plan: with a short k an output is a thread's. Else a thread sums 2 x 2 outputs over every so
-// many-th element of k, so few that it reads all it needs in a round or two of loads; shared memory
-// adds up the threads that share outputs, in a fixed order.
-// Bound by the latency of memory, that of its own instructions included.
+// GEMM of small problems on CUDA cores: every type, size and stride, with the fused epilogue.
+// Plan: with a short k one thread computes one output. Otherwise a thread sums 2 x 2 outputs over
+// so few elements of k, a fixed stride apart, that it reads them in a round or two of loads; the
+// threads that share outputs add up in shared memory, in a fixed order. Bound by the latency of
+// memory, including that of fetching the kernel's own instructions.
 #pragma once
 
 #include <algorithm>
@@ -178,7 +177,7 @@ constexpr int64_t kMaxBlocks = 65535;  // of a launch, in all but its first dime
 template <typename T, typename Out>
 cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream);
 
-// The product in two, for more than a launch takes: in halves of args.*size, batch, m or n.
+// Halves a product too large for one launch along args.*size: batch, m or n.
 template <typename T, typename Out>
 cudaError_t gemm_halves(const GemmArgs<T, Out>& args, int64_t GemmArgs<T, Out>::* size,
                         cudaStream_t stream) {
@@ -218,7 +217,7 @@ template <typename T, typename Out>
 cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream) {
   using Tile = SmallTile<T>;
   constexpr int kBlockBits = 7, kWarpBits = 5;
-  constexpr int64_t kDeviceThreads = 1 << 16;  // beyond as many, more of k a thread,
+  constexpr int64_t kDeviceThreads = 1 << 16;  // beyond that many, more k per thread,
   constexpr int64_t kMaxSum = 32;              // but no longer sums, which round more
   if (args.k <= kShortK<T>) return gemm_short(args, stream);
   const int64_t m_tiles = ceil_div(args.m, Tile::kSide), n_tiles = ceil_div(args.n, Tile::kSide);

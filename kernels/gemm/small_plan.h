@@ -10,14 +10,14 @@
 
 namespace my_ops::cuda {
 
-// How long a k is short; read in one round of loads.
+// Up to this, k is short: read in one round of loads.
 template <typename T>
 constexpr int kShortK = sizeof(T) == 8 ? 8 : 16;
 
-// Sizes at which gemm_small was timed to beat a library's product, or that and an epilogue behind
-// it. Of many outputs a library's product alone is faster sooner. Where k is not short, it is fast
-// at a matrix times a vector, and at 16 bits in whole 16-byte vectors; but there it may split a
-// long k and add the pieces in 16 bits.
+// Whether gemm_small beats the library's product, or product and epilogue, by measured times. With
+// many outputs the library's plain product is faster sooner. Where k is not short, the library is
+// fast at matrix-vector products, and at 16 bits with aligned rows; but there it may slice a long k
+// and add the slices in 16 bits.
 template <typename T, typename Out>
 bool is_small(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
   constexpr int64_t kVector = 8;
@@ -35,7 +35,7 @@ bool is_small(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
          (args.k >= costs.long_k && outputs <= costs.max_work_of_long_k / (args.k + 1));
 }
 
-// Whether tiles of the output serve better than gemm_small, which knows no k from 2^31 on.
+// Whether a tiled kernel serves better than gemm_small, which takes no k from 2^31 on.
 template <typename T, typename Out>
 bool fills_tiles(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
   constexpr int64_t kMinSide = 16;  // tiles that are as good as empty

@@ -1,8 +1,8 @@
 // Splits float operands into fp16 or bf16 parts (split.h says which and why).
-// Plan: operands with contiguous k take one pass, one to eight warps holding a row in registers,
-// and so do others with a short one, eight rows in shared memory; the rest take two, per-chunk
-// extremes first, then 32 x 64 tiles transposed through shared memory. Bound by memory: 4 bytes
-// read and 4 written per element, 4 more read for the two-pass form.
+// Plan: operands with contiguous k take one pass, in which one to eight warps hold a row in
+// registers; so do strided ones with a short k, eight rows in shared memory. The rest take two: the
+// extremes of each k-slice, then 32 x 64 tiles transposed through shared memory. Bound by memory: 4
+// bytes read and 4 written per element, 4 more read for the two-pass form.
 #include "gemm/split.h"
 
 #include <algorithm>
@@ -17,27 +17,27 @@ namespace {
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// ---- two passes: 32 rows x chunk_k per block, lanes along the rows ----
+// ---- two passes: 32 rows x one k-slice per block, lanes along the rows ----
 
 struct TileBlock {
-  int z, row, chunk;  // row counts from the start of batch z
+  int z, row, slice;  // row counts from the start of batch z
   __device__ TileBlock(const SplitOperand& op, int block) {
     const int row_blocks = (op.rows + kTileRows - 1) / kTileRows;
-    chunk = block / (row_blocks * op.batch);
+    slice = block / (row_blocks * op.batch);
     const int rest = block % (row_blocks * op.batch);
     z = rest / row_blocks;
     row = rest % row_blocks * kTileRows;
   }
 };
 
-// First pass: extremes and number of nonzeros of each row of the chunk. Warps take every eighth
-// element of k, or every eighth row if k is the fast index.
-__device__ void chunk_stats(const SplitOperand& op, int block) {
+// First pass: extremes and number of nonzeros of each row of the slice. Warps take every eighth
+// element of k, or every eighth row if k is contiguous.
+__device__ void slice_stats(const SplitOperand& op, int block) {
   constexpr int kBatch = 16;  // loads in flight
   __shared__ RowStats scratch[kWarps][kTileRows];
   const TileBlock tile(op, block);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int begin = tile.chunk * op.chunk_k, end = min(begin + op.chunk_k, op.k);
+  const int begin = tile.slice * op.slice_k, end = min(begin + op.slice_k, op.k);
   const int first = begin + (op.by_rows ? lane : warp), step = op.by_rows ? 32 : kWarps;
   const float* base = op.x + tile.z * op.batch_stride;
   for (int r = op.by_rows ? warp : lane; r < kTileRows; r += op.by_rows ? kWarps : kTileRows) {
@@ -68,11 +68,11 @@ __device__ void chunk_stats(const SplitOperand& op, int block) {
   }
   const int64_t rows = int64_t{op.batch} * op.rows;
   const int64_t index = int64_t{tile.z} * op.rows + tile.row + lane;
-  uint32_t* out = op.stats + tile.chunk * rows + index;
+  uint32_t* out = op.stats + tile.slice * rows + index;
   out[0] = stats.extremes.largest;
-  out[op.chunks * rows] = stats.extremes.smallest;
-  out[2 * op.chunks * rows] = stats.nonzero;
-  if (tile.chunk == 0) op.tiny[index] = op.tiny[rows + index] = 0;
+  out[op.slices * rows] = stats.extremes.smallest;
+  out[2 * op.slices * rows] = stats.nonzero;
+  if (tile.slice == 0) op.tiny[index] = op.tiny[rows + index] = 0;
 }
 
 template <typename Parts>
@@ -90,10 +90,10 @@ __device__ __forceinline__ int tile_column(const SplitOperand& op) {
 }
 
 __device__ __forceinline__ void load_tile(const SplitOperand& op, int z, int row0, int l0,
-                                          bool wide, float (&v)[8]) {
+                                          bool vectorized, float (&v)[8]) {
   const int row = row0 + tile_row(op), l = l0 + tile_column(op);
   const float* x = op.x + z * op.batch_stride + row * op.row_stride;
-  if (wide && row < op.rows && l + 8 <= op.k) {
+  if (vectorized && row < op.rows && l + 8 <= op.k) {
     const float4 front = *reinterpret_cast<const float4*>(x + l);
     const float4 back = *reinterpret_cast<const float4*>(x + l + 4);
     v[0] = front.x, v[1] = front.y, v[2] = front.z, v[3] = front.w;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Part
 
 #endif
 
-template <int kGroup, int kVectors>
+template <int kRowThreads, int kVectors>
 __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
     split_first_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -149,20 +149,20 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
   SplitPath path = SplitPath::kFp16;
   switch (op.mode) {
     case SplitMode::kRows:
-      path = split_rows<kGroup, kVectors>(op, block, split.blocks[which], split.fp16_parts);
+      path = split_rows<kRowThreads, kVectors>(op, block, split.blocks[which], split.fp16_parts);
       break;
     case SplitMode::kColumns:
       path = split_columns(op, block, held, split.fp16_parts);
       break;
-    case SplitMode::kChunks:
-      chunk_stats(op, block);
+    case SplitMode::kSlices:
+      slice_stats(op, block);
       break;
   }
   report(path, op.status + block);
 #endif
 }
 
-// Second pass over operands whose extremes chunk_stats has found.
+// Second pass over operands whose extremes slice_stats has found.
 __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ TileSmem<Fp16Parts> smem;
@@ -173,19 +173,19 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
   const int block = blockIdx.x - (which ? split.tile_blocks[0] : 0);
   const TileBlock tile(op, block);
   const int64_t rows = int64_t{op.batch} * op.rows, first = int64_t{tile.z} * op.rows + tile.row;
-  const bool wide = aligned4(op);
-  const int begin = tile.chunk * op.chunk_k, end = min(begin + op.chunk_k, op.ld);
+  const bool vectorized = vectorizes(op);
+  const int begin = tile.slice * op.slice_k, end = min(begin + op.slice_k, op.ld);
   float v[8], next[8];
-  load_tile(op, tile.z, tile.row, begin, wide, v);
+  load_tile(op, tile.z, tile.row, begin, vectorized, v);
   ptx::griddepcontrol_wait();
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   RowStats stats;
   if (tile.row + lane < op.rows) {
 #pragma unroll 4
-    for (int chunk = warp; chunk < op.chunks; chunk += kWarps) {
-      const uint32_t* in = op.stats + chunk * rows + first + lane;
-      stats.add({{in[0], in[op.chunks * rows]}, in[2 * op.chunks * rows]});
+    for (int slice = warp; slice < op.slices; slice += kWarps) {
+      const uint32_t* in = op.stats + slice * rows + first + lane;
+      stats.add({{in[0], in[op.slices * rows]}, in[2 * op.slices * rows]});
     }
   }
   scratch[warp][lane] = stats;
@@ -199,12 +199,12 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
   const bool inside = tile.row + row < op.rows;
   const uint32_t dense = dense_row(split.fp16_parts);
   const bool count = inside && needs_count(stats.extremes, scale, op.k, dense);
-  if (inside && tile.chunk == 0 && tile_column(op) == 0) op.exponent[first + row] = scale.exponent;
+  if (inside && tile.slice == 0 && tile_column(op) == 0) op.exponent[first + row] = scale.exponent;
 
   Counts counts;
   int buffer = 0;
   for (int l0 = begin; l0 < end; l0 += kTileK, buffer ^= 1) {
-    if (l0 + kTileK < end) load_tile(op, tile.z, tile.row, l0 + kTileK, wide, next);
+    if (l0 + kTileK < end) load_tile(op, tile.z, tile.row, l0 + kTileK, vectorized, next);
     if (count) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) counts.add(v[i], scale);
@@ -215,19 +215,20 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
     for (int i = 0; i < 8; ++i) v[i] = next[i];
   }
 
-  SplitPath path = is_finite(stats.extremes.largest) ? SplitPath::kFp16 : SplitPath::kExact;
+  SplitPath path = is_finite(stats.extremes.largest) ? SplitPath::kFp16 : SplitPath::kFma;
   if (count && path == SplitPath::kFp16) {
-    // Whoever adds last to a row's counters sees them complete; the verdict only grows with them.
+    // The block that adds last to a row's counters sees them complete; the path only grows with
+    // them.
     uint32_t* tiny = op.tiny + first + row;
     if (counts.tiny_fp16 != 0) counts.tiny_fp16 += atomicAdd(tiny, counts.tiny_fp16);
     if (counts.tiny_bf16 != 0) counts.tiny_bf16 += atomicAdd(tiny + rows, counts.tiny_bf16);
-    path = verdict(counts.tiny_fp16, counts.tiny_bf16, stats.nonzero, dense);
+    path = row_path(counts.tiny_fp16, counts.tiny_bf16, stats.nonzero, dense);
   }
   report(path, op.status + split.blocks[which] + block);
 #endif
 }
 
-// The full-range parts; the exponents are those of the fp16 split.
+// The bf16 parts of full-range data; the exponents are those of the fp16 split.
 __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ TileSmem<Bf16Parts> smem;
@@ -235,12 +236,12 @@ __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split)
   ptx::griddepcontrol_wait();
   const SplitOperand &a = split.operand[0], &b = split.operand[1];
   const SplitPath path = split_path({a.status, a.status_count}, {b.status, b.status_count});
-  if (path != SplitPath::kBf16 && path != SplitPath::kWide) return;
+  if (path != SplitPath::kBf16 && path != SplitPath::kBf16Checked) return;
   int buffer = 0;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     const SplitOperand& op = split.operand[which];
-    const bool wide = aligned4(op);
+    const bool vectorized = vectorizes(op);
     const int64_t row_tiles = (op.rows + kTileRows - 1) / kTileRows;
     const int k_tiles = op.ld / kTileK;
     for (int64_t t = blockIdx.x; t < op.batch * row_tiles * k_tiles; t += gridDim.x, buffer ^= 1) {
@@ -248,11 +249,12 @@ __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split)
       const int row0 = static_cast<int>(t / k_tiles % row_tiles) * kTileRows;
       const int z = static_cast<int>(t / k_tiles / row_tiles);
       float v[8];
-      load_tile(op, z, row0, l0, wide, v);
+      load_tile(op, z, row0, l0, vectorized, v);
       const int row = min(row0 + tile_row(op), op.rows - 1);
       const int exponent = op.exponent[int64_t{z} * op.rows + row];
       store_tile<Bf16Parts>(op, smem, buffer, z, row0, l0, v,
-                            pow2_pair(Bf16Parts::kShift - exponent), op.wide, Bf16Parts::kCount);
+                            pow2_pair(Bf16Parts::kShift - exponent), op.bf16_parts,
+                            Bf16Parts::kCount);
     }
   }
 #endif
@@ -268,8 +270,8 @@ using SplitKernel = void (*)(const Split);
 
 // The first pass of an operand whose k is this long.
 SplitKernel first_pass(int k) {
-  const auto [group, vectors] = row_shape(k);
-  switch (group) {
+  const auto [threads, vectors] = row_shape(k);
+  switch (threads) {
     case 32:
       return split_first_kernel<32, 4>;
     case 64:

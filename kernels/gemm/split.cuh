@@ -1,4 +1,4 @@
-// Device side shared by the split and the product: powers of two, the verdict on the data.
+// Device side shared by the split and the product: powers of two, the path that the data need.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@ inline constexpr int kBf16Shift = 30, kBf16Range = 90;
 // 2^e for a normal result, -126 <= e <= 127.
 __device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }
 
-// 2^e in two factors, so that e may go twice as far; below 2^-252 every float vanishes anyway.
+// 2^e in two factors, which reach twice as far; below 2^-252 every float becomes zero anyway.
 struct Pow2Pair {
   float first, second;
 };
@@ -40,7 +40,7 @@ struct SplitStatus {
   }
 };
 
-// The verdict on both operands; the same in every thread. Contains __syncthreads.
+// The path that both operands need; the same in every thread. Contains __syncthreads.
 __device__ __forceinline__ SplitPath split_path(const SplitStatus& a, const SplitStatus& b) {
   constexpr uint32_t kEveryByte = 0x01010101;
   const uint32_t found = a.gather() | b.gather();
@@ -48,8 +48,8 @@ __device__ __forceinline__ SplitPath split_path(const SplitStatus& a, const Spli
     return __syncthreads_or(found & static_cast<uint32_t>(path) * kEveryByte);
   };
   if (!__syncthreads_or(found)) return SplitPath::kFp16;
-  if (any(SplitPath::kExact)) return SplitPath::kExact;
-  return any(SplitPath::kWide) ? SplitPath::kWide : SplitPath::kBf16;
+  if (any(SplitPath::kFma)) return SplitPath::kFma;
+  return any(SplitPath::kBf16Checked) ? SplitPath::kBf16Checked : SplitPath::kBf16;
 }
 
 }  // namespace my_ops::cuda

@@ -10,7 +10,7 @@
 
 namespace my_ops::cuda {
 
-// fp16 parts, exponents and status of both operands: one launch, two if an operand is kChunks.
+// fp16 parts, exponents and status of both operands: one launch, two if an operand is kSlices.
 cudaError_t split_fp16(const Split& split, cudaStream_t stream);
 
 // bf16 parts of both operands, if the status says kBf16; else nothing.

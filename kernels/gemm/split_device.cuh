@@ -28,7 +28,7 @@ __host__ __device__ constexpr int column_index(int row, int l) {
 
 struct Fp16Parts {
   static constexpr int kCount = 2, kShift = kFp16Shift;
-  // Two neighbours of k at a time; word i holds their part i.
+  // Two consecutive k at a time; word i holds their part i.
   static __device__ void split(float x0, float x1, uint32_t (&word)[kCount]) {
     const __half2 high = __floats2half2_rn(x0, x1);
     constexpr float kUp = 1 << kFp16LowBits;
@@ -115,29 +115,29 @@ struct RowScale {
 __device__ __forceinline__ bool is_finite(uint32_t largest) { return largest < 0x7F800000; }
 
 // A few stray elements are tolerated: of continuous data about one in 4e7 lies that low, and its
-// absolute error is 2^-50 of the row's maximum. Short sums get no such grace.
+// absolute error is 2^-50 of the row's maximum. In short sums none is.
 __device__ __forceinline__ bool too_many(uint32_t tiny, uint32_t nonzero) {
   return nonzero <= 32 ? tiny >= 1 : tiny >= 2 && uint64_t{tiny} * 256 > nonzero;
 }
 
-// Sums of fewer products than this do not average out that fp16 parts hold 23 bits, not 24: their
-// rows count as out of range.
+// fp16 parts hold 23 bits, not 24, and sums of fewer products than this do not average that out:
+// such rows count as full-range.
 constexpr uint32_t kDenseRow = 96;
 
-// The rule is about the last of 24 bits; one part has 11 anyway.
+// The rule concerns the last of 24 bits; a single part holds 11.
 __device__ __forceinline__ uint32_t dense_row(int fp16_parts) {
   return fp16_parts > 1 ? kDenseRow : 0;
 }
 
-__device__ __forceinline__ SplitPath verdict(uint32_t tiny_fp16, uint32_t tiny_bf16,
-                                             uint32_t nonzero, uint32_t dense) {
+__device__ __forceinline__ SplitPath row_path(uint32_t tiny_fp16, uint32_t tiny_bf16,
+                                              uint32_t nonzero, uint32_t dense) {
   if (nonzero == 0) return SplitPath::kFp16;
-  if (too_many(tiny_bf16, nonzero)) return SplitPath::kWide;
+  if (too_many(tiny_bf16, nonzero)) return SplitPath::kBf16Checked;
   if (nonzero < dense || too_many(tiny_fp16, nonzero)) return SplitPath::kBf16;
   return SplitPath::kFp16;
 }
 
-// Whether elements must be counted at all: seldom, so the counting may be slow.
+// Whether elements must be counted at all. That is rare, so counting may be slow.
 __device__ __forceinline__ bool needs_count(const Extremes& extremes, const RowScale& scale, int k,
                                             uint32_t dense) {
   return extremes.smallest < scale.tiny_fp16 || static_cast<uint32_t>(k) < dense;
@@ -160,7 +160,7 @@ __device__ __forceinline__ const float* row_pointer(const SplitOperand& op, int 
 }
 
 // Whether rows can be read 16 bytes at a time.
-__device__ __forceinline__ bool aligned4(const SplitOperand& op) {
+__device__ __forceinline__ bool vectorizes(const SplitOperand& op) {
   return op.k_stride == 1 && op.row_stride % 4 == 0 && op.batch_stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(op.x) % 16 == 0;
 }
@@ -169,51 +169,51 @@ __device__ __forceinline__ bool aligned4(const SplitOperand& op) {
 __device__ __forceinline__ void report(SplitPath path, uint8_t* status) {
   SplitPath worst = SplitPath::kFp16;
   if (__syncthreads_or(path != SplitPath::kFp16)) {
-    const bool exact = __syncthreads_or(path == SplitPath::kExact);
-    const bool wide = __syncthreads_or(path == SplitPath::kWide);
-    worst = exact ? SplitPath::kExact : wide ? SplitPath::kWide : SplitPath::kBf16;
+    const bool fma = __syncthreads_or(path == SplitPath::kFma);
+    const bool checked = __syncthreads_or(path == SplitPath::kBf16Checked);
+    worst = fma ? SplitPath::kFma : checked ? SplitPath::kBf16Checked : SplitPath::kBf16;
   }
   if (threadIdx.x == 0) *status = static_cast<uint8_t>(worst);
 }
 
 // ---- one pass: rows with contiguous k ----
 
-// kGroup threads share a row: one to eight warps.
-template <int kGroup>
-struct GroupSmem {
+// kRowThreads threads share a row: one to eight warps.
+template <int kRowThreads>
+struct RowSmem {
   Extremes extremes[kWarps];
   Counts counts[kWarps];
 };
 
-template <int kGroup>
-__device__ __forceinline__ void group_sync() {
-  if constexpr (kGroup > 32) ptx::barrier_sync(1 + threadIdx.x / kGroup, kGroup);
+template <int kRowThreads>
+__device__ __forceinline__ void row_sync() {
+  if constexpr (kRowThreads > 32) ptx::barrier_sync(1 + threadIdx.x / kRowThreads, kRowThreads);
 }
 
-template <int kGroup>
-__device__ Extremes group_reduce(Extremes mine, GroupSmem<kGroup>& smem) {
+template <int kRowThreads>
+__device__ Extremes row_reduce(Extremes mine, RowSmem<kRowThreads>& smem) {
   mine = warp_reduce(mine);
-  if constexpr (kGroup == 32) return mine;
-  group_sync<kGroup>();  // the previous row's values have been read
+  if constexpr (kRowThreads == 32) return mine;
+  row_sync<kRowThreads>();  // the previous row's values have been read
   if (threadIdx.x % 32 == 0) smem.extremes[threadIdx.x / 32] = mine;
-  group_sync<kGroup>();
-  const int first = threadIdx.x / kGroup * (kGroup / 32);
+  row_sync<kRowThreads>();
+  const int first = threadIdx.x / kRowThreads * (kRowThreads / 32);
 #pragma unroll
-  for (int i = 0; i < kGroup / 32; ++i) mine.add(smem.extremes[first + i]);
+  for (int i = 0; i < kRowThreads / 32; ++i) mine.add(smem.extremes[first + i]);
   return mine;
 }
 
-template <int kGroup>
-__device__ Counts group_reduce(Counts mine, GroupSmem<kGroup>& smem) {
+template <int kRowThreads>
+__device__ Counts row_reduce(Counts mine, RowSmem<kRowThreads>& smem) {
   mine = {warp_sum(mine.nonzero), warp_sum(mine.tiny_fp16), warp_sum(mine.tiny_bf16)};
-  if constexpr (kGroup == 32) return mine;
-  group_sync<kGroup>();  // the previous row's values have been read
+  if constexpr (kRowThreads == 32) return mine;
+  row_sync<kRowThreads>();  // the previous row's values have been read
   if (threadIdx.x % 32 == 0) smem.counts[threadIdx.x / 32] = mine;
-  group_sync<kGroup>();
-  const int first = threadIdx.x / kGroup * (kGroup / 32);
+  row_sync<kRowThreads>();
+  const int first = threadIdx.x / kRowThreads * (kRowThreads / 32);
   Counts sum;
 #pragma unroll
-  for (int i = 0; i < kGroup / 32; ++i) {
+  for (int i = 0; i < kRowThreads / 32; ++i) {
     sum.nonzero += smem.counts[first + i].nonzero;
     sum.tiny_fp16 += smem.counts[first + i].tiny_fp16;
     sum.tiny_bf16 += smem.counts[first + i].tiny_bf16;
@@ -222,8 +222,9 @@ __device__ Counts group_reduce(Counts mine, GroupSmem<kGroup>& smem) {
 }
 
 // Elements l .. l+3 of a row, zeros past its end.
-__device__ __forceinline__ float4 load4(const float* row, int64_t stride, int l, int k, bool wide) {
-  if (wide && l + 4 <= k) return *reinterpret_cast<const float4*>(row + l);
+__device__ __forceinline__ float4 load4(const float* row, int64_t stride, int l, int k,
+                                        bool vectorized) {
+  if (vectorized && l + 4 <= k) return *reinterpret_cast<const float4*>(row + l);
   float v[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] = l + i < k ? row[(l + i) * stride] : 0.0f;
@@ -236,31 +237,32 @@ __device__ __forceinline__ void each(const float4& v, F f) {
   f(v.x), f(v.y), f(v.z), f(v.w);
 }
 
-template <int kGroup, int kVectors>
-__device__ __forceinline__ void load_row(const SplitOperand& op, int row, int base, bool wide,
+template <int kRowThreads, int kVectors>
+__device__ __forceinline__ void load_row(const SplitOperand& op, int row, int base, bool vectorized,
                                          float4 (&v)[kVectors]) {
   const float* x = row_pointer(op, row);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int l = base + (i * kGroup + threadIdx.x % kGroup) * 4;
-    v[i] = l < op.k ? load4(x, op.k_stride, l, op.k, wide) : float4{};
+    const int l = base + (i * kRowThreads + threadIdx.x % kRowThreads) * 4;
+    v[i] = l < op.k ? load4(x, op.k_stride, l, op.k, vectorized) : float4{};
   }
 }
 
-template <int kGroup, int kVectors>
+template <int kRowThreads, int kVectors>
 __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks, int parts) {
-  constexpr int kStep = kGroup * 4, kHold = kVectors * kStep, kRowsPerBlock = kThreads / kGroup;
-  __shared__ GroupSmem<kGroup> smem;
-  const int lane = threadIdx.x % kGroup * 4;
+  constexpr int kStep = kRowThreads * 4, kHold = kVectors * kStep,
+                kRowsPerBlock = kThreads / kRowThreads;
+  __shared__ RowSmem<kRowThreads> smem;
+  const int lane = threadIdx.x % kRowThreads * 4;
   const int rows = op.batch * op.rows, step = blocks * kRowsPerBlock;
   const int64_t part_stride = int64_t{rows} * op.ld;
-  const bool wide = aligned4(op);
+  const bool vectorized = vectorizes(op);
   SplitPath path = SplitPath::kFp16;
 
   const bool held = op.k <= kHold;
-  const int first = block * kRowsPerBlock + threadIdx.x / kGroup;
+  const int first = block * kRowsPerBlock + threadIdx.x / kRowThreads;
   float4 next[kVectors];
-  if (held && first < rows) load_row<kGroup>(op, first, 0, wide, next);
+  if (held && first < rows) load_row<kRowThreads>(op, first, 0, vectorized, next);
   for (int row = first; row < rows; row += step) {
     float4 v[kVectors];
     Extremes extremes;
@@ -268,16 +270,16 @@ __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks, i
       if (held) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) v[i] = next[i];
-        if (row + step < rows) load_row<kGroup>(op, row + step, 0, wide, next);
+        if (row + step < rows) load_row<kRowThreads>(op, row + step, 0, vectorized, next);
       } else {
-        load_row<kGroup>(op, row, base, wide, v);
+        load_row<kRowThreads>(op, row, base, vectorized, v);
       }
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         if (base + i * kStep + lane < op.k) each(v[i], [&](float e) { extremes.add(e); });
       }
     }
-    extremes = group_reduce<kGroup>(extremes, smem);
+    extremes = row_reduce<kRowThreads>(extremes, smem);
     const RowScale scale(extremes.largest);
     const Pow2Pair factor = pow2_pair(Fp16Parts::kShift - scale.exponent);
     const uint32_t dense = dense_row(parts);
@@ -285,7 +287,7 @@ __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks, i
     Counts counts;
     uint16_t* out = op.parts + int64_t{row} * op.ld;
     for (int base = 0; base < op.k; base += kHold) {
-      if (!held) load_row<kGroup>(op, row, base, wide, v);  // again, from cache
+      if (!held) load_row<kRowThreads>(op, row, base, vectorized, v);  // again, from cache
       if (count) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) each(v[i], [&](float e) { counts.add(e, scale); });
@@ -306,17 +308,17 @@ __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks, i
       }
     }
     if (lane == 0) op.exponent[row] = scale.exponent;
-    SplitPath found = is_finite(extremes.largest) ? SplitPath::kFp16 : SplitPath::kExact;
+    SplitPath found = is_finite(extremes.largest) ? SplitPath::kFp16 : SplitPath::kFma;
     if (count && found == SplitPath::kFp16) {
-      counts = group_reduce<kGroup>(counts, smem);
-      found = verdict(counts.tiny_fp16, counts.tiny_bf16, counts.nonzero, dense);
+      counts = row_reduce<kRowThreads>(counts, smem);
+      found = row_path(counts.tiny_fp16, counts.tiny_bf16, counts.nonzero, dense);
     }
     if (found > path) path = found;
   }
   return path;
 }
 
-// ---- one pass: rows across memory, few enough in k for shared memory ----
+// ---- one pass: strided rows, short enough in k for shared memory ----
 
 __device__ __forceinline__ RowStats shuffle_xor(const RowStats& stats, int lanes) {
   return {{__shfl_xor_sync(~0u, stats.extremes.largest, lanes),
@@ -324,12 +326,13 @@ __device__ __forceinline__ RowStats shuffle_xor(const RowStats& stats, int lanes
           __shfl_xor_sync(~0u, stats.nonzero, lanes)};
 }
 
-// Everything a block needs, on its way to shared memory at once; zeros beyond the operand's end.
+// Copies all that a block needs to shared memory, all of it in flight at once; zeros past the
+// operand's end.
 __device__ __forceinline__ void load_columns(const SplitOperand& op, int z, int row0, float* held) {
   const float* x = op.x + z * op.batch_stride + row0;
-  const bool wide = row0 + kColumnRows <= op.rows && op.k_stride % 4 == 0 &&
-                    reinterpret_cast<uintptr_t>(x) % 16 == 0;
-  if (wide) {
+  const bool vectorized = row0 + kColumnRows <= op.rows && op.k_stride % 4 == 0 &&
+                          reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  if (vectorized) {
     constexpr int kVectors = kColumnRows / 4;
     for (int v = threadIdx.x; v < op.k * kVectors; v += kThreads) {
       const int r = v % kVectors * 4, l = v / kVectors;
@@ -368,7 +371,7 @@ __device__ SplitPath split_columns(const SplitOperand& op, int block, float* hel
   if (threadIdx.x % 32 < kColumnRows) scratch[threadIdx.x / 32][r] = stats;
   __syncthreads();
 
-  // Eight threads take 64 neighbours of k of one row.
+  // Eight threads take 64 consecutive k of one row.
   const int row = threadIdx.x / 8 % kColumnRows;
   stats = RowStats{};
 #pragma unroll
@@ -402,8 +405,8 @@ __device__ SplitPath split_columns(const SplitOperand& op, int block, float* hel
   if (counts.tiny_fp16 != 0) atomicAdd(&tiny[0][row], counts.tiny_fp16);
   if (counts.tiny_bf16 != 0) atomicAdd(&tiny[1][row], counts.tiny_bf16);
   __syncthreads();
-  if (!is_finite(stats.extremes.largest)) return SplitPath::kExact;
-  return count ? verdict(tiny[0][row], tiny[1][row], stats.nonzero, dense) : SplitPath::kFp16;
+  if (!is_finite(stats.extremes.largest)) return SplitPath::kFma;
+  return count ? row_path(tiny[0][row], tiny[1][row], stats.nonzero, dense) : SplitPath::kFp16;
 }
 
 #endif

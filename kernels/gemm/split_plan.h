@@ -17,49 +17,49 @@ namespace my_ops::cuda {
 inline constexpr int kSplitBlockK = 64;
 inline constexpr int kZeroExponent = -150;  // below that of every float
 
-// How the data may be multiplied. The largest of all blocks' findings holds.
+// The path that the data need: the largest that any block has found.
 enum class SplitPath : uint8_t {
   kFp16 = 0,
   kBf16 = 1,
-  kWide = 2,   // bf16; outputs that smaller elements may have spoilt are formed again
-  kExact = 4,  // plain arithmetic: Inf or NaN
+  kBf16Checked = 2,  // bf16, with suspect outputs recomputed: elements span more than that
+  kFma = 4,          // fp32 FMAs: Inf or NaN
 };
 
 enum class SplitMode : uint8_t {
-  kRows,     // one pass, k is the fast index: a group of threads takes a whole row
-  kColumns,  // one pass, rows are the fast index: a block takes eight rows
-  kChunks,   // two passes: blocks take 32 rows x chunk_k
+  kRows,     // one pass, k is contiguous: a few threads share a row
+  kColumns,  // one pass, rows are contiguous: a block takes eight
+  kSlices,   // two passes: a block takes 32 rows of one k-slice
 };
 
 struct SplitOperand {
   const float* x;  // element (z, r, l) at z * batch_stride + r * row_stride + l * k_stride
   int64_t batch_stride, row_stride, k_stride;
   int batch, rows, k;
-  bool by_rows;  // l is the fast index
+  bool by_rows;  // k is the contiguous index
   SplitMode mode;
-  int ld;             // k rounded up to kSplitBlockK
-  int chunk_k;        // a multiple of kSplitBlockK
-  int chunks;         // ceil(k / chunk_k)
-  uint16_t* parts;    // [fp16_parts][batch * rows][ld]
-  uint16_t* wide;     // [3][batch * rows][ld] bf16 parts; may be the same memory
-  int32_t* exponent;  // [batch * rows]  e, kZeroExponent for a row of zeros
-  uint8_t* status;    // [status_count] SplitPath found by each block of both passes
+  int ld;                // k rounded up to kSplitBlockK
+  int slice_k;           // a multiple of kSplitBlockK
+  int slices;            // ceil(k / slice_k)
+  uint16_t* parts;       // [fp16_parts][batch * rows][ld]
+  uint16_t* bf16_parts;  // [3][batch * rows][ld] bf16 parts; may be the same memory
+  int32_t* exponent;     // [batch * rows]  e, kZeroExponent for a row of zeros
+  uint8_t* status;       // [status_count] SplitPath found by each block of both passes
   int status_count;
-  uint32_t* stats;  // [3][chunks][batch * rows], kChunks only; else null
-  uint32_t* tiny;   // [2][batch * rows], kChunks only; else null
+  uint32_t* stats;  // [3][slices][batch * rows], kSlices only; else null
+  uint32_t* tiny;   // [2][batch * rows], kSlices only; else null
 };
 
 struct Split {
   SplitOperand operand[2];
   int blocks[2];       // of the first pass, per operand
-  int tile_blocks[2];  // of the second pass; 0 unless kChunks
+  int tile_blocks[2];  // of the second pass; 0 unless kSlices
   int fp16_parts;      // 1: the leading part alone, for TF32's accuracy; else 2
 };
 
-// Threads that share a row of kRows, and the 16-byte vectors each holds: as few threads as hold the
-// row, so that each has several loads in flight.
+// How many threads share a row of kRows, and how many 16-byte vectors each holds: as few threads as
+// can hold the row, so that each has several loads in flight.
 struct RowShape {
-  int group, vectors;
+  int threads, vectors;
 };
 
 constexpr RowShape row_shape(int k) {
@@ -72,13 +72,12 @@ constexpr RowShape row_shape(int k) {
 namespace fp32_split {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kColumnRows = 8;  // of a block of kColumns: one 32-byte sector for each k
-inline constexpr int kMaxColumnK =
-    2048;  // of longer columns too few blocks fit on a multiprocessor
+inline constexpr int kColumnRows = 8;     // of a block of kColumns: one 32-byte sector for each k
+inline constexpr int kMaxColumnK = 2048;  // of longer columns too few blocks fit on an SM
 inline constexpr int kTileRows = 32, kTileK = kSplitBlockK;
 inline constexpr int kRowBlocksPerSm = 3;   // of each operand; each loads a row ahead
-inline constexpr int kTileBlocksPerSm = 4;  // longer chunks: 16 cost 15 us more at 2048
-inline constexpr int kMaxChunks = 256;
+inline constexpr int kTileBlocksPerSm = 4;  // long slices: 16 cost 15 us more at 2048
+inline constexpr int kMaxSlices = 256;
 
 }  // namespace fp32_split
 
@@ -89,36 +88,37 @@ inline void plan_split(Split* plan, int sm_count) {
     SplitOperand& op = plan->operand[i];
     const RowShape shape = row_shape(op.k);
     const int64_t rows = int64_t{op.batch} * op.rows;
-    // Few rows too long to hold would leave most of the device idle.
-    const bool holds = op.k <= shape.group * shape.vectors * 4 || rows >= 4 * sm_count;
+    // A few rows, too long to hold, would leave most of the device idle.
+    const bool holds = op.k <= shape.threads * shape.vectors * 4 || rows >= 4 * sm_count;
     op.ld = (op.k + kTileK - 1) / kTileK * kTileK;
     op.by_rows = op.k_stride == 1 || op.row_stride != 1;
     if (op.by_rows) {
-      op.mode = holds ? SplitMode::kRows : SplitMode::kChunks;
+      op.mode = holds ? SplitMode::kRows : SplitMode::kSlices;
     } else {
-      op.mode = op.ld <= kMaxColumnK ? SplitMode::kColumns : SplitMode::kChunks;
+      op.mode = op.ld <= kMaxColumnK ? SplitMode::kColumns : SplitMode::kSlices;
     }
-    op.chunk_k = op.ld;
-    op.chunks = 1;
+    op.slice_k = op.ld;
+    op.slices = 1;
     plan->tile_blocks[i] = 0;
     if (op.mode == SplitMode::kRows) {
-      const int64_t blocks = ceil_div(rows, kThreads / shape.group);
+      const int64_t blocks = ceil_div(rows, kThreads / shape.threads);
       plan->blocks[i] = static_cast<int>(std::min<int64_t>(blocks, kRowBlocksPerSm * sm_count));
     } else if (op.mode == SplitMode::kColumns) {
       plan->blocks[i] = (op.rows + kColumnRows - 1) / kColumnRows * op.batch;
     } else {
       const int row_blocks = (op.rows + kTileRows - 1) / kTileRows * op.batch;
       const int k_tiles = op.ld / kTileK;
-      const int wanted = std::clamp(kTileBlocksPerSm * sm_count / row_blocks, 1, kMaxChunks);
-      op.chunk_k = (k_tiles + wanted - 1) / wanted * kTileK;
-      op.chunks = (op.ld + op.chunk_k - 1) / op.chunk_k;
-      plan->blocks[i] = plan->tile_blocks[i] = row_blocks * op.chunks;
+      const int wanted = std::clamp(kTileBlocksPerSm * sm_count / row_blocks, 1, kMaxSlices);
+      op.slice_k = (k_tiles + wanted - 1) / wanted * kTileK;
+      op.slices = (op.ld + op.slice_k - 1) / op.slice_k;
+      plan->blocks[i] = plan->tile_blocks[i] = row_blocks * op.slices;
     }
     op.status_count = plan->blocks[i] + plan->tile_blocks[i];
   }
 }
 
-// Takes operand i out of the fp16 split: its parts, exponents and a status of one byte exist.
+// Leaves operand i out of the fp16 split: its parts, exponents and a status of one byte exist
+// already.
 inline void skip_operand(Split* plan, int i) {
   plan->blocks[i] = plan->tile_blocks[i] = 0;
   plan->operand[i].status_count = 1;

@@ -1,4 +1,4 @@
-// Arithmetic that C++ has no name for: approximations by the special function unit, conversions.
+// Arithmetic that C++ has no name for: approximations in hardware (SFU), conversions.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int arrivals) {
                : "memory");
 }
 
-// Makes initialised barriers visible to the other blocks of the cluster and to the copy engine.
+// Makes initialised barriers visible to the other blocks of the cluster and to TMA.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -75,7 +75,7 @@ __device__ __forceinline__ void tma_store_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Orders a thread's plain writes to shared memory before later ones of the copy engine.
+// Orders a thread's own writes to shared memory before later TMA reads of it.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -9,7 +9,7 @@
 // t + 1 is pushed after all of step t has arrived, and a warp pushes step t after it has read
 // step t - 1, the one in the buffer that t + 1 goes into.
 //
-// Lanes. Sixteen lanes share a unit (or a pair of units) and split K: lane k takes the float4s k,
+// Lanes. Sixteen lanes share a unit (or a pair of units) and divide K: lane k takes the float4s k,
 // k + 16, ... of the vector, so that shared memory is read without conflicts. Their sums meet by
 // shuffles that halve the number of (unit, row) items per lane until a lane owns one item.
 #pragma once
@@ -21,17 +21,17 @@
 
 namespace my_ops::cuda {
 
-constexpr int kPieceUnits = 64;   // 16 lanes of a float4 each
-constexpr int kClusterAhead = 4;  // steps from the prefetch of a value to its load
+constexpr int kClusterChunkUnits = 64;  // 16 lanes of a float4 each
+constexpr int kClusterAhead = 4;        // steps from the prefetch of a value to its load
 
 // Vectors: how many hidden-sized vectors are exchanged (1 forward, the gates' gradients backward).
-template <int Vectors, int UnitsPerThread, int Rows, int Pieces>
+template <int Vectors, int UnitsPerThread, int Rows, int Chunks>
 struct Exchange {
   static constexpr int kBlockUnits = 16 * UnitsPerThread;
   static constexpr int kWarpUnits = 2 * UnitsPerThread;
   static constexpr int kItems = UnitsPerThread * Rows;  // of sixteen lanes
   static constexpr int kShift = kItems == 1 ? 4 : kItems == 2 ? 3 : kItems == 4 ? 2 : 1;
-  static constexpr int kPadded = Pieces * kPieceUnits;
+  static constexpr int kPadded = Chunks * kClusterChunkUnits;
   static_assert(kItems == 1 || kItems == 2 || kItems == 4 || kItems == 8);
 
   using Buffer = float4[Rows][Vectors][kPadded / 4];
@@ -161,12 +161,12 @@ struct Exchange {
 // The weights of a thread's units, in registers as float, and their product with the exchanged
 // vectors, for the lane's share of K. Gates that share a vector (forward) and gates that have one
 // each (backward) sum apart, so that the chains of multiply-adds stay short.
-template <int Gates, int Vectors, int UnitsPerThread, int Rows, int Pieces>
+template <int Gates, int Vectors, int UnitsPerThread, int Rows, int Chunks>
 struct ClusterWeights {
-  using Shared = typename Exchange<Vectors, UnitsPerThread, Rows, Pieces>::Shared;
+  using Shared = typename Exchange<Vectors, UnitsPerThread, Rows, Chunks>::Shared;
   static_assert(Vectors == 1 || Vectors == Gates);
 
-  float weights[Gates][UnitsPerThread][Pieces][4];
+  float weights[Gates][UnitsPerThread][Chunks][4];
 
   // fill(gate, unit, k): of units first_unit + ..., zero beyond `hidden`.
   template <typename Fill>
@@ -179,10 +179,10 @@ struct ClusterWeights {
         const int64_t unit =
             first_unit + threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / 16 * UnitsPerThread + j;
 #pragma unroll
-        for (int p = 0; p < Pieces; ++p) {
+        for (int p = 0; p < Chunks; ++p) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const int64_t k = p * kPieceUnits + threadIdx.x % 16 * 4 + e;
+            const int64_t k = p * kClusterChunkUnits + threadIdx.x % 16 * 4 + e;
             weights[gate][j][p][e] = unit < hidden && k < hidden ? fill(gate, unit, k) : 0.0f;
           }
         }
@@ -193,7 +193,7 @@ struct ClusterWeights {
   __device__ __forceinline__ void multiply(const Shared& shared, int buffer,
                                            float (&sum)[Gates][UnitsPerThread * Rows]) const {
 #pragma unroll
-    for (int p = 0; p < Pieces; ++p) {
+    for (int p = 0; p < Chunks; ++p) {
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
 #pragma unroll
@@ -305,24 +305,24 @@ cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, const Se
   return cudaLaunchKernelExC(&launch.config, kernel, arguments);
 }
 
-// visit<units_per_thread, rows, pieces>() for the plan's instantiation; null for a plan outside
+// visit<units_per_thread, rows, chunks>() for the plan's instantiation; null for a plan outside
 // them.
 template <typename Visit>
 const void* visit_cluster_plan(const ClusterPlan& plan, Visit visit) {
-  const auto rows = [&]<int Units, int Pieces>() -> const void* {
+  const auto rows = [&]<int Units, int Chunks>() -> const void* {
     switch (plan.rows) {
       case 1:
-        return visit.template operator()<Units, 1, Pieces>();
+        return visit.template operator()<Units, 1, Chunks>();
       case 2:
-        return visit.template operator()<Units, 2, Pieces>();
+        return visit.template operator()<Units, 2, Chunks>();
       case 4:
-        return visit.template operator()<Units, 4, Pieces>();
+        return visit.template operator()<Units, 4, Chunks>();
       default:
         return nullptr;
     }
   };
-  const auto pieces = [&]<int Units>() -> const void* {
-    switch (plan.vectors) {
+  const auto chunks = [&]<int Units>() -> const void* {
+    switch (plan.chunks) {
       case 1:
         return rows.template operator()<Units, 1>();
       case 2:
@@ -333,8 +333,8 @@ const void* visit_cluster_plan(const ClusterPlan& plan, Visit visit) {
         return nullptr;
     }
   };
-  return plan.units_per_thread == 1 ? pieces.template operator()<1>()
-                                    : pieces.template operator()<2>();
+  return plan.units_per_thread == 1 ? chunks.template operator()<1>()
+                                    : chunks.template operator()<2>();
 }
 
 }  // namespace my_ops::cuda

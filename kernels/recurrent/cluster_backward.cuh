@@ -9,18 +9,18 @@
 
 namespace my_ops::cuda {
 
-template <typename Cell, typename T, int UnitsPerThread, int Rows, int Pieces>
+template <typename Cell, typename T, int UnitsPerThread, int Rows, int Chunks>
 __global__ void __launch_bounds__(kRecurrentThreads, 1)
     cluster_backward_kernel(const __grid_constant__ RecurrentSequenceBackward<T> seq) {
 #if __CUDA_ARCH__ >= 900
-  using Exchange = Exchange<Cell::kGates, UnitsPerThread, Rows, Pieces>;
+  using Exchange = Exchange<Cell::kGates, UnitsPerThread, Rows, Chunks>;
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
   __shared__ typename Exchange::Shared shared;
   const int64_t batch = seq.batch, hidden = seq.hidden;
   const uint32_t blocks = ptx::cluster_nctarank(), rank = ptx::cluster_ctarank();
   const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
 
-  ClusterWeights<kGates, kGates, UnitsPerThread, Rows, Pieces> weights;
+  ClusterWeights<kGates, kGates, UnitsPerThread, Rows, Chunks> weights;
   weights.load(block.first_unit, hidden, [&](int gate, int64_t unit, int64_t k) {
     return load(seq.w_h[(gate * hidden + k) * seq.w_row + unit]);
   });
@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 
 template <typename Cell, typename T>
 const void* cluster_backward_kernel_of(const ClusterPlan& plan) {
-  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Pieces>() -> const void* {
-    return reinterpret_cast<const void*>(&cluster_backward_kernel<Cell, T, Units, Rows, Pieces>);
+  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() -> const void* {
+    return reinterpret_cast<const void*>(&cluster_backward_kernel<Cell, T, Units, Rows, Chunks>);
   });
 }
 

@@ -10,18 +10,18 @@
 
 namespace my_ops::cuda {
 
-template <typename Cell, typename T, int UnitsPerThread, int Rows, int Pieces>
+template <typename Cell, typename T, int UnitsPerThread, int Rows, int Chunks>
 __global__ void __launch_bounds__(kRecurrentThreads, 1)
     cluster_forward_kernel(const __grid_constant__ RecurrentSequence<T> seq) {
 #if __CUDA_ARCH__ >= 900
-  using Exchange = Exchange<1, UnitsPerThread, Rows, Pieces>;
+  using Exchange = Exchange<1, UnitsPerThread, Rows, Chunks>;
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
   __shared__ typename Exchange::Shared shared;
   const int64_t batch = seq.batch, hidden = seq.hidden;
   const uint32_t blocks = ptx::cluster_nctarank(), rank = ptx::cluster_ctarank();
   const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
 
-  ClusterWeights<kGates, 1, UnitsPerThread, Rows, Pieces> weights;
+  ClusterWeights<kGates, 1, UnitsPerThread, Rows, Chunks> weights;
   weights.load(block.first_unit, hidden, [&](int gate, int64_t unit, int64_t k) {
     return load(seq.w_h[(gate * hidden + unit) * seq.w_row + k]);
   });
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 
 template <typename Cell, typename T>
 const void* cluster_forward_kernel_of(const ClusterPlan& plan) {
-  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Pieces>() -> const void* {
-    return reinterpret_cast<const void*>(&cluster_forward_kernel<Cell, T, Units, Rows, Pieces>);
+  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() -> const void* {
+    return reinterpret_cast<const void*>(&cluster_forward_kernel<Cell, T, Units, Rows, Chunks>);
   });
 }
 

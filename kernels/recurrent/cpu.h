@@ -38,8 +38,8 @@ struct CellMath {
   }
 };
 
-// Units that a loop takes at a time. What is not given, or reset, is read from as many zeros: with
-// a choice in them the loops would not be vectorized.
+// Units that a loop takes at a time. What is absent or reset is read from as many zeros: with a
+// branch in them the loops would not be vectorized.
 constexpr int64_t kUnits = 64;
 template <typename T>
 constexpr T kZeros[kUnits] = {};

@@ -68,20 +68,20 @@ __device__ __forceinline__ void publish(uint32_t* p, float v, bool active) {
 
 // With vector `received` complete: where that is due, the block empties its own words of the
 // vectors before. base: of the exchange, at the block's first row and unit; a row of the block is
-// `pieces` times 16 bytes in each of `vectors` vectors, `vector_words` apart. Called by the whole
+// `quads` of 16 bytes in each of `vectors` vectors, `vector_words` apart. Called by the whole
 // block, with vector received + 1 published and asked for.
 __device__ __forceinline__ void empty_slots(uint32_t* base, int64_t received, int64_t slot_words,
                                             int vectors, int64_t vector_words, int rows,
-                                            int pieces) {
+                                            int quads) {
   // 32 bits suffice: more steps would not fit in memory.
   const auto n = static_cast<uint32_t>(received);
   if (received <= 0 || n % kPeriod != 0) return;
-  const int per_slot = vectors * rows * pieces;
+  const int per_slot = vectors * rows * quads;
   for (int i = threadIdx.x; i < kPeriod * per_slot; i += kRecurrentThreads) {
-    const int piece = i % pieces, row = i / pieces % rows;
-    const int vector = i / (pieces * rows) % vectors, slot = (n - 1 - i / per_slot) % kSlots;
+    const int quad = i % quads, row = i / quads % rows;
+    const int vector = i / (quads * rows) % vectors, slot = (n - 1 - i / per_slot) % kSlots;
     ptx::st_relaxed(reinterpret_cast<uint4*>(base + slot * slot_words + vector * vector_words +
-                                             row * (kChunkBytes / 4) + piece * 4),
+                                             row * (kChunkBytes / 4) + quad * 4),
                     uint4{kEmpty, kEmpty, kEmpty, kEmpty});
   }
   __syncthreads();

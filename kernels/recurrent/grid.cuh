@@ -22,12 +22,12 @@ struct Item {
   template <int MTiles, int NTiles>
   __device__ __forceinline__ float total(
       const float4 (&partial)[kRecurrentWarps][MTiles][NTiles][32], int m) const {
-    const int slot = partial_slot(tile_unit / 2, tile_row / 2);
-    const int part = tile_row % 2 * 2 + tile_unit % 2;
+    const int index = partial_index(tile_unit / 2, tile_row / 2);
+    const int component = tile_row % 2 * 2 + tile_unit % 2;
     float v[kRecurrentWarps];
 #pragma unroll
     for (int w = 0; w < kRecurrentWarps; ++w) {
-      v[w] = reinterpret_cast<const float*>(&partial[w][m][row_tile][slot])[part];
+      v[w] = reinterpret_cast<const float*>(&partial[w][m][row_tile][index])[component];
     }
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
   }
@@ -48,7 +48,7 @@ struct GridBlock {
   static constexpr int kItems = items_per_thread(UnitTiles, NTiles);
   static constexpr int kTileRows = NTiles * 8;
   static constexpr int kRowWords = kChunkBytes / 4;
-  static constexpr int kPieces = UnitTiles * 16 * sizeof(T) / 16;  // of 16 bytes, in a row
+  static constexpr int kQuads = UnitTiles * 16 * sizeof(T) / 16;  // in a row of the block
 
   uint32_t* exchange;
   int64_t batch, hidden;
@@ -146,7 +146,7 @@ struct GridBlock {
   // With vector `received` complete: see empty_slots.
   __device__ __forceinline__ void recycle(int64_t received) const {
     empty_slots(exchange + word(first_row, first_unit), received, slot_words, Vectors, vector_words,
-                rows, kPieces);
+                rows, kQuads);
   }
 };
 

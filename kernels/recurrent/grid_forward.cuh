@@ -1,8 +1,8 @@
 // Forward over all steps with W_h resident on chip, exchanging h through L2.
 // Plan: a group of blocks holds W_h once; block = 16 or 32 units with all rows of their gates. Per
 // step and tile of rows: read h_{t-1} (exchange.cuh), multiply (slab.cuh), add the warps' sums,
-// apply the cell, publish h_t. Groups split the batch. Tiles of rows of one group are independent
-// sequences, so the exchange of one hides behind the product of the next.
+// apply the cell, publish h_t. The groups share out the batch. Tiles of rows of one group are
+// independent sequences, so the exchange of one hides behind the product of the next.
 // Bound by latency for small batches: store to L2, load, mma, shared-memory sum and cell come to
 // 1.0 us a step of LLTM at B16 H512 in 16 bits. By mma and shared memory for large ones.
 #pragma once

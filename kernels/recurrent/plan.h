@@ -30,9 +30,9 @@ struct GridPlan {
   int unit_tiles;  // 1 or 2
   int members;     // blocks of a group
   int groups;
-  int rows;       // of the batch, per group
-  int row_tiles;  // tiles of 8 rows that a block takes at a time: 1 or 2
-  int chunks;     // slots for 64-byte pieces of h that a warp has; the kernel's template argument
+  int rows;          // of the batch, per group
+  int row_tiles;     // tiles of 8 rows that a block takes at a time: 1 or 2
+  int chunks;        // of h, 64 bytes each, that a warp takes; the kernel's template argument
   int shared_bytes;  // of a block
 };
 
@@ -41,7 +41,7 @@ struct ClusterPlan {
   int blocks;            // of a cluster, which holds all of W_h
   int units_per_thread;  // 1 or 2; a block has 16 of these each
   int rows;              // of the batch, per cluster: 1, 2 or 4
-  int vectors;           // 64-unit pieces of the padded hidden size: 1, 2 or 4
+  int chunks;            // of 64 units, which cover the hidden size: 1, 2 or 4
   int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
 };
 
@@ -61,7 +61,7 @@ constexpr int kMaxClusterStatic = 48 * 1024;  // of the kernels' own shared memo
 inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
                          const DeviceFacts& facts, ClusterPlan& plan) {
   if (hidden > 256) return false;
-  const int pieces = hidden <= 64 ? 1 : hidden <= 128 ? 2 : 4;
+  const int chunks = hidden <= 64 ? 1 : hidden <= 128 ? 2 : 4;
   const Needs spread{.shared_bytes = kSpreadBytes + kMaxClusterStatic};
   const int spread_bytes = facts.runs(spread) ? kSpreadBytes : 0;
   int64_t best = 0;
@@ -77,10 +77,10 @@ inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
       if (ceil_div(batch, rows) > resident) continue;
       // Cycles beyond the latency that all plans share: two for each multiply-add of a thread, and
       // some for each block that has to be written to.
-      const int64_t cost = int64_t{8} * cell.gates * units * pieces * rows + 20 * blocks;
+      const int64_t cost = int64_t{8} * cell.gates * units * chunks * rows + 20 * blocks;
       if (best == 0 || cost < best) {
         best = cost;
-        plan = {blocks, units, rows, pieces, spread_bytes};
+        plan = {blocks, units, rows, chunks, spread_bytes};
       }
     }
   }
@@ -140,17 +140,18 @@ constexpr int64_t max_rows(const CellFacts& cell, Pass pass, int width, int64_t 
 
 inline bool plan_grid(const CellFacts& cell, Pass pass, int width, int64_t batch, int64_t hidden,
                       const DeviceFacts& facts, GridPlan& plan) {
-  const int64_t chunk = 64 / width;
-  const int64_t slots = ceil_div(ceil_div(hidden, chunk), kRecurrentWarps);
-  if (slots > 8) return false;
-  plan.chunks = slots <= 2 ? 2 : slots <= 4 ? 4 : 8;
+  const int64_t chunk_units = 64 / width;
+  const int64_t chunks = ceil_div(ceil_div(hidden, chunk_units), kRecurrentWarps);
+  if (chunks > 8) return false;
+  plan.chunks = chunks <= 2 ? 2 : chunks <= 4 ? 4 : 8;
   // Blocks of 32 units halve what a group reads per step; with few rows, latency counts more.
-  const bool wide =
+  const bool two_tiles =
       width == 2 && plan.chunks == 4 && batch > 8 * (facts.sm_count / ceil_div(hidden, 16));
-  for (const int unit_tiles : {wide ? 2 : 1, 1}) {
+  for (const int unit_tiles : {two_tiles ? 2 : 1, 1}) {
     // Units up to a whole number of chunks: the padding is published as zeros.
     plan.unit_tiles = unit_tiles;
-    plan.members = static_cast<int>(ceil_div(ceil_div(hidden, chunk) * chunk, 16 * unit_tiles));
+    plan.members =
+        static_cast<int>(ceil_div(ceil_div(hidden, chunk_units) * chunk_units, 16 * unit_tiles));
     const int64_t groups = facts.sm_count / plan.members;
     if (groups == 0) continue;
     const int64_t rows = ceil_div(batch, groups);

@@ -1,4 +1,4 @@
-// What surrounds the steps of a ragged batch, line by line: a line is a row of the batch at one
+// The work around the steps of a ragged batch, line by line: a line is a row of the batch at one
 // step. The formulas of ragged.cu and ragged_cpu.cpp; bound by memory.
 #pragma once
 

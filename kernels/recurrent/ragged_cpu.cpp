@@ -1,4 +1,4 @@
-// What surrounds the steps of a ragged batch, on the CPU.
+// The work around the steps of a ragged batch, on the CPU.
 #include "recurrent/ragged.h"
 
 namespace my_ops::cpu {

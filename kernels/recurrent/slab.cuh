@@ -18,8 +18,8 @@ __device__ __forceinline__ void split_tf32(uint32_t v, uint32_t& hi, uint32_t& l
   lo = bits(__uint_as_float(v) - __uint_as_float(hi));
 }
 
-// 16 bytes of weights that lie `step` apart, of which `count` exist; the others are zero. A call,
-// since a slab takes up to 64 of them: inlined, they are half of what there is to compile.
+// 16 bytes of weights that lie `step` apart, of which `count` exist; the others are zero. Not
+// inlined: a slab takes up to 64 of them, which would be half of the code to compile.
 template <typename T>
 __device__ __noinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
   uint32_t word[4] = {};
@@ -31,27 +31,27 @@ __device__ __noinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
   return {word[0], word[1], word[2], word[3]};
 }
 
-// A warp's fragments of one chunk. A lane's 16 bytes of a row serve two k-tiles: words x, y the
-// first and z, w the second. Which unit a k stands for is free as long as A and b agree.
-__device__ __forceinline__ uint32_t fragment(const uint4& v, int k_tile, int part) {
-  return k_tile == 0 ? (part == 0 ? v.x : v.y) : (part == 0 ? v.z : v.w);
+// A warp's fragments of one chunk. A lane's 16 bytes of a row serve two k-steps: words x, y the
+// first and z, w the second. Which units they stand for is arbitrary as long as A and b agree.
+__device__ __forceinline__ uint32_t fragment(const uint4& v, int k_step, int word) {
+  return k_step == 0 ? (word == 0 ? v.x : v.y) : (word == 0 ? v.z : v.w);
 }
 
-// sum += A b. The loops put mma of different tiles next to each other: one waits 33 cycles for the
-// sum of the one before it.
+// sum += A b. The loops put mmas of different tiles next to each other: an mma waits 33 cycles for
+// the sum of the one before it.
 template <typename T, int MTiles, int NTiles>
 __device__ __forceinline__ void multiply_chunk(float (&sum)[MTiles][NTiles][4],
                                                const uint4 (&a)[MTiles][2],
                                                const uint4 (&b)[NTiles]) {
 #pragma unroll
-  for (int kt = 0; kt < 2; ++kt) {
+  for (int k_step = 0; k_step < 2; ++k_step) {
 #pragma unroll
     for (int m = 0; m < MTiles; ++m) {
 #pragma unroll
       for (int n = 0; n < NTiles; ++n) {
-        ptx::mma<T>(sum[m][n], fragment(a[m][0], kt, 0), fragment(a[m][1], kt, 0),
-                    fragment(a[m][0], kt, 1), fragment(a[m][1], kt, 1), fragment(b[n], kt, 0),
-                    fragment(b[n], kt, 1));
+        ptx::mma<T>(sum[m][n], fragment(a[m][0], k_step, 0), fragment(a[m][1], k_step, 0),
+                    fragment(a[m][0], k_step, 1), fragment(a[m][1], k_step, 1),
+                    fragment(b[n], k_step, 0), fragment(b[n], k_step, 1));
       }
     }
   }
@@ -65,12 +65,12 @@ __device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles
                                                      const uint4 (&b)[NTiles]) {
   float d[MTiles][NTiles][4] = {};
 #pragma unroll
-  for (int kt = 0; kt < 2; ++kt) {
+  for (int k_step = 0; k_step < 2; ++k_step) {
     uint32_t b_hi[NTiles][2], b_lo[NTiles][2];
 #pragma unroll
     for (int n = 0; n < NTiles; ++n) {
-      split_tf32(fragment(b[n], kt, 0), b_hi[n][0], b_lo[n][0]);
-      split_tf32(fragment(b[n], kt, 1), b_hi[n][1], b_lo[n][1]);
+      split_tf32(fragment(b[n], k_step, 0), b_hi[n][0], b_lo[n][0]);
+      split_tf32(fragment(b[n], k_step, 1), b_hi[n][1], b_lo[n][1]);
     }
     uint32_t hi[MTiles][4], lo[MTiles][4];
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles
       for (int e = 0; e < 4; ++e) {
         // Opaque, since splitting the weights once ahead of the loop, as the compiler would, takes
         // twice their registers.
-        split_tf32(ptx::opaque(fragment(a[m][e % 2], kt, e / 2)), hi[m][e], lo[m][e]);
+        split_tf32(ptx::opaque(fragment(a[m][e % 2], k_step, e / 2)), hi[m][e], lo[m][e]);
       }
     }
 #pragma unroll
@@ -119,23 +119,24 @@ __device__ __forceinline__ void multiply_chunk_any(float (&sum)[MTiles][NTiles][
 // Where a tile of partial sums keeps the float4 of units 2 pair, 2 pair + 1 and of rows 2 column,
 // 2 column + 1. No bank conflicts, whether eight lanes of the mma layout (two pairs by four
 // columns) write it or the eight pairs of a column are read.
-__device__ __forceinline__ int partial_slot(int pair, int column) {
+__device__ __forceinline__ int partial_index(int pair, int column) {
   return column * 8 + (pair ^ (column * 2));
 }
 
-// MTiles: 16-row tiles of the slab. Chunks: slots of a warp; kResident of them live in registers
-// and the rest in shared memory, since 256 threads cannot hold more than about 160 weights each.
+// MTiles: 16-row tiles of the slab. Chunks: how many a warp takes; the weights of kResident of them
+// live in registers and the rest in shared memory, since 256 threads cannot hold more than about
+// 160 weights each.
 template <typename T, int MTiles, int NTiles, int Chunks>
 struct Slab {
   static constexpr int kResident = resident_chunks(sizeof(T), MTiles, NTiles, Chunks);
   static constexpr int kSpilled = Chunks - kResident;
   static constexpr int kTileWords = 8 * kChunkBytes / 16;  // from a tile of rows to the next
-  // Chunks whose loads are in flight together; two such batches are.
+  // Chunks whose loads are issued together; two such batches are in flight.
   static constexpr int kBatch = NTiles == 2 || Chunks < 4 ? 2
                                 : Chunks % 4 == 0         ? 4
                                 : Chunks % 3 == 0         ? 3
                                                           : 2;
-  // Sums in turn, where there are too few tiles for the mma of one warp to overlap.
+  // Sums used in turn, where a warp has too few tiles for its mmas to overlap.
   static constexpr int kSums = sizeof(T) == 4         ? 1
                                : MTiles * NTiles == 1 ? 4
                                : MTiles * NTiles <= 3 ? 2
@@ -209,7 +210,7 @@ struct Slab {
                                            int rows) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float sum[kSums][MTiles][NTiles][4] = {};
-    // Reads again what was still empty, all of it in flight together.
+    // Reads again what was still empty, all of it at once.
     auto settle = [&](int b) {
       bool again = true;
       while (again) {
@@ -225,7 +226,7 @@ struct Slab {
           }
         }
       }
-      __syncwarp();  // mma needs the warp whole
+      __syncwarp();  // mma needs the whole warp
     };
 
 #pragma unroll
@@ -261,7 +262,7 @@ struct Slab {
           for (int e = 0; e < 4; ++e) total[e] += sum[s][m][n][e];
         }
         // Tile rows r and r + 8 are neighbouring units: one pair per row of the batch.
-        shared.partial[set][warp][m][n][partial_slot(lane / 4, lane % 4)] =
+        shared.partial[set][warp][m][n][partial_index(lane / 4, lane % 4)] =
             float4{total[0], total[2], total[1], total[3]};
       }
     }

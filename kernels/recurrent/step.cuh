@@ -1,4 +1,4 @@
-// The pointwise part of one step, forward and backward: one thread a unit of a row.
+// The pointwise work of one step, forward and backward: one thread per unit of a row.
 // Bound by memory: 6 to 9 values of [batch, hidden] are moved once in LLTM.
 #pragma once
 

@@ -63,7 +63,8 @@ __device__ __forceinline__ void store_values(T* p, int64_t hidden, const float* 
   for (int j = 0; j < Count; ++j) p[j * hidden] = store<T>(values[j]);
 }
 
-// Not 0 for true. What is loaded ahead is looked at only when its step comes: a use waits.
+// Nonzero for true. A byte loaded ahead is not converted before its step: the conversion would wait
+// for the load.
 __device__ __forceinline__ uint8_t load_byte(const bool* p) {
   return __ldg(reinterpret_cast<const uint8_t*>(p));
 }

@@ -122,7 +122,7 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
         ``a + b``. The gradient goes to both, summed over broadcast dimensions.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         RuntimeError: shapes do not broadcast, devices differ, a dtype is bool or complex, or torch
             promotes the two to no dtype.
     """
@@ -215,7 +215,7 @@ def d_sigmoid(z: Tensor) -> Tensor:
         differentiated again.
 
     Raises:
-        TypeError: ``z`` is no tensor.
+        TypeError: ``z`` is not a tensor.
         RuntimeError: the dtype is not floating.
     """
     if has_torch_function((z,)) and not is_compiling():
@@ -268,7 +268,7 @@ def round_ste(x: Tensor) -> Tensor:
         A tensor of the shape and dtype of ``x``; NaN stays NaN. ``grad_x = grad_out``.
 
     Raises:
-        TypeError: ``x`` is no tensor.
+        TypeError: ``x`` is not a tensor.
         RuntimeError: the dtype is not floating.
     """
     if has_torch_function((x,)) and not is_compiling():

@@ -174,7 +174,7 @@ def gemm(
         be differentiated again.
 
     Raises:
-        TypeError: an argument is no tensor, or ``precision`` no str.
+        TypeError: an argument is not a tensor, or ``precision`` is not a str.
         ValueError: ``precision`` is another.
         RuntimeError: dtypes, devices or shapes do not fit, or ``out`` overlaps an operand.
     """
@@ -399,7 +399,7 @@ def prepack(weight: Tensor) -> PackedWeight:
             kept beside its packed form, which takes as much memory again, and gets no gradient.
 
     Raises:
-        TypeError: ``weight`` is no tensor.
+        TypeError: ``weight`` is not a tensor.
         RuntimeError: dtype or shape does not fit. :func:`linear` raises it where the weight has
             been changed in place since.
     """
@@ -435,7 +435,7 @@ def linear(
         On CUDA gelu_tanh of bfloat16 may be off by 2^-18 where it is small.
 
     Raises:
-        TypeError: an argument is no tensor, or ``activation`` or ``precision`` no str.
+        TypeError: an argument is not a tensor, or ``activation`` or ``precision`` is not a str.
         ValueError: ``precision`` is another.
         RuntimeError: dtypes, devices or shapes do not fit, or the activation is another.
     """

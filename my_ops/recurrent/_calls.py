@@ -280,7 +280,7 @@ def check_reset(layer: str, input: Tensor, reset: Tensor, batch_first: bool) -> 
 
 
 def reverse(x: Tensor, lengths: MaybeTensor) -> Tensor:
-    """Turns time around, ``(steps, batch, size)``: of every row the part that runs."""
+    """Reverses time, ``(steps, batch, size)``: in every row, the steps that it has."""
     if lengths is None:
         return x.flip(0)
     t = torch.arange(x.size(0), device=x.device).unsqueeze(1)

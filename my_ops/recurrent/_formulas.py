@@ -96,7 +96,7 @@ def _stack(steps: list[Tensor], like: Tensor, columns: int) -> Tensor:
 def _walk(
     cell: Cell, input: Tensor, states: Tensors, parameters: Parameters, rows: Rows
 ) -> Iterator[Step]:
-    of_input, of_h = cell.weights.split(cell, states[0].shape[-1], *parameters)
+    of_input, of_h = cell.weights.linears(cell, states[0].shape[-1], *parameters)
     shares = _product(input, of_input)
     for t in range(input.shape[-3]):  # DTensor unbinds no sharded dimension
         here = rows.at(t)
@@ -190,7 +190,7 @@ def gradient(
     input, *rest = in_compute_dtype([input, *states, *parameters])
     states, parameters = rest[:count], rest[count:]
     steps = list(_walk(cell, input, states, parameters, rows))
-    of_h = cell.weights.split(cell, hidden, *parameters)[1][0]
+    of_h = cell.weights.linears(cell, hidden, *parameters)[1][0]
     terms, grad_states = _walk_back(cell, grads, steps, of_h, torch.zeros_like(states[0]))
     output = _stack([s.after[0] for s in steps], input, hidden)
     grad = _stack(terms, input, cell.terms * hidden)
@@ -212,8 +212,8 @@ def jvp(
     input, input_t = in_compute_dtype([input, input_t])
     states, states_t = in_compute_dtype(states), in_compute_dtype(states_t)
     parameters, parameters_t = in_compute_dtype(parameters), in_compute_dtype(parameters_t)
-    primals = cell.weights.split(cell, hidden, *parameters)
-    tangents = cell.weights.split(cell, hidden, *parameters_t)
+    primals = cell.weights.linears(cell, hidden, *parameters)
+    tangents = cell.weights.linears(cell, hidden, *parameters_t)
     of_input, of_h = primals
     shares = _product(input, of_input)
     shares_t = _product(input_t, (of_input[0], None)) + _product(input, tangents[0])

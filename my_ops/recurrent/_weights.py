@@ -43,7 +43,7 @@ class OneMatrix:
     matrices = 1
     recurrent = "weights"
 
-    def split(
+    def linears(
         self, cell: Cell, hidden: int, weights: Tensor, bias: Tensor
     ) -> tuple[Linear, Linear]:
         """Of the input and of h; all with one more dimension in front, or without."""
@@ -131,7 +131,7 @@ class TwoMatrices:
     matrices = 2
     recurrent = "weight_hh"
 
-    def split(
+    def linears(
         self,
         cell: Cell,
         hidden: int,

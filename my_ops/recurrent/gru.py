@@ -71,7 +71,7 @@ def gru_cell(
         to all six and can be differentiated again.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, weight_ih, weight_hh, bias_ih, bias_hh, old_h)
@@ -108,7 +108,7 @@ def gru(
         differentiated again.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, h0, weight_ih, weight_hh, bias_ih, bias_hh)
@@ -128,7 +128,7 @@ class GRUCell(PlainStepCall, nn.GRUCell):
     It is a ``torch.nn.GRUCell``: arguments, parameters, their initialisation, state dict, call.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         ValueError: ``input`` has other dimensions.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
@@ -161,7 +161,7 @@ class GRU(PlainLayerCall, TorchLayer):
     and the state at the ends, shaped like h_0.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         ValueError: the shape of ``input`` does not fit, or ``lengths``, or ``reset``.
         RuntimeError: the state's shape, dtypes or devices do not fit.
     """

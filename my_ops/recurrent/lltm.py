@@ -82,7 +82,7 @@ def lltm_cell(
         The gradient goes to all five and can be differentiated again.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, weights, bias, old_h, old_cell)
@@ -122,7 +122,7 @@ def lltm(
         float32 between steps. The gradient goes to all five and can be differentiated again.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, h0, c0, weights, bias)
@@ -178,7 +178,7 @@ class LLTMCell(_Ops, CarryingCell):
     row.
 
     Raises:
-        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
         ValueError: ``input`` has other dimensions.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
@@ -223,7 +223,7 @@ class LLTM(CarryingLayer):
     states at the ends, shaped like h_0.
 
     Raises:
-        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
         ValueError: shapes do not fit, or ``lengths``, or ``reset``.
         RuntimeError: dtypes or devices do not fit.
     """

@@ -85,7 +85,7 @@ def lstm_cell(
         The gradient goes to all seven and can be differentiated again.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, weight_ih, weight_hh, bias_ih, bias_hh, old_h, old_cell)
@@ -123,7 +123,7 @@ def lstm(
         float32 between steps. The gradient goes to all seven and can be differentiated again.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, h0, c0, weight_ih, weight_hh, bias_ih, bias_hh)
@@ -143,7 +143,7 @@ class LSTMCell(CarryingStepCall, nn.LSTMCell):
     It is a ``torch.nn.LSTMCell``: arguments, parameters, their initialisation, state dict, call.
 
     Raises:
-        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
         ValueError: ``input`` has other dimensions.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
@@ -178,7 +178,7 @@ class LSTM(CarryingLayerCall, TorchLayer):
     was, and the states at the ends, shaped like h_0.
 
     Raises:
-        TypeError: an argument is no tensor, or ``hx`` no pair of them.
+        TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
         ValueError: the shape of ``input`` does not fit, or ``lengths``, or ``reset``.
         RuntimeError: the state's shape, dtypes or devices do not fit.
     """

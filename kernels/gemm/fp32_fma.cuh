@@ -1,6 +1,6 @@
-// Plain float arithmetic, 64 x 64 tiles by 256 threads, for what the split cannot represent.
-// Plan: 16 of k at a time through shared memory, the next loads in registers meanwhile. Sums of 16
-// products, then of 256, are formed on their own: less rounding error than one chain.
+// Products by fp32 FMAs, in 64 x 64 tiles by 256 threads, for data that parts cannot hold.
+// Plan: 16 of k at a time through shared memory, the next loads in registers meanwhile. Segments of
+// 16 products, then of 256, are summed on their own: less rounding error than one chain.
 // Bound by shared memory at about 15 TFLOP/s; any strides, and Inf and NaN as float gives them.
 #pragma once
 
@@ -12,20 +12,20 @@
 namespace my_ops::cuda {
 namespace {
 
-constexpr int kExactTile = 64, kExactK = 16, kExactThreads = 256;
+constexpr int kFmaTile = 64, kFmaK = 16, kFmaThreads = 256;
 
-__device__ __forceinline__ void exact_barrier() {
-  constexpr int kBarrier = 3;  // those before may be in use
-  ptx::barrier_sync(kBarrier, kExactThreads);
+__device__ __forceinline__ void fma_barrier() {
+  constexpr int kBarrier = 3;  // lower ones may be in use
+  ptx::barrier_sync(kBarrier, kFmaThreads);
 }
 
-struct alignas(16) ExactSmem {  // read in vectors of four
-  float a[kExactK][kExactTile + 4];
-  float b[kExactK][kExactTile + 4];
+struct alignas(16) FmaSmem {  // read in vectors of four
+  float a[kFmaK][kFmaTile + 4];
+  float b[kFmaK][kFmaTile + 4];
 };
 
-// A thread's share of a 64 x 16 piece of an operand; lanes run along its contiguous index.
-struct ExactLoader {
+// A thread's share of a 64 x 16 tile of an operand; lanes run along its contiguous index.
+struct FmaLoader {
   const float* x;
   int64_t row_stride, k_stride, k;
   int first, rows;
@@ -33,12 +33,12 @@ struct ExactLoader {
   float held[4];
 
   __device__ int row(int i) const {
-    const int t = thread + i * kExactThreads;
-    return k_stride == 1 ? t / kExactK : t % kExactTile;
+    const int t = thread + i * kFmaThreads;
+    return k_stride == 1 ? t / kFmaK : t % kFmaTile;
   }
   __device__ int column(int i) const {
-    const int t = thread + i * kExactThreads;
-    return k_stride == 1 ? t % kExactK : t / kExactTile;
+    const int t = thread + i * kFmaThreads;
+    return k_stride == 1 ? t % kFmaK : t / kFmaTile;
   }
   __device__ void load(int64_t l0) {
 #pragma unroll
@@ -47,48 +47,48 @@ struct ExactLoader {
       held[i] = r < rows && l < k ? x[r * row_stride + l * k_stride] : 0.0f;
     }
   }
-  __device__ void store(float (&to)[kExactK][kExactTile + 4]) const {
+  __device__ void store(float (&to)[kFmaK][kFmaTile + 4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[column(i)][row(i)] = held[i];
   }
 };
 
 // Matrix z from row m0 and column n0 on, to a tile's end or column n_end.
-__device__ void multiply_tile_exactly(const GemmArgs<float, float>& args, ExactSmem& smem,
-                                      int thread, int64_t z, int m0, int n0, int n_end) {
+__device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem& smem, int thread,
+                                     int64_t z, int m0, int n0, int n_end) {
   const int m = static_cast<int>(args.m);
   const int n = min(static_cast<int>(args.n), n_end);
   const int row0 = thread / 16 * 4, col0 = thread % 16 * 4;
-  ExactLoader a{args.a + z * args.a_batch, args.a_row, args.a_col, args.k, m0, m, thread};
-  ExactLoader b{args.b + z * args.b_batch, args.b_col, args.b_row, args.k, n0, n, thread};
+  FmaLoader a{args.a + z * args.a_batch, args.a_row, args.a_col, args.k, m0, m, thread};
+  FmaLoader b{args.b + z * args.b_batch, args.b_col, args.b_row, args.k, n0, n, thread};
   float acc[4][4] = {}, middle[4][4] = {};
   a.load(0);
   b.load(0);
-  for (int64_t l0 = 0; l0 < args.k; l0 += kExactK) {
-    exact_barrier();  // smem has been read
+  for (int64_t l0 = 0; l0 < args.k; l0 += kFmaK) {
+    fma_barrier();  // smem has been read
     a.store(smem.a);
     b.store(smem.b);
-    exact_barrier();  // smem has been written
-    a.load(l0 + kExactK);
-    b.load(l0 + kExactK);
-    float piece[4][4] = {};
+    fma_barrier();  // smem has been written
+    a.load(l0 + kFmaK);
+    b.load(l0 + kFmaK);
+    float segment[4][4] = {};
 #pragma unroll
-    for (int l = 0; l < kExactK; ++l) {
+    for (int l = 0; l < kFmaK; ++l) {
       const float4 x = *reinterpret_cast<const float4*>(&smem.a[l][row0]);
       const float4 y = *reinterpret_cast<const float4*>(&smem.b[l][col0]);
       const float xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) piece[i][j] = fmaf(xs[i], ys[j], piece[i][j]);
+        for (int j = 0; j < 4; ++j) segment[i][j] = fmaf(xs[i], ys[j], segment[i][j]);
       }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) middle[i][j] += piece[i][j];
+      for (int j = 0; j < 4; ++j) middle[i][j] += segment[i][j];
     }
-    if (l0 / kExactK % 16 == 15 || l0 + kExactK >= args.k) {
+    if (l0 / kFmaK % 16 == 15 || l0 + kFmaK >= args.k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ void multiply_tile_exactly(const GemmArgs<float, float>& args, ExactS
     }
   }
   with_activation(args.activation, [&]<Activation kActivation>() {
-#pragma unroll 1  // else the activations are a third of what there is to compile
+#pragma unroll 1  // otherwise the activations are a third of the code to compile
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -115,11 +115,12 @@ __device__ void multiply_tile_exactly(const GemmArgs<float, float>& args, ExactS
   });
 }
 
-// An output in plain arithmetic if it is wanted, else x; whole warps come here, and work together.
-__device__ __forceinline__ float formed_exactly(const GemmArgs<float, float>& args, int64_t z,
-                                                int row, int col, bool wanted, float x) {
+// The output recomputed by fp32 FMAs where `wanted`, otherwise x. Called by whole warps, which work
+// together.
+__device__ __forceinline__ float recomputed(const GemmArgs<float, float>& args, int64_t z, int row,
+                                            int col, bool wanted, float x) {
   constexpr unsigned kWarp = 0xFFFFFFFF;
-  constexpr int64_t kPiece = 1024;  // of k, whose sum is formed on its own
+  constexpr int64_t kSegment = 1024;  // of k, summed on its own
   const int lane = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x) % 32;
   for (unsigned rest = __ballot_sync(kWarp, wanted); rest; rest &= rest - 1) {
     const int of = __ffs(rest) - 1;
@@ -128,12 +129,12 @@ __device__ __forceinline__ float formed_exactly(const GemmArgs<float, float>& ar
     const float* const b = args.b + __shfl_sync(kWarp, z, of) * args.b_batch +
                            __shfl_sync(kWarp, col, of) * args.b_col;
     float sum = 0.0f;
-    for (int64_t l0 = 0; l0 < args.k; l0 += kPiece) {
-      float of_piece = 0.0f;
-      for (int64_t l = l0 + lane; l < min(l0 + kPiece, args.k); l += 32) {
-        of_piece = fmaf(a[l * args.a_col], b[l * args.b_row], of_piece);
+    for (int64_t l0 = 0; l0 < args.k; l0 += kSegment) {
+      float segment_sum = 0.0f;
+      for (int64_t l = l0 + lane; l < min(l0 + kSegment, args.k); l += 32) {
+        segment_sum = fmaf(a[l * args.a_col], b[l * args.b_row], segment_sum);
       }
-      sum += of_piece;
+      sum += segment_sum;
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kWarp, sum, step);
@@ -143,15 +144,15 @@ __device__ __forceinline__ float formed_exactly(const GemmArgs<float, float>& ar
 }
 
 template <int kThreads>
-__device__ void multiply_exactly(const GemmArgs<float, float>& args, ExactSmem& smem) {
-  static_assert(kThreads >= kExactThreads);
-  if (threadIdx.x >= kExactThreads) return;
-  const int tiles_m = static_cast<int>((args.m + kExactTile - 1) / kExactTile);
-  const int tiles_n = static_cast<int>((args.n + kExactTile - 1) / kExactTile);
+__device__ void multiply_by_fma(const GemmArgs<float, float>& args, FmaSmem& smem) {
+  static_assert(kThreads >= kFmaThreads);
+  if (threadIdx.x >= kFmaThreads) return;
+  const int tiles_m = static_cast<int>((args.m + kFmaTile - 1) / kFmaTile);
+  const int tiles_n = static_cast<int>((args.n + kFmaTile - 1) / kFmaTile);
   for (int64_t t = blockIdx.x; t < args.batch * tiles_m * tiles_n; t += gridDim.x) {
-    const int m0 = static_cast<int>(t / tiles_n % tiles_m) * kExactTile;
-    const int n0 = static_cast<int>(t % tiles_n) * kExactTile;
-    multiply_tile_exactly(args, smem, threadIdx.x, t / tiles_n / tiles_m, m0, n0, n0 + kExactTile);
+    const int m0 = static_cast<int>(t / tiles_n % tiles_m) * kFmaTile;
+    const int n0 = static_cast<int>(t % tiles_n) * kFmaTile;
+    multiply_tile_by_fma(args, smem, threadIdx.x, t / tiles_n / tiles_m, m0, n0, n0 + kFmaTile);
   }
 }
 
