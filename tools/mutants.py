@@ -20,6 +20,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,7 @@ TESTS = {  # of the first prefix that fits
     "my_ops/_explain": "explain",
     "my_ops/_fast_fp32": "fast_fp32",
     "my_ops/_flops": "integration",
+    "my_ops/_inductor": "inductor registration",
     "my_ops/_install_hint": "report",
     "my_ops/_library": "private_names registration package",
     "my_ops/_run": "fast_fp32",
@@ -252,34 +254,38 @@ def tests_pass(tests, *options, **limit):
 
 
 def copy_tree():
-    """Of what git knows or does not ignore; returns a hash of it all."""
+    """Of what git knows or does not ignore. Returns what the tests were seen to do on this state of
+    the tree, or else None, and a hash of the state."""
     names = ["git", "-C", HERE, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(names, capture_output=True, text=True, check=True).stdout
-    found = hashlib.sha256()
-    for name in filter(None, listed.split("\0")):
-        if (HERE / name).is_file():
-            content, copy = (HERE / name).read_bytes(), COPY / name
-            found.update(name.encode() + b"\0" + content)
-            if not copy.is_file() or copy.read_bytes() != content:  # else what is built still fits
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(content)
-    return found.hexdigest()
+    files = sorted(name for name in set(listed.split("\0")) if (HERE / name).is_file())
+    contents = {name: (HERE / name).read_bytes() for name in files}
+    state = hashlib.sha256(repr(contents).encode()).hexdigest()
+    watched = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    if watched.get("state") != state:
+        watched = None
+        shutil.rmtree(COPY, ignore_errors=True)
+    for name, content in contents.items():
+        copy = COPY / name
+        if not copy.is_file() or copy.read_bytes() != content:  # else what is built still fits
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
+    return watched, state
 
 
 def watch_tests():
-    """Of a copy of the tree, which builds and passes: how long its tests take, and the lines that
-    they run. Once for each state of the tree."""
-    state = copy_tree()
+    """How long the tests of a copy of the tree take, and the lines that they run, where it builds
+    and all of them pass."""
+    watched, state = copy_tree()
     if not (build() and run("setup.py", "-q", "egg_info")):
         raise SystemExit(f"mutants: the tree itself does not build: see {LOG}")
-    if FOUND.exists() and json.loads(FOUND.read_text()).get("state") == state:
-        return json.loads(FOUND.read_text())
-    print("Running the tests, watched: about 15 minutes", flush=True)
-    files = [f"tests/test_{name}.py" for name in sorted(set(" ".join(TESTS.values()).split()))]
-    if not tests_pass(files, "-p", "watch_tests"):
-        raise SystemExit(f"mutants: before any change tests fail: see {LOG}")
-    watched = json.loads(FOUND.read_text()) | {"state": state}
-    FOUND.write_text(json.dumps(watched))
+    if watched is None:
+        print("Running the tests, watched: about 15 minutes", flush=True)
+        files = [f"tests/test_{name}.py" for name in sorted(set(" ".join(TESTS.values()).split()))]
+        if not tests_pass(files, "-p", "watch_tests"):
+            raise SystemExit(f"mutants: before any change tests fail: see {LOG}")
+        watched = json.loads(FOUND.read_text()) | {"state": state}
+        FOUND.write_text(json.dumps(watched))
     return watched
 
 
