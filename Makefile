@@ -66,7 +66,7 @@ build/installed: build/wheel
 # Checked as users' machines will meet it.
 build/wheel: $(SOURCES) build/tools
 	@rm -rf dist
-	$(SAY) 'Compiling for the CPU and all GPUs: about 7 minutes on two cores'
+	$(SAY) 'Compiling for the CPU and all GPUs: about 6 minutes on two cores'
 	@$(WHEEL) -w dist
 	$(PY) tools/check_wheel.py dist/*.whl
 	@touch $@
