@@ -113,30 +113,31 @@ GEMM_SIZES = [
 ]
 
 
+def product_of(name: str, a: torch.Tensor, b: torch.Tensor, ceiling: str = "") -> Case:
+    (m, k), n = a.shape, b.shape[1]
+    out = torch.empty(m, n, device="cuda", dtype=a.dtype)
+    return Case(
+        name,
+        lambda: my_ops.gemm(a, b, out=out),
+        {"cuBLAS": lambda: torch.mm(a, b, out=out)},
+        flops=2 * m * n * k,
+        ceiling=ceiling,
+    )
+
+
 def gemm() -> Iterator[Case]:
     for dtype, (m, n, k) in product((torch.float32, torch.bfloat16, torch.float16), GEMM_SIZES):
         a = torch.randn(m, k, device="cuda", dtype=dtype)
         b = torch.randn(k, n, device="cuda", dtype=dtype)
-        out = torch.empty(m, n, device="cuda", dtype=dtype)
-        yield Case(
-            f"gemm {name_of(dtype)} {m}x{n}x{k}",
-            lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
-            {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
-            flops=2 * m * n * k,
-            ceiling=f"{name_of(dtype)} TFLOP/s",
-        )
+        name = name_of(dtype)
+        yield product_of(f"gemm {name} {m}x{n}x{k}", a, b, f"{name} TFLOP/s")
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for size, layout in product((4096, 8192), ("NT", "TN", "TT")):
             a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
             a, b = (t.mT if letter == "T" else t for t, letter in zip((a, b), layout, strict=True))
-            out = torch.empty(size, size, device="cuda", dtype=dtype)
-            yield Case(
-                f"gemm {name_of(dtype)} {size}x{size}x{size} {layout}",
-                lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
-                {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
-                flops=2 * size**3,
-                ceiling=f"{name_of(dtype)} TFLOP/s",
-            )
+            name = name_of(dtype)
+            case = f"gemm {name} {size}x{size}x{size} {layout}"
+            yield product_of(case, a, b, f"{name} TFLOP/s")
     x, w = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
     packed = my_ops.prepack(w)
     yield Case(
@@ -250,13 +251,7 @@ def sweep() -> Iterator[Case]:
     for dtype, (m, n, k) in product((torch.float32, torch.bfloat16), sweep_sizes()):
         a = torch.randn(m, k, device="cuda", dtype=dtype)
         b = torch.randn(k, n, device="cuda", dtype=dtype)
-        out = torch.empty(m, n, device="cuda", dtype=dtype)
-        yield Case(
-            f"{name_of(dtype)} {m}x{n}x{k}",
-            lambda a=a, b=b, out=out: my_ops.gemm(a, b, out=out),
-            {"cuBLAS": lambda a=a, b=b, out=out: torch.mm(a, b, out=out)},
-            flops=2 * m * n * k,
-        )
+        yield product_of(f"{name_of(dtype)} {m}x{n}x{k}", a, b)
 
 
 def with_tf32(run: Run) -> Run:

@@ -372,13 +372,14 @@ def test_what_acts_on_parameters_by_name(name, device):
     layer, _ = pair(name, device)
     x, hx = drawn(name, layer, device)
     parametrizations.weight_norm(layer, "weight_hh_l0")
-    with torch.no_grad():
-        layer.parametrizations.weight_hh_l0.original0.mul_(2)
-    normed, like = layer.weight_hh_l0.detach(), pair(name, device)[1]
-    like.load_state_dict(
-        {n: normed if n == "weight_hh_l0" else getattr(layer, n) for n in like.state_dict()}
-    )
-    close(layer(x, hx), like(x, hx))
+    for scale in (1, 2):
+        with torch.no_grad():
+            layer.parametrizations.weight_hh_l0.original0.mul_(scale)
+        normed, like = layer.weight_hh_l0.detach(), pair(name, device)[1]
+        like.load_state_dict(
+            {n: normed if n == "weight_hh_l0" else getattr(layer, n) for n in like.state_dict()}
+        )
+        close(layer(x, hx), like(x, hx))
 
     layer, like = pair(name, device)
     prune.l1_unstructured(layer, "weight_hh_l0", 0.5)
