@@ -42,29 +42,18 @@ Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precisi
 }
 
 // weight (out_features, in_features) as the b of a product.
-cuda::PackArgs pack_args(const Tensor& weight) {
-  return {.b = in<float>(weight),
-          .batch = 1,
-          .k = weight.size(1),
-          .n = weight.size(0),
-          .batch_stride = 0,
-          .row_stride = weight.stride(1),
-          .col_stride = weight.stride(0)};
+Tensor transposed(const Tensor& weight) {
+  return as_strided(weight, {weight.size(1), weight.size(0)}, {weight.stride(1), weight.stride(0)});
 }
 
 Tensor prepack(const Tensor& weight) {
   check_prepack(weight);
   const Device device(weight);
-  const auto bytes = [&](int64_t count) { return empty(weight, {count}, ScalarType::Byte); };
-  if (weight.scalar_type() != ScalarType::Float) return bytes(0);
-  const cuda::PackArgs args = pack_args(weight);
-  if (!cuda::gemm_packs(args)) return bytes(0);
-  const Tensor packed = bytes(cuda::gemm_packed_bytes(args));
-  const Tensor workspace = bytes(cuda::gemm_pack_workspace(args));
-  check_launch(cuda::gemm_pack(args, packed.mutable_data_ptr(), workspace.mutable_data_ptr(),
-                               device.stream()),
-               "prepack");
-  return packed;
+  const Tensor b = transposed(weight);
+  if (weight.scalar_type() != ScalarType::Float || !cuda::gemm_packs(pack_args(b))) {
+    return empty(weight, {0}, ScalarType::Byte);
+  }
+  return packed(b, device.stream(), "prepack");
 }
 
 // What prepack made of weight, or null; kernels other than Hopper's leave it aside.
@@ -72,7 +61,7 @@ const void* packed_data(const std::optional<Tensor>& packed, const Tensor& weigh
   if (!packed) return nullptr;
   if (packed->numel() == 0 || weight.scalar_type() != ScalarType::Float) return nullptr;
   constexpr int64_t kAlign = 256;
-  const int64_t bytes = cuda::gemm_packed_bytes(pack_args(weight));
+  const int64_t bytes = cuda::gemm_packed_bytes(pack_args(transposed(weight)));
   check(packed->numel() == bytes, "linear: packed must be what prepack made of weight, ", bytes,
         " bytes, got ", show(*packed));
   const int64_t offset = reinterpret_cast<uintptr_t>(packed->const_data_ptr()) % kAlign;
@@ -80,11 +69,6 @@ const void* packed_data(const std::optional<Tensor>& packed, const Tensor& weigh
         "linear: packed must be contiguous and start at a multiple of ", kAlign,
         " bytes, got strides ", show(packed->strides()), ", ", offset, " bytes beyond one");
   return packed->const_data_ptr();
-}
-
-// weight (out_features, in_features) as the b of a product.
-Tensor transposed(const Tensor& weight) {
-  return as_strided(weight, {weight.size(1), weight.size(0)}, {weight.stride(1), weight.stride(0)});
 }
 
 // gelu_tanh(x @ weight.T + bias) by cuBLAS alone.

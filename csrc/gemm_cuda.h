@@ -44,6 +44,17 @@ cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& pr
           .library_gelu = false};
 }
 
+// b (k, n) of products.
+inline cuda::PackArgs pack_args(const Tensor& b) {
+  return {.b = in<float>(b),
+          .batch = 1,
+          .k = b.size(0),
+          .n = b.size(1),
+          .batch_stride = 0,
+          .row_stride = b.stride(0),
+          .col_stride = b.stride(1)};
+}
+
 // MY_OPS_LOG=plan: every plan on stderr.
 inline bool logs_plans() {
   static const bool logs = [] {
@@ -51,6 +62,17 @@ inline bool logs_plans() {
     return wanted != nullptr && std::string_view(wanted) == "plan";
   }();
   return logs;
+}
+
+// b of products, as fp32_sm90 reads it: float, on the current device.
+inline Tensor packed(const Tensor& b, cudaStream_t stream, const char* op) {
+  const cuda::PackArgs args = pack_args(b);
+  const auto bytes = [&](int64_t count) { return empty(b, {count}, ScalarType::Byte); };
+  const Tensor parts = bytes(cuda::gemm_packed_bytes(args));
+  const Tensor workspace = bytes(cuda::gemm_pack_workspace(args));
+  check_launch(
+      cuda::gemm_pack(args, parts.mutable_data_ptr(), workspace.mutable_data_ptr(), stream), op);
+  return parts;
 }
 
 // Plans a product for the current device, which is that of like.

@@ -18,6 +18,7 @@ struct Cpu {
 
   static ScalarType storage(ScalarType dtype) { return compute_dtype(dtype); }
 
+  static Tensor prepared(const Tensor& b, int64_t) { return b; }
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
     aten("aten::mm", "out", a, b, out);
   }

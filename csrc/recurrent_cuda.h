@@ -18,10 +18,27 @@ class Cuda {
 
   static ScalarType storage(ScalarType dtype) { return dtype; }
 
+  struct Prepared {
+    Tensor b;
+    std::optional<Tensor> packed = std::nullopt;
+  };
+  Prepared prepared(const Tensor& b, int64_t rows) const {
+    if (b.scalar_type() != ScalarType::Float) return {b};
+    const Tensor a = empty(b, {rows, b.size(0)}), out = empty(b, {rows, b.size(1)});
+    auto args = gemm_args<float, float>(product(a, b, out), std::nullopt);
+    args.packed_b = in<float>(b);
+    if (planned(args, b, Op::kLayer).kernel != cuda::GemmKernel::kFp32Sm90) return {b};
+    return {b, packed(b, device_.stream(), Op::kLayer)};
+  }
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
+    matmul(a, Prepared{b}, out);
+  }
+  void matmul(const Tensor& a, const Prepared& factor, const Tensor& out) const {
+    const Tensor& b = factor.b;
     const Product p = product(a, b, out);
     dispatch_floating<CudaTypes>(a.scalar_type(), [&]<typename T>() {
-      const auto args = gemm_args<T, acc_t<T>>(p, std::nullopt);
+      auto args = gemm_args<T, acc_t<T>>(p, std::nullopt);
+      if (factor.packed) args.packed_b = factor.packed->const_data_ptr();
       const cuda::GemmPlan plan = launch_gemm(args, a, device_.stream(), Op::kLayer);
       if (plan.kernel != cuda::GemmKernel::kLibrary) return;
       if (a.scalar_type() == out.scalar_type()) {

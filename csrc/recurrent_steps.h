@@ -4,6 +4,7 @@
 // current, and has
 //   storage(dtype)             the type in which it keeps activations of that dtype,
 //   matmul(a, b, out)          out in the type of the arithmetic,
+//   prepared(b, rows)          b of many products of that many rows, which matmul takes as its b,
 //   step(...), step_backward(...)   the pointwise part of a step,
 //   sequence(...), sequence_backward(...)   all steps in one launch, or false where it has none,
 //   dispatch(dtype, f)         f.operator()<T>() with the storage type,
@@ -222,7 +223,7 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
     return Forward{s.output, copy(h_n, dtype), c_n, s.saved, s.carried};
   };
   if (steps > 0 && backend.sequence(s)) return result(step_of(s.output, steps - 1), s.c_n);
-  const Tensor gates_x = gates_of_input(backend, s), weights_h = transposed(weights.h);
+  const Tensor gates_x = gates_of_input(backend, s);
   StepTensors step{.gates_x = {},
                    .gates_h = empty(input, {batch, weights.h.size(0)}, acc),
                    .bias_x = weights.bias_x,
@@ -234,6 +235,7 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
                    .new_carried = std::nullopt,
                    .saved = std::nullopt};
   if (Cell::kCarried > 0) step.new_carried = empty(input, {batch, hidden}, acc);
+  const auto weights_h = backend.prepared(transposed(weights.h), batch);
   for (int64_t t = 0; t < steps; ++t) {
     step.h = step.new_h;
     backend.matmul(step.h, weights_h, step.gates_h);
@@ -326,6 +328,7 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                            .reset_next = std::nullopt,
                            .batch = batch,
                            .hidden = hidden};
+  const auto weights_h = backend.prepared(kept.weights_h, batch);
   for (int64_t t = steps - 1; t >= 0; --t) {
     step.grad_h = step_of(s.grad_output, t);
     step.saved = step_of(kept.saved, t);
@@ -335,7 +338,7 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
     step.reset = reset_of(reset, t);
     step.grad_terms = step_of(s.grad_terms, t);
     backend.step_backward(step);
-    backend.matmul(product_terms(step.grad_terms, kept.weights_h.size(0)), kept.weights_h, grad_h);
+    backend.matmul(product_terms(step.grad_terms, kept.weights_h.size(0)), weights_h, grad_h);
   }
   const Tensor grad_h0 = step.reset || direct
                              ? start_backward(backend, grad_h, direct, step.reset, dtype)
