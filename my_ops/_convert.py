@@ -10,6 +10,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from my_ops import nn as layers
 from my_ops.ops._checks import FLOATING
+from my_ops.ops.gemm import HALF, in_whole_vectors
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: layers.Linear,
@@ -56,8 +57,9 @@ def convert(model: nn.Module) -> Conversion:
     In place: each module stays the object it was, with its parameters, buffers, hooks, device and
     mode, and only its class changes; so optimizers, state dicts and references to it stay valid.
     Left as they are, and told of: modules of a subclass, parametrized ones, ones whose ``forward``
-    was replaced, ones being quantized, and what my_ops has no kernel for. LSTM and GRU then compute
-    in float32 where cuDNN had used TF32, which with hundreds of rows takes longer.
+    was replaced, ones being quantized, what my_ops has no kernel for, and Linear of 16 bits whose
+    features are multiples of 8, which would call torch's own product. LSTM and GRU then compute in
+    float32 where cuDNN had used TF32, which with hundreds of rows takes longer.
 
     Args:
         model: any module, which may itself be one of these layers.
@@ -104,4 +106,6 @@ def _reason_to_leave(module: nn.Module, kind: type[nn.Module]) -> str | None:
             return f"as its {name} is of dtype {str(t.dtype).removeprefix('torch.')}"
         if t.device.type not in ("cpu", "cuda", "meta"):
             return f"as its {name} is on {t.device}"
+    if kind is nn.Linear and module.weight.dtype in HALF and in_whole_vectors(*module.weight.shape):
+        return "as its products of 16 bits are torch's own"
     return None

@@ -180,6 +180,7 @@ def wrapped(layer):
         (nn.LSTM(4, 3, proj_size=2), "as it has projections, which run torch's own LSTM"),
         (nn.Linear(4, 3, dtype=torch.complex64), "as its weight is of dtype complex64"),
         (wrapped(nn.Linear(4, 3)), "as its weight is a Wrapped"),
+        (nn.Linear(16, 8).bfloat16(), "as its products of 16 bits are torch's own"),
     ],
     ids=lambda value: value.rsplit(" ", 1)[-1] if isinstance(value, str) else "",
 )
@@ -190,6 +191,12 @@ def test_what_is_left_and_why(layer, why):
     assert report.left == {"1": why}
     assert report.swapped == {"0": "Linear"}
     assert str(report) == f"0: Linear to my_ops\n1: left, {why}"
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(16, 9), nn.Linear(15, 8)])
+def test_products_of_odd_sizes_become_ours(layer):
+    my_ops.convert(layer.half())
+    assert type(layer) is my_ops.nn.Linear
 
 
 def test_a_model_is_asked_for():
