@@ -279,6 +279,11 @@ def check_reset(layer: str, input: Tensor, reset: Tensor, batch_first: bool) -> 
         )
 
 
+def stacked(ends: Tensors) -> Tensor:
+    """torch.stack, which copies even a single one."""
+    return ends[0].unsqueeze(0) if len(ends) == 1 else torch.stack(ends)
+
+
 def reverse(x: Tensor, lengths: MaybeTensor) -> Tensor:
     """Reverses time, ``(steps, batch, size)``: in every row, the steps that it has."""
     if lengths is None:

@@ -23,6 +23,7 @@ from my_ops.recurrent._calls import (
     Tensors,
     reverse,
     reverse_reset,
+    stacked,
 )
 from my_ops.recurrent._formulas import running_steps
 
@@ -272,7 +273,7 @@ class CarryingLayer(CarryingLayerCall, nn.Module):
             h_n.append(h)
             c_n.append(c)
         output = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
-        return output, [torch.stack(h_n), torch.stack(c_n)]
+        return output, [stacked(h_n), stacked(c_n)]
 
     def _next_input(self, outputs: Tensors) -> Tensor:
         x = torch.cat(outputs, 2)

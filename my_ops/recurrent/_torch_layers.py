@@ -18,6 +18,7 @@ from my_ops.recurrent._calls import (
     Tensors,
     reverse,
     reverse_reset,
+    stacked,
 )
 
 
@@ -102,4 +103,4 @@ class TorchLayer(LayerCall, nn.RNNBase):
             for i, end in enumerate(ends):
                 end.append(results[1 + i])
         output = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
-        return output, [torch.stack(end) for end in ends]
+        return output, [stacked(end) for end in ends]
