@@ -135,8 +135,9 @@ class Kernels {
       find(Backend::kBmm, &native_bmm_);
       find(Backend::kBmmOut, &native_bmm_out_);
     }
-    // torch's stable ABI has no scalars: the ops that take them go through Python.
+    // What goes through Python: my_ops/_fast_fp32.py.
     library(StableLibrary::Kind::FRAGMENT, "my_ops", nullptr)
+        .def("fast_fp32_bmm(Tensor a, Tensor b) -> Tensor")
         .def("fast_fp32_addmm(Tensor self, Tensor a, Tensor b) -> Tensor")
         .def(
             "fast_fp32_addmm.out(Tensor self, Tensor a, Tensor b, *, Tensor(a!) out) -> Tensor(a!)")
@@ -145,6 +146,7 @@ class Kernels {
             "fast_fp32_baddbmm.out(Tensor self, Tensor a, Tensor b, *, Tensor(a!) out) -> "
             "Tensor(a!)");
     library(StableLibrary::Kind::IMPL, "my_ops", Backend::kKey)
+        .impl("fast_fp32_bmm", TORCH_BOX(&bmm))
         .impl("fast_fp32_addmm", TORCH_BOX(&addmm))
         .impl("fast_fp32_addmm.out", TORCH_BOX(&addmm_out))
         .impl("fast_fp32_baddbmm", TORCH_BOX(&baddbmm))

@@ -1,7 +1,8 @@
 """Runs torch's own float32 products on our kernels: one switch per process.
 
 ``mm`` and ``bmm`` are overridden in C++, csrc/fast_fp32.h. ``addmm`` and ``baddbmm`` have scalar
-arguments, which torch's stable ABI does not carry: they go through Python.
+arguments, which torch's stable ABI does not carry: they go through Python. So does what torch has
+overridden in Python itself, as ``bmm`` for outer products (torch >= 2.13 for CUDA).
 """
 
 from __future__ import annotations
@@ -57,10 +58,19 @@ def _torch_release() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
-def _is_torchs(op: str, key: str) -> bool:
-    """Whether the kernel of an op at a key is the one that torch came with, as far as it tells."""
+def _registered_at(op: str, key: str) -> Path | None:
+    """Where the kernel of an op at a key comes from, as far as torch tells."""
     found = re.search(rf"^{key}: registered at (\S*)", dispatch_table(f"aten::{op}"), re.MULTILINE)
-    return found is None or Path(found[1]).name.startswith(f"Register{key}")
+    return Path(found[1]) if found else None
+
+
+def _is_torchs_python(kernel: Path | None) -> bool:
+    return kernel is not None and kernel.is_relative_to(Path(torch.__file__).with_name("_native"))
+
+
+def _is_torchs(kernel: Path | None, key: str) -> bool:
+    """Whether it is the one that torch came with."""
+    return kernel is None or kernel.name.startswith(f"Register{key}") or _is_torchs_python(kernel)
 
 
 class Switch:
@@ -93,12 +103,15 @@ class Switch:
         module.my_ops_fast_fp32_report.restype = ctypes.c_int64
         module.my_ops_fast_fp32_start.restype = ctypes.c_int64
         least = module.my_ops_fast_fp32_start(_torch_release() <= TESTED_TORCH)
-        self._others = tuple(op for op in PRODUCTS + SUMS if not _is_torchs(op, self._key))
+        kernels = {op: _registered_at(op, self._key) for op in PRODUCTS + SUMS}
+        self._others = tuple(op for op, at in kernels.items() if not _is_torchs(at, self._key))
         self._library = torch.library.Library("aten", "IMPL")
 
         def override(_: object) -> float:
-            for op in PRODUCTS + SUMS:
-                if op not in self._others and not module.my_ops_fast_fp32_override(op.encode()):
+            for op, at in kernels.items():
+                if op in self._others:
+                    continue
+                if _is_torchs_python(at) or not module.my_ops_fast_fp32_override(op.encode()):
                     self._override_in_python(op, least)
             return 0.0
 
@@ -114,19 +127,23 @@ class Switch:
         name, _, overload = op.partition(".")
         ours = getattr(getattr(torch.ops.my_ops, f"fast_fp32_{name}"), overload or "default")
 
-        # rest: out, and the scalars that are not the default, which is the integer 1.
-        def kernel(keys: Any, to: Tensor, a: Tensor, b: Tensor, **rest: Any) -> Tensor:
+        # tensors: also the one that is added to; rest: out, and the scalars that are not the
+        # default, which is the integer 1. Outer products are never ours.
+        def kernel(keys: Any, *tensors: Tensor, **rest: Any) -> Tensor:
+            *_, a, b = tensors
             if (
                 self._on
                 and a.dtype is torch.float32
+                and a.dim() == b.dim() > 1
                 and a.numel() * b.size(-1) >= least
+                and a.size(-1) > 1
                 and rest.get("beta", 1) == 1 == rest.get("alpha", 1)
             ):
                 try:
-                    return ours(to, a, b, out=rest["out"]) if overload else ours(to, a, b)
+                    return ours(*tensors, out=rest["out"]) if overload else ours(*tensors)
                 except RuntimeError:
                     pass  # torch raises its own
-            return call_torchs(keys, to, a, b, **rest)
+            return call_torchs(keys, *tensors, **rest)
 
         assert self._library is not None
         self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from samples import NO_INDUCTOR
 
 import my_ops
 from my_ops import _fast_fp32
@@ -398,6 +399,7 @@ def test_beside_an_override_made_later():
     assert len(seen) == 2
 
 
+@pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # not allowed here, says Inductor
 def test_compiled_code_asks_when_it_runs():
     def mlp(x, weight, bias):

@@ -93,6 +93,30 @@ def test_an_override_made_before_keeps_its_op(module):
 
 
 @NEEDS_SOURCE
+def test_what_torch_overrides_in_python_is_its_own(module):
+    """As bmm on CUDA, for outer products, since torch 2.13."""
+    switched(
+        module,
+        """
+        theirs = "library.impl('bmm', kernel, 'CPU', with_keyset=True, allow_override=True)"
+        library = torch.library.Library("aten", "IMPL")
+        kernel = lambda keys, a, b: a * b + 1
+        path = Path(torch.__file__).with_name("_native") / "registry.py"
+        exec(compile(theirs, path, "exec"))
+        square = a[None].contiguous()
+        my_ops.fast_fp32()
+        assert my_ops.fast_fp32.report().others == ()
+        torch.testing.assert_close(torch.bmm(square, square), (a @ a)[None], atol=1e-3, rtol=0)
+        assert "bmm" in [taken.op for taken in my_ops.fast_fp32.report().taken]
+        column, row = torch.randn(1, 9000, 1), torch.randn(1, 1, 9000)
+        assert torch.equal(torch.bmm(column, row), column * row + 1)
+        my_ops.fast_fp32(False)
+        assert torch.equal(torch.bmm(square, square), square * square + 1)
+        """,
+    )
+
+
+@NEEDS_SOURCE
 def test_a_torch_whose_symbols_are_not_known(module):
     """Then its products are called through its C interface."""
     switched(

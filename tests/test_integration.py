@@ -14,7 +14,7 @@ from pathlib import Path
 import child_processes
 import pytest
 import torch
-from samples import DIFFERENTIABLE, leaves, named
+from samples import DIFFERENTIABLE, NO_INDUCTOR, leaves, named
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -328,6 +328,7 @@ def test_inductor_package(tmp_path, device):
     assert done.stdout.endswith("as eager\n"), (done.returncode, done.stderr)
 
 
+@pytest.mark.skipif(**NO_INDUCTOR)
 def test_gradients_of_another_version_do_not_come_from_the_compile_cache(tmp_path):
     """What a later version computes must not be what an earlier one left in the caches."""
     script = """
