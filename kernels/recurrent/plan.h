@@ -45,11 +45,22 @@ struct ClusterPlan {
   int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
 };
 
+// Groups of blocks for many rows (warpgroup_forward.cuh), which share out tiles of 64 rows.
+struct WarpgroupPlan {
+  int units;    // of a block: 16, 32 or 64
+  int members;  // blocks of a group, which holds all of W_h; a multiple of cluster
+  int groups;
+  int cluster;  // blocks that load h together: 1, 2 or 4
+  int stages;   // slices of h that a block holds for each of its two tiles
+  int shared_bytes;
+};
+
 struct RecurrentPlan {
-  enum class Kind { kNone, kCluster, kGrid };
+  enum class Kind { kNone, kCluster, kGrid, kWarpgroup };
   Kind kind = Kind::kNone;
   ClusterPlan cluster{};
   GridPlan grid{};
+  WarpgroupPlan warpgroup{};
 };
 
 // ---- clusters ----
@@ -165,6 +176,46 @@ inline bool plan_grid(const CellFacts& cell, Pass pass, int width, int64_t batch
     }
   }
   return false;
+}
+
+// ---- warpgroups ----
+
+constexpr int kWarpgroupThreads = 3 * 128;  // of two tiles, and those that load
+constexpr int kWarpgroupFewRegisters = 40, kWarpgroupManyRegisters = 232;
+constexpr int kWarpgroupRows = 64;  // of a tile: wgmma's M
+constexpr int kWarpgroupSliceUnits = 64;  // of h: 128 bytes of a row
+constexpr int kWarpgroupSliceBytes = kWarpgroupRows * kWarpgroupSliceUnits * 2;
+
+// Whether there is a wgmma of so many columns.
+constexpr bool warpgroup_takes(int columns) {
+  for (const int n : {48, 64, 96, 128, 192, 256}) {
+    if (columns == n) return true;
+  }
+  return false;
+}
+
+// But for the ring: W_h, the state of two tiles, the biases; a stage's slices and barriers.
+constexpr int64_t warpgroup_fixed_bytes(const CellFacts& cell, int units, int64_t hidden) {
+  const int64_t slices = ceil_div(hidden, kWarpgroupSliceUnits);
+  return slices * cell.gates * units * 128 + 2 * kWarpgroupRows * units * cell.state * 4 +
+         units * cell.terms * 4;
+}
+constexpr int kWarpgroupStageBytes = 2 * (kWarpgroupSliceBytes + 16);
+
+constexpr int kWarpgroupMostStages = 8, kWarpgroupFewestStages = 3;
+
+inline bool plan_warpgroup(const CellFacts& cell, int units, int cluster, int64_t batch, int64_t hidden,
+                           const DeviceFacts& facts, WarpgroupPlan& plan) {
+  if (!warpgroup_takes(cell.gates * units)) return false;
+  const int64_t fixed = warpgroup_fixed_bytes(cell, units, hidden);
+  plan.units = units;
+  plan.cluster = cluster;
+  plan.members = ceil_div(ceil_div(hidden, units), cluster) * cluster;
+  const int usable = cluster > 2 ? facts.sm_count - facts.sm_count / 16 : facts.sm_count;
+  plan.groups = std::min<int64_t>(usable / plan.members, ceil_div(batch, kWarpgroupRows));
+  plan.stages = std::min<int64_t>(kWarpgroupMostStages, (facts.shared_bytes - fixed) / kWarpgroupStageBytes);
+  plan.shared_bytes = fixed + plan.stages * kWarpgroupStageBytes;
+  return plan.groups > 0 && plan.stages >= kWarpgroupFewestStages;
 }
 
 // width: bytes of an activation, 4 or 2.

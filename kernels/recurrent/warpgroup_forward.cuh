@@ -1,0 +1,499 @@
+// Forward over all steps for many rows, in 16 bits on Hopper.
+// Plan: a group of blocks holds W_h once, a block the gates of 16, 32 or 64 units in shared memory:
+// the B operand of wgmma. The rows of the batch are cut into tiles of 64, which the groups share
+// out. A block runs two tiles at a time, a warpgroup each: while one waits for its group, the other
+// multiplies. Per step and tile: h_{t-1}, which is the output of the step before, arrives by TMA in
+// slices of 64 units, each loaded once for a whole cluster; products; cell; h_t to the output; the
+// group's counter of the tile goes up. When it says that all of h_t is there, the next step begins.
+// The columns of a block are in such an order that a thread's sums are all gates of its units.
+// Bound by shared memory: the slices of h are written once and read, and W_h is read, for each tile.
+#pragma once
+
+#include <cuda.h>
+
+#include "common/tensor_map.h"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_mma_async.cuh"
+#include "recurrent/plan.h"
+#include "recurrent/terms.cuh"
+#include "recurrent/weights.cuh"
+
+namespace my_ops::cuda {
+
+template <typename T>
+struct WarpgroupParams {
+  CUtensorMap h0, output;  // [1, batch, hidden] and [steps, batch, hidden]
+  RecurrentSequence<T> seq;
+  uint32_t* arrived;  // [tiles][kArrivedStride]: how often a warp has finished a step of the tile
+  WarpgroupPlan plan;
+};
+
+constexpr int kArrivedStride = 32;  // words: a counter has 128 bytes to itself
+
+// A ring of slices in shared memory; a tile in flight has one of its own.
+struct SliceRing {
+  unsigned char* slices;
+  uint64_t *full, *empty;
+  int stages;
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ unsigned char* slice() const {
+    return slices + stage * kWarpgroupSliceBytes;
+  }
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// A block's dynamic shared memory.
+template <typename Cell, int Units>
+struct WarpgroupShared {
+  static constexpr int kParts = Units / 8;  // of four units of a row, per thread
+  using State = float4[kParts][kStateRoom<Cell>][128];
+  using Biases = float[kTerms<Cell>][Units];
+
+  unsigned char *weights, *slices;
+  State* state;  // one for each tile in flight
+  Biases* biases;
+  uint64_t* barriers;
+
+  __device__ __forceinline__ WarpgroupShared(unsigned char* bytes, int slices_of_k, int stages) {
+    weights = bytes;
+    slices = weights + slices_of_k * Cell::kGates * Units * 128;
+    state = reinterpret_cast<State*>(slices + 2 * stages * kWarpgroupSliceBytes);
+    biases = reinterpret_cast<Biases*>(state + 2);
+    barriers = reinterpret_cast<uint64_t*>(biases + 1);
+  }
+  __device__ __forceinline__ SliceRing ring(int tile, int stages) const {
+    uint64_t* const full = barriers + tile * 2 * stages;
+    return {slices + tile * stages * kWarpgroupSliceBytes, full, full + stages, stages};
+  }
+};
+
+// Which column of a block is which gate of which unit. wgmma leaves columns 8j + 2q + c with lane q
+// of four; taken in order of (j, c), these are the gates of Units / 4 consecutive units.
+template <int Units>
+struct WarpgroupColumn {
+  static constexpr int kOwn = Units / 4;  // units of a lane
+  int gate, unit;
+
+  __device__ __forceinline__ static WarpgroupColumn of(int column) {
+    const int place = column / 8 * 2 + column % 2, lane = column % 8 / 2;
+    return {place / kOwn, lane * kOwn + place % kOwn};
+  }
+  // The sum of a lane's unit in row `half` of its two.
+  __device__ __forceinline__ static constexpr int sum(int gate, int own_unit, int half) {
+    const int place = gate * kOwn + own_unit;
+    return place / 2 * 4 + half * 2 + place % 2;
+  }
+};
+
+// The tiles that warpgroup `which` of a group's blocks takes, each through all steps.
+template <typename F>
+__device__ __forceinline__ void each_tile(int64_t batch, const WarpgroupPlan& plan, int group,
+                                          int which, F f) {
+  const int tiles = static_cast<int>((batch + kWarpgroupRows - 1) / kWarpgroupRows);
+  for (int tile = group + which * plan.groups; tile < tiles; tile += 2 * plan.groups) f(tile);
+}
+
+// One thread of the producing warps: keeps the ring full.
+template <typename T>
+__device__ __forceinline__ void produce_slices(const WarpgroupParams<T>& params, SliceRing ring,
+                                               int group, int which, int rank, int slices_of_k) {
+  const int cluster = params.plan.cluster, rows = kWarpgroupRows / cluster;
+  const auto blocks = static_cast<uint16_t>((1 << cluster) - 1);
+  const uint32_t arrivals = 4 * params.plan.members;
+  each_tile(params.seq.batch, params.plan, group, which, [&](int tile) {
+    const uint32_t* const arrived = params.arrived + tile * kArrivedStride;
+    const int row = tile * kWarpgroupRows + rank * rows;
+    for (int t = 0; t < static_cast<int>(params.seq.steps); ++t) {
+      while (ptx::ld_acquire(arrived) < arrivals * t) {
+      }
+      ptx::fence_proxy_async_global();
+      const CUtensorMap* const map = t == 0 ? &params.h0 : &params.output;
+      for (int slice = 0; slice < slices_of_k; ++slice) {
+        ptx::mbarrier_wait(&ring.empty[ring.stage], ring.phase ^ 1);
+        uint64_t* const full = &ring.full[ring.stage];
+        ptx::mbarrier_arrive_expect_tx(full, kWarpgroupSliceBytes);
+        unsigned char* const to = ring.slice() + rank * (kWarpgroupSliceBytes / cluster);
+        const int unit = slice * kWarpgroupSliceUnits, before = t == 0 ? 0 : t - 1;
+        if (cluster == 1) {
+          ptx::tma_load_3d(to, map, full, unit, row, before);
+        } else {
+          ptx::tma_load_3d_multicast(to, map, full, unit, row, before, blocks);
+        }
+        ring.advance();
+      }
+    }
+  });
+}
+
+// Four units of a row.
+template <typename T>
+using Four = Vector<T, 4>;
+
+template <typename T>
+__device__ __forceinline__ Four<T> stored(const float (&v)[4]) {
+  return {store<T>(v[0]), store<T>(v[1]), store<T>(v[2]), store<T>(v[3])};
+}
+
+template <typename T>
+__device__ __forceinline__ Four<float> loaded(const Four<T>& v) {
+  return {load(v.at[0]), load(v.at[1]), load(v.at[2]), load(v.at[3])};
+}
+
+template <typename Cell, typename T, int Units>
+__device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
+                                               const WarpgroupShared<Cell, Units>& shared,
+                                               SliceRing ring, int group, int which,
+                                               int64_t first_unit, int slices_of_k) {
+  using Column = WarpgroupColumn<Units>;
+  constexpr int kColumns = Cell::kGates * Units, kParts = WarpgroupShared<Cell, Units>::kParts;
+  constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+  constexpr int kHeld = kParts < 4 ? kParts : 4;  // parts whose shares are loaded a step ahead
+  const RecurrentSequence<T>& seq = params.seq;
+  const int64_t hidden = seq.hidden, batch = seq.batch;
+  const int thread = threadIdx.x % 128, lane = thread % 32;
+  const int cluster = params.plan.cluster;
+  const int own_unit = lane % 4 * Column::kOwn;  // the thread's first, in the block
+  auto& state = shared.state[which];
+  const auto& biases = *shared.biases;
+  const uint32_t weights = ptx::wgmma_address(shared.weights);
+
+  each_tile(batch, params.plan, group, which, [&](int tile) {
+    const int64_t first_row = int64_t{tile} * kWarpgroupRows + thread / 32 * 16 + lane / 4;
+    // A part is four units of one of two rows.
+    const auto row_of = [&](int part) { return first_row + part / (kParts / 2) * 8; };
+    const auto unit_of = [&](int part) { return first_unit + own_unit + part % (kParts / 2) * 4; };
+    const auto real = [&](int part) { return row_of(part) < batch && unit_of(part) < hidden; };
+    // Of [steps, batch, values, hidden].
+    const auto at = [&](int64_t t, int part, int values) {
+      return (t * batch + row_of(part)) * values * hidden + unit_of(part);
+    };
+    const auto four = [](auto* p) { return reinterpret_cast<Four<__remove_cvref(decltype(*p))>*>(p); };
+
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      Four<float> h0{}, carried0[kCarried > 0 ? kCarried : 1] = {};
+      if (real(part)) {
+        if constexpr (Cell::kReadsH) {
+          h0 = loaded(*reinterpret_cast<const Four<T>*>(seq.h0 + at(0, part, 1)));
+        }
+#pragma unroll
+        for (int j = 0; j < kCarried; ++j) {
+          carried0[j] = loaded(*reinterpret_cast<const Four<T>*>(
+              seq.carried0 + at(0, part, kCarried) + j * hidden));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kCarried; ++j) {
+        state[part][j][thread] = reinterpret_cast<const float4&>(carried0[j]);
+      }
+      if constexpr (Cell::kReadsH) {
+        state[part][kCarried][thread] = reinterpret_cast<const float4&>(h0);
+      }
+    }
+
+    float4 share[kHeld][kGates] = {};
+    uint8_t reset[2] = {};
+    const auto load_share = [&](int64_t t, int part) {
+      if (!real(part)) return;
+      const float* const from = seq.gates_x + at(t, part, kGates);
+#pragma unroll
+      for (int gate = 0; gate < kGates; ++gate) {
+        share[part % kHeld][gate] = __ldg(reinterpret_cast<const float4*>(from + gate * hidden));
+      }
+    };
+    const auto load_step = [&](int64_t t) {
+#pragma unroll
+      for (int part = 0; part < kHeld; ++part) load_share(t, part);
+#pragma unroll
+      for (int part = kHeld; part < kParts; ++part) {
+        if (real(part) && lane % 2 == 0) {
+          prefetch_values<kGates>(seq.gates_x + at(t, part, kGates), hidden);
+        }
+      }
+      if (seq.reset != nullptr) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int64_t row = first_row + half * 8;
+          if (row < batch) reset[half] = load_byte(seq.reset + t * batch + row);
+        }
+      }
+    };
+    load_step(0);
+
+    for (int64_t t = 0; t < seq.steps; ++t) {
+      float sum[kColumns / 2];
+      int previous = -1;
+      const auto release = [&](int stage) {
+        if (thread < cluster) ptx::mbarrier_arrive_cluster(&ring.empty[stage], thread);
+      };
+      for (int slice = 0; slice < slices_of_k; ++slice) {
+        ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
+        ptx::wgmma_fence();
+        const uint32_t a = ptx::wgmma_address(ring.slice()), b = weights + slice * (kColumns * 8);
+#pragma unroll
+        for (int k = 0; k < kWarpgroupSliceUnits; k += 16) {
+          ptx::Wgmma<T, kColumns>::run(sum, ptx::wgmma_descriptor(a + k / 8),
+                                       ptx::wgmma_descriptor(b + k / 8), slice != 0 || k != 0);
+        }
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<1>();  // the previous slice has been read
+        if (previous >= 0) release(previous);
+        previous = ring.stage;
+        ring.advance();
+      }
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_fence_operand(sum);
+      release(previous);
+
+      Four<T> saved[kParts][kSaved];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int half = part / (kParts / 2), unit = part % (kParts / 2) * 4;
+        Values<float4, kStateValues<Cell>> old;
+#pragma unroll
+        for (int j = 0; j < kStateValues<Cell>; ++j) old.at[j] = state[part][j][thread];
+        float4 bias[kTerms<Cell>];
+#pragma unroll
+        for (int term = 0; term < kTerms<Cell>; ++term) {
+          bias[term] = *reinterpret_cast<const float4*>(&biases[term][own_unit + unit]);
+        }
+        float h[4], kept[kSaved][4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const auto element = [&](float4& v) -> float& { return (&v.x)[e]; };
+          float z[kTerms<Cell>], of_unit[kSaved];
+          const bool resets = reset[half] != 0;
+          add_terms<Cell>([&](int gate) { return element(share[part % kHeld][gate]); },
+                          [&](int term) { return element(bias[term]); },
+                          [&](int gate) { return sum[Column::sum(gate, unit + e, half)]; }, resets,
+                          z);
+          Values<float, kStateValues<Cell>> item;
+#pragma unroll
+          for (int j = 0; j < kStateValues<Cell>; ++j) item.at[j] = element(old.at[j]);
+          h[e] = forward_of<Cell, T>(z, resets, item, of_unit);
+#pragma unroll
+          for (int j = 0; j < kStateValues<Cell>; ++j) element(old.at[j]) = item.at[j];
+#pragma unroll
+          for (int j = 0; j < kSaved; ++j) kept[j][e] = of_unit[j];
+        }
+#pragma unroll
+        for (int j = 0; j < kStateValues<Cell>; ++j) state[part][j][thread] = old.at[j];
+#pragma unroll
+        for (int j = 0; j < kSaved; ++j) saved[part][j] = stored<T>(kept[j]);
+        if (real(part)) *four(seq.output + at(t, part, 1)) = stored<T>(h);
+        if (part + kHeld < kParts) load_share(t, part + kHeld);
+      }
+
+      __syncwarp();
+      if (lane == 0) ptx::red_release_add(params.arrived + tile * kArrivedStride, 1);
+
+      // What follows is not what the group waits for.
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (!real(part)) continue;
+        if (seq.saved != nullptr) {
+#pragma unroll
+          for (int j = 0; j < kSaved; ++j) {
+            *four(seq.saved + at(t, part, kSaved) + j * hidden) = saved[part][j];
+          }
+#pragma unroll
+          for (int j = 0; j < kCarried; ++j) {
+            *reinterpret_cast<float4*>(seq.carried + at(t, part, kCarried) + j * hidden) =
+                state[part][j][thread];
+          }
+        }
+        if (t + 1 == seq.steps) {
+#pragma unroll
+          for (int j = 0; j < kCarried; ++j) {
+            const float4 v = state[part][j][thread];
+            *four(seq.carried_n + at(0, part, kCarried) + j * hidden) =
+                stored<T>({v.x, v.y, v.z, v.w});
+          }
+        }
+      }
+      if (t + 1 < seq.steps) load_step(t + 1);
+    }
+  });
+}
+
+template <typename Cell, typename T, int Units>
+__global__ void __launch_bounds__(kWarpgroupThreads, 1)
+    warpgroup_forward_kernel(const __grid_constant__ WarpgroupParams<T> params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  constexpr int kColumns = Cell::kGates * Units;
+  const RecurrentSequence<T>& seq = params.seq;
+  const WarpgroupPlan& plan = params.plan;
+  const int64_t hidden = seq.hidden;
+  const auto slices_of_k =
+      static_cast<int>((hidden + kWarpgroupSliceUnits - 1) / kWarpgroupSliceUnits);
+  const WarpgroupShared<Cell, Units> shared(bytes, slices_of_k, plan.stages);
+  const int group = blockIdx.x / plan.members;
+  const int64_t first_unit = int64_t{blockIdx.x % plan.members} * Units;
+  const int rank = ptx::cluster_ctarank();
+
+  if (threadIdx.x == 0) {
+    for (int which = 0; which < 2; ++which) {
+      const SliceRing ring = shared.ring(which, plan.stages);
+      for (int stage = 0; stage < plan.stages; ++stage) {
+        ptx::mbarrier_init(&ring.full[stage], 1);
+        ptx::mbarrier_init(&ring.empty[stage], plan.cluster);  // a warpgroup of each block
+      }
+    }
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensormap(&params.h0);
+    ptx::prefetch_tensormap(&params.output);
+  }
+
+  // W_h in the layout of the 128-byte swizzle: 16 bytes of a column by one thread.
+  const bool aligned = (reinterpret_cast<uintptr_t>(seq.w_h) | seq.w_row * sizeof(T)) % 16 == 0;
+  for (int i = threadIdx.x; i < kColumns * slices_of_k * 8; i += kWarpgroupThreads) {
+    const int chunk = i % 8, slice = i / 8 % slices_of_k, column = i / 8 / slices_of_k;
+    const auto place = WarpgroupColumn<Units>::of(column);
+    const int64_t unit = first_unit + place.unit;
+    uint4 v{};
+    if (unit < hidden) {
+      v = load_units(seq.w_h + (place.gate * hidden + unit) * seq.w_row,
+                     int64_t{slice} * kWarpgroupSliceUnits + chunk * 8, hidden, aligned);
+    }
+    *reinterpret_cast<uint4*>(shared.weights + (slice * kColumns + column) * 128 +
+                              (chunk ^ column % 8) * 16) = v;
+  }
+  for (int unit = threadIdx.x; unit < Units; unit += kWarpgroupThreads) {
+    float bias[kTerms<Cell>] = {};
+    if (first_unit + unit < hidden) load_biases<Cell>(seq, first_unit + unit, bias);
+#pragma unroll
+    for (int term = 0; term < kTerms<Cell>; ++term) (*shared.biases)[term][unit] = bias[term];
+  }
+  ptx::fence_proxy_async();  // wgmma reads W_h
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();
+
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);  // provably uniform
+  if (warpgroup == 2) {
+    ptx::setmaxnreg_dec<kWarpgroupFewRegisters>();
+    const int which = threadIdx.x % 128 / 32;
+    if (which < 2 && threadIdx.x % 32 == 0) {
+      produce_slices(params, shared.ring(which, plan.stages), group, which, rank, slices_of_k);
+    }
+    __syncwarp();
+  } else {
+    ptx::setmaxnreg_inc<kWarpgroupManyRegisters>();
+    consume_slices<Cell, T, Units>(params, shared, shared.ring(warpgroup, plan.stages), group,
+                                   warpgroup, first_unit, slices_of_k);
+  }
+  ptx::barrier_cluster_arrive();  // nobody leaves while another may still write to it
+  ptx::barrier_cluster_wait();
+#endif
+}
+
+// ---- host ----
+
+inline int64_t warpgroup_exchange_bytes(int64_t batch) {
+  return ceil_div(batch, kWarpgroupRows) * kArrivedStride * int64_t{sizeof(uint32_t)};
+}
+
+template <typename Cell, typename T>
+const void* warpgroup_forward_kernel_of(const WarpgroupPlan& plan) {
+  const auto of = []<int Units>() -> const void* {
+    if constexpr (sizeof(T) == 2 && warpgroup_takes(Cell::kGates * Units)) {
+      return reinterpret_cast<const void*>(&warpgroup_forward_kernel<Cell, T, Units>);
+    } else {
+      return nullptr;
+    }
+  };
+  switch (plan.units) {
+    case 16:
+      return of.template operator()<16>();
+    case 32:
+      return of.template operator()<32>();
+    case 64:
+      return of.template operator()<64>();
+    default:
+      return nullptr;
+  }
+}
+
+// Blocks wait for one another, so the launch is cooperative: all of the grid is resident, or the
+// launch fails.
+struct WarpgroupLaunch {
+  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchConfig_t config{};
+
+  WarpgroupLaunch(const WarpgroupPlan& plan, cudaStream_t stream) {
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+    attributes[1].id = cudaLaunchAttributeCooperative;
+    attributes[1].val.cooperative = 1;
+    config.gridDim = dim3(plan.members * plan.groups);
+    config.blockDim = dim3(kWarpgroupThreads);
+    config.dynamicSmemBytes = plan.shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+  }
+  WarpgroupLaunch(const WarpgroupLaunch&) = delete;
+};
+
+// Whether the device holds all of the plan's blocks at once.
+template <typename Cell, typename T>
+bool warpgroup_forward_resident(const WarpgroupPlan& plan) {
+  const void* kernel = warpgroup_forward_kernel_of<Cell, T>(plan);
+  if (kernel == nullptr) return false;
+  WarpgroupLaunch launch(plan, nullptr);
+  int clusters = 0;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           plan.shared_bytes) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
+    return false;
+  }
+  return clusters * plan.cluster >= plan.members * plan.groups;
+}
+
+template <typename Cell, typename T>
+cudaError_t warpgroup_forward(const RecurrentSequence<T>& args, const WarpgroupPlan& plan,
+                              void* workspace, cudaStream_t stream) {
+  const void* kernel = warpgroup_forward_kernel_of<Cell, T>(plan);
+  if (kernel == nullptr) return cudaErrorNotSupported;
+  sm90::TensorMapEncoder encoder;
+  if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
+  WarpgroupParams<T> params{.h0 = {},
+                            .output = {},
+                            .seq = args,
+                            .arrived = static_cast<uint32_t*>(workspace),
+                            .plan = plan};
+  const auto map = [&](CUtensorMap* map, const T* base, int64_t steps) {
+    return sm90::make_tensor_map(encoder, map, const_cast<T*>(base), args.batch, args.hidden,
+                                 args.hidden, kWarpgroupRows / plan.cluster, steps,
+                                 args.batch * args.hidden);
+  };
+  if (auto err = map(&params.h0, args.h0, 1); err != cudaSuccess) return err;
+  if (auto err = map(&params.output, args.output, args.steps); err != cudaSuccess) return err;
+  if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      plan.shared_bytes);
+      err != cudaSuccess) {
+    return err;
+  }
+  if (auto err = cudaMemsetAsync(workspace, 0, warpgroup_exchange_bytes(args.batch), stream);
+      err != cudaSuccess) {
+    return err;
+  }
+  WarpgroupLaunch launch(plan, stream);
+  void* arguments[] = {&params};
+  return cudaLaunchKernelExC(&launch.config, kernel, arguments);
+}
+
+}  // namespace my_ops::cuda
