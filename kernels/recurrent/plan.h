@@ -45,13 +45,13 @@ struct ClusterPlan {
   int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
 };
 
-// Groups of blocks for many rows (warpgroup_forward.cuh), which share out tiles of 64 rows.
+// Groups of blocks for many rows (warpgroup_forward.cuh): they share out tiles of 64 rows and never
+// meet.
 struct WarpgroupPlan {
-  int units;    // of a block: 16, 32 or 64
-  int members;  // blocks of a group, which holds all of W_h; a multiple of cluster
+  int units;    // of a block: 16 or 32
+  int members;  // blocks of a group, which holds all of W_h
   int groups;
-  int cluster;  // blocks that load h together: 1, 2 or 4
-  int stages;   // slices of h that a block holds for each of its two tiles
+  int stages;  // slices of h that a block holds for each of the two tiles it runs at a time
   int shared_bytes;
 };
 
@@ -182,40 +182,66 @@ inline bool plan_grid(const CellFacts& cell, Pass pass, int width, int64_t batch
 
 constexpr int kWarpgroupThreads = 3 * 128;  // of two tiles, and those that load
 constexpr int kWarpgroupFewRegisters = 40, kWarpgroupManyRegisters = 232;
-constexpr int kWarpgroupRows = 64;  // of a tile: wgmma's M
+constexpr int kWarpgroupRows = 64;        // of a tile: wgmma's M
 constexpr int kWarpgroupSliceUnits = 64;  // of h: 128 bytes of a row
 constexpr int kWarpgroupSliceBytes = kWarpgroupRows * kWarpgroupSliceUnits * 2;
+constexpr int kWarpgroupStageBytes =
+    2 * (kWarpgroupSliceBytes + 16);  // of two tiles, with barriers
+constexpr int kWarpgroupFewestStages = 3, kWarpgroupMostStages = 8;
 
-// Whether there is a wgmma of so many columns.
+// Whether the kernel has a product of so many columns.
 constexpr bool warpgroup_takes(int columns) {
-  for (const int n : {48, 64, 96, 128, 192, 256}) {
-    if (columns == n) return true;
-  }
-  return false;
+  return columns == 48 || columns == 64 || columns == 96 || columns == 128;
 }
 
-// But for the ring: W_h, the state of two tiles, the biases; a stage's slices and barriers.
-constexpr int64_t warpgroup_fixed_bytes(const CellFacts& cell, int units, int64_t hidden) {
-  const int64_t slices = ceil_div(hidden, kWarpgroupSliceUnits);
-  return slices * cell.gates * units * 128 + 2 * kWarpgroupRows * units * cell.state * 4 +
-         units * cell.terms * 4;
+constexpr Needs needs(const WarpgroupPlan& plan) {
+  return {.code = 90, .shared_bytes = plan.shared_bytes, .resident = plan.members * plan.groups};
 }
-constexpr int kWarpgroupStageBytes = 2 * (kWarpgroupSliceBytes + 16);
 
-constexpr int kWarpgroupMostStages = 8, kWarpgroupFewestStages = 3;
+// Pairs of tiles that a group takes one after the other, each through all steps.
+constexpr int64_t rounds(const WarpgroupPlan& plan, int64_t batch) {
+  return ceil_div(ceil_div(batch, kWarpgroupRows), int64_t{2} * plan.groups);
+}
 
-inline bool plan_warpgroup(const CellFacts& cell, int units, int cluster, int64_t batch, int64_t hidden,
-                           const DeviceFacts& facts, WarpgroupPlan& plan) {
+// Blocks of so many units: as many stages, and groups, as there is room for.
+inline bool place_warpgroups(const CellFacts& cell, int units, int64_t batch, int64_t hidden,
+                             const DeviceFacts& facts, WarpgroupPlan& plan) {
   if (!warpgroup_takes(cell.gates * units)) return false;
-  const int64_t fixed = warpgroup_fixed_bytes(cell, units, hidden);
-  plan.units = units;
-  plan.cluster = cluster;
-  plan.members = ceil_div(ceil_div(hidden, units), cluster) * cluster;
-  const int usable = cluster > 2 ? facts.sm_count - facts.sm_count / 16 : facts.sm_count;
-  plan.groups = std::min<int64_t>(usable / plan.members, ceil_div(batch, kWarpgroupRows));
-  plan.stages = std::min<int64_t>(kWarpgroupMostStages, (facts.shared_bytes - fixed) / kWarpgroupStageBytes);
-  plan.shared_bytes = fixed + plan.stages * kWarpgroupStageBytes;
-  return plan.groups > 0 && plan.stages >= kWarpgroupFewestStages;
+  // W_h, the state of two tiles, the biases.
+  const int64_t fixed = ceil_div(hidden, kWarpgroupSliceUnits) * cell.gates * units * 128 +
+                        2 * kWarpgroupRows * units * cell.state * 4 + units * cell.terms * 4;
+  const int64_t members = ceil_div(hidden, units);
+  const int64_t stages =
+      std::min<int64_t>(kWarpgroupMostStages, (facts.shared_bytes - fixed) / kWarpgroupStageBytes);
+  if (stages < kWarpgroupFewestStages || members > facts.sm_count) return false;
+  plan = {.units = units,
+          .members = static_cast<int>(members),
+          .groups =
+              static_cast<int>(std::min(facts.sm_count / members, ceil_div(batch, kWarpgroupRows))),
+          .stages = static_cast<int>(stages),
+          .shared_bytes = static_cast<int>(fixed + stages * kWarpgroupStageBytes)};
+  return facts.runs(needs(plan));
+}
+
+// As timed on an H200 with LSTM and GRU, at hidden sizes of 256, 512 and 1024: faster than the grid
+// kernel from a full tile for every group on; slower than a product a step, beyond 512, where the
+// groups take more than two rounds.
+inline bool plan_warpgroup(const CellFacts& cell, Pass pass, int width, int64_t batch,
+                           int64_t hidden, const DeviceFacts& facts, WarpgroupPlan& plan) {
+  constexpr int64_t kFewestHidden = 64, kMostHidden = 1024;
+  // TMA takes rows of whole 16 bytes.
+  if (pass == Pass::kBackward || width != 2 || hidden < kFewestHidden || hidden > kMostHidden ||
+      hidden % 8 != 0 || !facts.hopper_code) {
+    return false;
+  }
+  if (!place_warpgroups(cell, 16, batch, hidden, facts, plan)) return false;
+  if (batch < kWarpgroupRows * (facts.sm_count / plan.members)) return false;
+  // Twice the units read half as much of h, which counts where one round is not enough.
+  WarpgroupPlan wide;
+  if (rounds(plan, batch) > 1 && place_warpgroups(cell, 32, batch, hidden, facts, wide)) {
+    plan = wide;
+  }
+  return hidden <= 512 || rounds(plan, batch) <= 2;
 }
 
 // width: bytes of an activation, 4 or 2.
@@ -224,6 +250,8 @@ inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int w
   RecurrentPlan plan;
   if (plan_cluster(cell, batch, hidden, facts, plan.cluster)) {
     plan.kind = RecurrentPlan::Kind::kCluster;
+  } else if (plan_warpgroup(cell, pass, width, batch, hidden, facts, plan.warpgroup)) {
+    plan.kind = RecurrentPlan::Kind::kWarpgroup;
   } else if (plan_grid(cell, pass, width, batch, hidden, facts, plan.grid)) {
     plan.kind = RecurrentPlan::Kind::kGrid;
   }

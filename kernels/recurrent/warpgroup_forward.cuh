@@ -1,18 +1,17 @@
 // Forward over all steps for many rows, in 16 bits on Hopper.
-// Plan: a group of blocks holds W_h once, a block the gates of 16, 32 or 64 units in shared memory:
+// Plan: a group of blocks holds W_h once, a block the gates of 16 or 32 units in shared memory, as
 // the B operand of wgmma. The rows of the batch are cut into tiles of 64, which the groups share
 // out. A block runs two tiles at a time, a warpgroup each: while one waits for its group, the other
 // multiplies. Per step and tile: h_{t-1}, which is the output of the step before, arrives by TMA in
-// slices of 64 units, each loaded once for a whole cluster; products; cell; h_t to the output; the
-// group's counter of the tile goes up. When it says that all of h_t is there, the next step begins.
-// The columns of a block are in such an order that a thread's sums are all gates of its units.
-// Bound by shared memory: the slices of h are written once and read, and W_h is read, for each tile.
+// slices of 64 units; products; cell; h_t to the output; the group's counter of the tile goes up.
+// When it says that all of h_t is there, the next step begins. The columns of a block are in such
+// an order that a thread's sums are all gates of its units: the cell needs no exchange.
+// Bound by the arrival of the slices: 430 cycles each, of which wgmma takes 128 at 64 columns.
 #pragma once
 
 #include <cuda.h>
 
 #include "common/tensor_map.h"
-#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
@@ -34,6 +33,7 @@ struct WarpgroupParams {
 };
 
 constexpr int kArrivedStride = 32;  // words: a counter has 128 bytes to itself
+constexpr int kWarpgroupWarps = 4;
 
 // A ring of slices in shared memory; a tile in flight has one of its own.
 struct SliceRing {
@@ -80,19 +80,20 @@ struct WarpgroupShared {
 };
 
 // Which column of a block is which gate of which unit. wgmma leaves columns 8j + 2q + c with lane q
-// of four; taken in order of (j, c), these are the gates of Units / 4 consecutive units.
+// of four; taken in order of (j, c), these are the gates of the lane's Units / 4 units: four of
+// every sixteen, so that the four lanes together read and write whole sectors.
 template <int Units>
 struct WarpgroupColumn {
-  static constexpr int kOwn = Units / 4;  // units of a lane
+  static constexpr int kOwn = Units / 4;
   int gate, unit;
 
   __device__ __forceinline__ static WarpgroupColumn of(int column) {
-    const int place = column / 8 * 2 + column % 2, lane = column % 8 / 2;
-    return {place / kOwn, lane * kOwn + place % kOwn};
+    const int place = column / 8 * 2 + column % 2, lane = column % 8 / 2, own = place % kOwn;
+    return {place / kOwn, own / 4 * 16 + lane * 4 + own % 4};
   }
-  // The sum of a lane's unit in row `half` of its two.
-  __device__ __forceinline__ static constexpr int sum(int gate, int own_unit, int half) {
-    const int place = gate * kOwn + own_unit;
+  // The sum of a lane's own unit in row `half` of its two.
+  __device__ __forceinline__ static constexpr int sum(int gate, int own, int half) {
+    const int place = gate * kOwn + own;
     return place / 2 * 4 + half * 2 + place % 2;
   }
 };
@@ -105,16 +106,13 @@ __device__ __forceinline__ void each_tile(int64_t batch, const WarpgroupPlan& pl
   for (int tile = group + which * plan.groups; tile < tiles; tile += 2 * plan.groups) f(tile);
 }
 
-// One thread of the producing warps: keeps the ring full.
+// One thread: keeps the ring of a tile full.
 template <typename T>
 __device__ __forceinline__ void produce_slices(const WarpgroupParams<T>& params, SliceRing ring,
-                                               int group, int which, int rank, int slices_of_k) {
-  const int cluster = params.plan.cluster, rows = kWarpgroupRows / cluster;
-  const auto blocks = static_cast<uint16_t>((1 << cluster) - 1);
-  const uint32_t arrivals = 4 * params.plan.members;
+                                               int group, int which, int slices_of_k) {
+  const uint32_t arrivals = kWarpgroupWarps * params.plan.members;  // of a step
   each_tile(params.seq.batch, params.plan, group, which, [&](int tile) {
     const uint32_t* const arrived = params.arrived + tile * kArrivedStride;
-    const int row = tile * kWarpgroupRows + rank * rows;
     for (int t = 0; t < static_cast<int>(params.seq.steps); ++t) {
       while (ptx::ld_acquire(arrived) < arrivals * t) {
       }
@@ -124,13 +122,8 @@ __device__ __forceinline__ void produce_slices(const WarpgroupParams<T>& params,
         ptx::mbarrier_wait(&ring.empty[ring.stage], ring.phase ^ 1);
         uint64_t* const full = &ring.full[ring.stage];
         ptx::mbarrier_arrive_expect_tx(full, kWarpgroupSliceBytes);
-        unsigned char* const to = ring.slice() + rank * (kWarpgroupSliceBytes / cluster);
-        const int unit = slice * kWarpgroupSliceUnits, before = t == 0 ? 0 : t - 1;
-        if (cluster == 1) {
-          ptx::tma_load_3d(to, map, full, unit, row, before);
-        } else {
-          ptx::tma_load_3d_multicast(to, map, full, unit, row, before, blocks);
-        }
+        ptx::tma_load_3d(ring.slice(), map, full, slice * kWarpgroupSliceUnits,
+                         tile * kWarpgroupRows, t == 0 ? 0 : t - 1);
         ring.advance();
       }
     }
@@ -142,12 +135,16 @@ template <typename T>
 using Four = Vector<T, 4>;
 
 template <typename T>
-__device__ __forceinline__ Four<T> stored(const float (&v)[4]) {
+__device__ __forceinline__ Four<T> rounded(const float (&v)[4]) {
   return {store<T>(v[0]), store<T>(v[1]), store<T>(v[2]), store<T>(v[3])};
 }
-
 template <typename T>
-__device__ __forceinline__ Four<float> loaded(const Four<T>& v) {
+__device__ __forceinline__ void store_four(T* p, const float (&v)[4]) {
+  *reinterpret_cast<Four<T>*>(p) = rounded<T>(v);
+}
+template <typename T>
+__device__ __forceinline__ float4 load_four(const T* p) {
+  const Four<T> v = *reinterpret_cast<const Four<T>*>(p);
   return {load(v.at[0]), load(v.at[1]), load(v.at[2]), load(v.at[3])};
 }
 
@@ -159,12 +156,9 @@ __device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
   using Column = WarpgroupColumn<Units>;
   constexpr int kColumns = Cell::kGates * Units, kParts = WarpgroupShared<Cell, Units>::kParts;
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
-  constexpr int kHeld = kParts < 4 ? kParts : 4;  // parts whose shares are loaded a step ahead
   const RecurrentSequence<T>& seq = params.seq;
   const int64_t hidden = seq.hidden, batch = seq.batch;
   const int thread = threadIdx.x % 128, lane = thread % 32;
-  const int cluster = params.plan.cluster;
-  const int own_unit = lane % 4 * Column::kOwn;  // the thread's first, in the block
   auto& state = shared.state[which];
   const auto& biases = *shared.biases;
   const uint32_t weights = ptx::wgmma_address(shared.weights);
@@ -173,53 +167,38 @@ __device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
     const int64_t first_row = int64_t{tile} * kWarpgroupRows + thread / 32 * 16 + lane / 4;
     // A part is four units of one of two rows.
     const auto row_of = [&](int part) { return first_row + part / (kParts / 2) * 8; };
-    const auto unit_of = [&](int part) { return first_unit + own_unit + part % (kParts / 2) * 4; };
+    const auto block_unit = [&](int part) { return part % (kParts / 2) * 16 + lane % 4 * 4; };
+    const auto unit_of = [&](int part) { return first_unit + block_unit(part); };
     const auto real = [&](int part) { return row_of(part) < batch && unit_of(part) < hidden; };
     // Of [steps, batch, values, hidden].
     const auto at = [&](int64_t t, int part, int values) {
       return (t * batch + row_of(part)) * values * hidden + unit_of(part);
     };
-    const auto four = [](auto* p) { return reinterpret_cast<Four<__remove_cvref(decltype(*p))>*>(p); };
 
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      Four<float> h0{}, carried0[kCarried > 0 ? kCarried : 1] = {};
-      if (real(part)) {
-        if constexpr (Cell::kReadsH) {
-          h0 = loaded(*reinterpret_cast<const Four<T>*>(seq.h0 + at(0, part, 1)));
-        }
-#pragma unroll
-        for (int j = 0; j < kCarried; ++j) {
-          carried0[j] = loaded(*reinterpret_cast<const Four<T>*>(
-              seq.carried0 + at(0, part, kCarried) + j * hidden));
-        }
-      }
+      const bool exists = real(part);
 #pragma unroll
       for (int j = 0; j < kCarried; ++j) {
-        state[part][j][thread] = reinterpret_cast<const float4&>(carried0[j]);
+        const T* const from = seq.carried0 + at(0, part, kCarried) + j * hidden;
+        state[part][j][thread] = exists ? load_four(from) : float4{};
       }
       if constexpr (Cell::kReadsH) {
-        state[part][kCarried][thread] = reinterpret_cast<const float4&>(h0);
+        state[part][kCarried][thread] = exists ? load_four(seq.h0 + at(0, part, 1)) : float4{};
       }
     }
 
-    float4 share[kHeld][kGates] = {};
+    // Of the step at hand; loaded while the step before ends.
+    float4 share[kParts][kGates] = {};
     uint8_t reset[2] = {};
-    const auto load_share = [&](int64_t t, int part) {
-      if (!real(part)) return;
-      const float* const from = seq.gates_x + at(t, part, kGates);
-#pragma unroll
-      for (int gate = 0; gate < kGates; ++gate) {
-        share[part % kHeld][gate] = __ldg(reinterpret_cast<const float4*>(from + gate * hidden));
-      }
-    };
     const auto load_step = [&](int64_t t) {
 #pragma unroll
-      for (int part = 0; part < kHeld; ++part) load_share(t, part);
+      for (int part = 0; part < kParts; ++part) {
+        if (!real(part)) continue;
+        const float* const from = seq.gates_x + at(t, part, kGates);
 #pragma unroll
-      for (int part = kHeld; part < kParts; ++part) {
-        if (real(part) && lane % 2 == 0) {
-          prefetch_values<kGates>(seq.gates_x + at(t, part, kGates), hidden);
+        for (int gate = 0; gate < kGates; ++gate) {
+          share[part][gate] = __ldg(reinterpret_cast<const float4*>(from + gate * hidden));
         }
       }
       if (seq.reset != nullptr) {
@@ -236,7 +215,7 @@ __device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
       float sum[kColumns / 2];
       int previous = -1;
       const auto release = [&](int stage) {
-        if (thread < cluster) ptx::mbarrier_arrive_cluster(&ring.empty[stage], thread);
+        if (thread == 0) ptx::mbarrier_arrive(&ring.empty[stage]);
       };
       for (int slice = 0; slice < slices_of_k; ++slice) {
         ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
@@ -260,14 +239,14 @@ __device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
       Four<T> saved[kParts][kSaved];
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        const int half = part / (kParts / 2), unit = part % (kParts / 2) * 4;
+        const int half = part / (kParts / 2), own = part % (kParts / 2) * 4;
         Values<float4, kStateValues<Cell>> old;
 #pragma unroll
         for (int j = 0; j < kStateValues<Cell>; ++j) old.at[j] = state[part][j][thread];
         float4 bias[kTerms<Cell>];
 #pragma unroll
         for (int term = 0; term < kTerms<Cell>; ++term) {
-          bias[term] = *reinterpret_cast<const float4*>(&biases[term][own_unit + unit]);
+          bias[term] = *reinterpret_cast<const float4*>(&biases[term][block_unit(part)]);
         }
         float h[4], kept[kSaved][4];
 #pragma unroll
@@ -275,9 +254,9 @@ __device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
           const auto element = [&](float4& v) -> float& { return (&v.x)[e]; };
           float z[kTerms<Cell>], of_unit[kSaved];
           const bool resets = reset[half] != 0;
-          add_terms<Cell>([&](int gate) { return element(share[part % kHeld][gate]); },
+          add_terms<Cell>([&](int gate) { return element(share[part][gate]); },
                           [&](int term) { return element(bias[term]); },
-                          [&](int gate) { return sum[Column::sum(gate, unit + e, half)]; }, resets,
+                          [&](int gate) { return sum[Column::sum(gate, own + e, half)]; }, resets,
                           z);
           Values<float, kStateValues<Cell>> item;
 #pragma unroll
@@ -291,9 +270,8 @@ __device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
 #pragma unroll
         for (int j = 0; j < kStateValues<Cell>; ++j) state[part][j][thread] = old.at[j];
 #pragma unroll
-        for (int j = 0; j < kSaved; ++j) saved[part][j] = stored<T>(kept[j]);
-        if (real(part)) *four(seq.output + at(t, part, 1)) = stored<T>(h);
-        if (part + kHeld < kParts) load_share(t, part + kHeld);
+        for (int j = 0; j < kSaved; ++j) saved[part][j] = rounded<T>(kept[j]);
+        if (real(part)) store_four(seq.output + at(t, part, 1), h);
       }
 
       __syncwarp();
@@ -306,7 +284,8 @@ __device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
         if (seq.saved != nullptr) {
 #pragma unroll
           for (int j = 0; j < kSaved; ++j) {
-            *four(seq.saved + at(t, part, kSaved) + j * hidden) = saved[part][j];
+            *reinterpret_cast<Four<T>*>(seq.saved + at(t, part, kSaved) + j * hidden) =
+                saved[part][j];
           }
 #pragma unroll
           for (int j = 0; j < kCarried; ++j) {
@@ -318,8 +297,7 @@ __device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
 #pragma unroll
           for (int j = 0; j < kCarried; ++j) {
             const float4 v = state[part][j][thread];
-            *four(seq.carried_n + at(0, part, kCarried) + j * hidden) =
-                stored<T>({v.x, v.y, v.z, v.w});
+            store_four(seq.carried_n + at(0, part, kCarried) + j * hidden, {v.x, v.y, v.z, v.w});
           }
         }
       }
@@ -342,14 +320,13 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   const WarpgroupShared<Cell, Units> shared(bytes, slices_of_k, plan.stages);
   const int group = blockIdx.x / plan.members;
   const int64_t first_unit = int64_t{blockIdx.x % plan.members} * Units;
-  const int rank = ptx::cluster_ctarank();
 
   if (threadIdx.x == 0) {
     for (int which = 0; which < 2; ++which) {
       const SliceRing ring = shared.ring(which, plan.stages);
       for (int stage = 0; stage < plan.stages; ++stage) {
         ptx::mbarrier_init(&ring.full[stage], 1);
-        ptx::mbarrier_init(&ring.empty[stage], plan.cluster);  // a warpgroup of each block
+        ptx::mbarrier_init(&ring.empty[stage], 1);
       }
     }
     ptx::fence_mbarrier_init();
@@ -378,24 +355,20 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     for (int term = 0; term < kTerms<Cell>; ++term) (*shared.biases)[term][unit] = bias[term];
   }
   ptx::fence_proxy_async();  // wgmma reads W_h
-  ptx::barrier_cluster_arrive();
-  ptx::barrier_cluster_wait();
+  __syncthreads();
 
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);  // provably uniform
   if (warpgroup == 2) {
     ptx::setmaxnreg_dec<kWarpgroupFewRegisters>();
     const int which = threadIdx.x % 128 / 32;
     if (which < 2 && threadIdx.x % 32 == 0) {
-      produce_slices(params, shared.ring(which, plan.stages), group, which, rank, slices_of_k);
+      produce_slices(params, shared.ring(which, plan.stages), group, which, slices_of_k);
     }
-    __syncwarp();
   } else {
     ptx::setmaxnreg_inc<kWarpgroupManyRegisters>();
     consume_slices<Cell, T, Units>(params, shared, shared.ring(warpgroup, plan.stages), group,
                                    warpgroup, first_unit, slices_of_k);
   }
-  ptx::barrier_cluster_arrive();  // nobody leaves while another may still write to it
-  ptx::barrier_cluster_wait();
 #endif
 }
 
@@ -419,69 +392,31 @@ const void* warpgroup_forward_kernel_of(const WarpgroupPlan& plan) {
       return of.template operator()<16>();
     case 32:
       return of.template operator()<32>();
-    case 64:
-      return of.template operator()<64>();
     default:
       return nullptr;
   }
 }
 
-// Blocks wait for one another, so the launch is cooperative: all of the grid is resident, or the
-// launch fails.
-struct WarpgroupLaunch {
-  cudaLaunchAttribute attributes[2]{};
-  cudaLaunchConfig_t config{};
-
-  WarpgroupLaunch(const WarpgroupPlan& plan, cudaStream_t stream) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
-    attributes[1].id = cudaLaunchAttributeCooperative;
-    attributes[1].val.cooperative = 1;
-    config.gridDim = dim3(plan.members * plan.groups);
-    config.blockDim = dim3(kWarpgroupThreads);
-    config.dynamicSmemBytes = plan.shared_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-  }
-  WarpgroupLaunch(const WarpgroupLaunch&) = delete;
-};
-
-// Whether the device holds all of the plan's blocks at once.
-template <typename Cell, typename T>
-bool warpgroup_forward_resident(const WarpgroupPlan& plan) {
-  const void* kernel = warpgroup_forward_kernel_of<Cell, T>(plan);
-  if (kernel == nullptr) return false;
-  WarpgroupLaunch launch(plan, nullptr);
-  int clusters = 0;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           plan.shared_bytes) != cudaSuccess ||
-      cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
-    return false;
-  }
-  return clusters * plan.cluster >= plan.members * plan.groups;
-}
-
+// Empties the counters and launches. Blocks wait for one another, so the launch is cooperative: all
+// of the grid is resident, or the launch fails.
 template <typename Cell, typename T>
 cudaError_t warpgroup_forward(const RecurrentSequence<T>& args, const WarpgroupPlan& plan,
                               void* workspace, cudaStream_t stream) {
   const void* kernel = warpgroup_forward_kernel_of<Cell, T>(plan);
   if (kernel == nullptr) return cudaErrorNotSupported;
-  sm90::TensorMapEncoder encoder;
+  sm90::TensorMapEncoder encoder;  // refused, if at all, before any launch
   if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
   WarpgroupParams<T> params{.h0 = {},
                             .output = {},
                             .seq = args,
                             .arrived = static_cast<uint32_t*>(workspace),
                             .plan = plan};
-  const auto map = [&](CUtensorMap* map, const T* base, int64_t steps) {
+  const auto encode = [&](CUtensorMap* map, const T* base, int64_t steps) {
     return sm90::make_tensor_map(encoder, map, const_cast<T*>(base), args.batch, args.hidden,
-                                 args.hidden, kWarpgroupRows / plan.cluster, steps,
-                                 args.batch * args.hidden);
+                                 args.hidden, kWarpgroupRows, steps, args.batch * args.hidden);
   };
-  if (auto err = map(&params.h0, args.h0, 1); err != cudaSuccess) return err;
-  if (auto err = map(&params.output, args.output, args.steps); err != cudaSuccess) return err;
+  if (auto err = encode(&params.h0, args.h0, 1); err != cudaSuccess) return err;
+  if (auto err = encode(&params.output, args.output, args.steps); err != cudaSuccess) return err;
   if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       plan.shared_bytes);
       err != cudaSuccess) {
@@ -491,9 +426,9 @@ cudaError_t warpgroup_forward(const RecurrentSequence<T>& args, const WarpgroupP
       err != cudaSuccess) {
     return err;
   }
-  WarpgroupLaunch launch(plan, stream);
   void* arguments[] = {&params};
-  return cudaLaunchKernelExC(&launch.config, kernel, arguments);
+  return cudaLaunchCooperativeKernel(kernel, dim3(plan.members * plan.groups),
+                                     dim3(kWarpgroupThreads), arguments, plan.shared_bytes, stream);
 }
 
 }  // namespace my_ops::cuda
