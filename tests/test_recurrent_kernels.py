@@ -23,7 +23,7 @@ CUDA_SIZES = [  # clusters, grids of one and two tiles, and a product a step
     *[(40, 2, 24, 33), (6, 256, 64, 512), (20, 5, 8, 520), (9, 8, 16, 1100), (9, 1, 16, 2048)],
     (3, 300, 16, 640),  # a float32 product a step, of packed weights
 ]
-# Forward in 16 bits by warpgroups: part of a tile, one step, a second round, blocks of 32 units.
+# Forward in 16 bits by warpgroups: part of a tile, one step, a second wave, blocks of 32 units.
 MANY_ROWS = [(5, 700, 24, 200), (3, 300, 33, 1024), (1, 130, 8, 1000), (3, 2500, 16, 256)]
 MANY_ROWS += [(12, 256, 8, 512)]
 

@@ -3,10 +3,10 @@
 // the B operand of wgmma. The rows of the batch are cut into tiles of 64, which the groups share
 // out. A block runs two tiles at a time, a warpgroup each: while one waits for its group, the other
 // multiplies. Per step and tile: h_{t-1}, which is the output of the step before, arrives by TMA in
-// slices of 64 units; products; cell; h_t to the output; the group's counter of the tile goes up.
+// k-blocks of 64 units; products; cell; h_t to the output; the group's counter of the tile goes up.
 // When it says that all of h_t is there, the next step begins. The columns of a block are in such
 // an order that a thread's sums are all gates of its units: the cell needs no exchange.
-// Bound by the arrival of the slices: 430 cycles each, of which wgmma takes 128 at 64 columns.
+// Bound by the arrival of the k-blocks: 430 cycles each, of which wgmma takes 128 at 64 columns.
 #pragma once
 
 #include <cuda.h>
@@ -35,16 +35,16 @@ struct WarpgroupParams {
 constexpr int kArrivedStride = 32;  // words: a counter has 128 bytes to itself
 constexpr int kWarpgroupWarps = 4;
 
-// A ring of slices in shared memory; a tile in flight has one of its own.
-struct SliceRing {
-  unsigned char* slices;
+// The ring of a tile in flight: stages of one k-block of h.
+struct TileRing {
+  unsigned char* stages_at;
   uint64_t *full, *empty;
   int stages;
   int stage = 0;
   uint32_t phase = 0;
 
-  __device__ __forceinline__ unsigned char* slice() const {
-    return slices + stage * kWarpgroupSliceBytes;
+  __device__ __forceinline__ unsigned char* at_stage() const {
+    return stages_at + stage * kWarpgroupStageBytes;
   }
   __device__ __forceinline__ void advance() {
     if (++stage == stages) {
@@ -61,21 +61,21 @@ struct WarpgroupShared {
   using State = float4[kParts][kStateRoom<Cell>][128];
   using Biases = float[kTerms<Cell>][Units];
 
-  unsigned char *weights, *slices;
+  unsigned char *weights, *rings;
   State* state;  // one for each tile in flight
   Biases* biases;
   uint64_t* barriers;
 
-  __device__ __forceinline__ WarpgroupShared(unsigned char* bytes, int slices_of_k, int stages) {
+  __device__ __forceinline__ WarpgroupShared(unsigned char* bytes, int k_blocks, int stages) {
     weights = bytes;
-    slices = weights + slices_of_k * Cell::kGates * Units * 128;
-    state = reinterpret_cast<State*>(slices + 2 * stages * kWarpgroupSliceBytes);
+    rings = weights + k_blocks * Cell::kGates * Units * 128;
+    state = reinterpret_cast<State*>(rings + 2 * stages * kWarpgroupStageBytes);
     biases = reinterpret_cast<Biases*>(state + 2);
     barriers = reinterpret_cast<uint64_t*>(biases + 1);
   }
-  __device__ __forceinline__ SliceRing ring(int tile, int stages) const {
+  __device__ __forceinline__ TileRing ring(int tile, int stages) const {
     uint64_t* const full = barriers + tile * 2 * stages;
-    return {slices + tile * stages * kWarpgroupSliceBytes, full, full + stages, stages};
+    return {rings + tile * stages * kWarpgroupStageBytes, full, full + stages, stages};
   }
 };
 
@@ -108,8 +108,8 @@ __device__ __forceinline__ void each_tile(int64_t batch, const WarpgroupPlan& pl
 
 // One thread: keeps the ring of a tile full.
 template <typename T>
-__device__ __forceinline__ void produce_slices(const WarpgroupParams<T>& params, SliceRing ring,
-                                               int group, int which, int slices_of_k) {
+__device__ __forceinline__ void produce_h(const WarpgroupParams<T>& params, TileRing ring,
+                                          int group, int which, int k_blocks) {
   const uint32_t arrivals = kWarpgroupWarps * params.plan.members;  // of a step
   each_tile(params.seq.batch, params.plan, group, which, [&](int tile) {
     const uint32_t* const arrived = params.arrived + tile * kArrivedStride;
@@ -118,12 +118,12 @@ __device__ __forceinline__ void produce_slices(const WarpgroupParams<T>& params,
       }
       ptx::fence_proxy_async_global();
       const CUtensorMap* const map = t == 0 ? &params.h0 : &params.output;
-      for (int slice = 0; slice < slices_of_k; ++slice) {
+      for (int k_block = 0; k_block < k_blocks; ++k_block) {
         ptx::mbarrier_wait(&ring.empty[ring.stage], ring.phase ^ 1);
         uint64_t* const full = &ring.full[ring.stage];
-        ptx::mbarrier_arrive_expect_tx(full, kWarpgroupSliceBytes);
-        ptx::tma_load_3d(ring.slice(), map, full, slice * kWarpgroupSliceUnits,
-                         tile * kWarpgroupRows, t == 0 ? 0 : t - 1);
+        ptx::mbarrier_arrive_expect_tx(full, kWarpgroupStageBytes);
+        ptx::tma_load_3d(ring.at_stage(), map, full, k_block * kWarpgroupK, tile * kWarpgroupRows,
+                         t == 0 ? 0 : t - 1);
         ring.advance();
       }
     }
@@ -149,10 +149,9 @@ __device__ __forceinline__ float4 load_four(const T* p) {
 }
 
 template <typename Cell, typename T, int Units>
-__device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
-                                               const WarpgroupShared<Cell, Units>& shared,
-                                               SliceRing ring, int group, int which,
-                                               int64_t first_unit, int slices_of_k) {
+__device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
+                                          const WarpgroupShared<Cell, Units>& shared, TileRing ring,
+                                          int group, int which, int64_t first_unit, int k_blocks) {
   using Column = WarpgroupColumn<Units>;
   constexpr int kColumns = Cell::kGates * Units, kParts = WarpgroupShared<Cell, Units>::kParts;
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
@@ -217,17 +216,18 @@ __device__ __forceinline__ void consume_slices(const WarpgroupParams<T>& params,
       const auto release = [&](int stage) {
         if (thread == 0) ptx::mbarrier_arrive(&ring.empty[stage]);
       };
-      for (int slice = 0; slice < slices_of_k; ++slice) {
+      for (int k_block = 0; k_block < k_blocks; ++k_block) {
         ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
         ptx::wgmma_fence();
-        const uint32_t a = ptx::wgmma_address(ring.slice()), b = weights + slice * (kColumns * 8);
+        const uint32_t a = ptx::wgmma_address(ring.at_stage()),
+                       b = weights + k_block * (kColumns * 8);
 #pragma unroll
-        for (int k = 0; k < kWarpgroupSliceUnits; k += 16) {
+        for (int k = 0; k < kWarpgroupK; k += 16) {
           ptx::Wgmma<T, kColumns>::run(sum, ptx::wgmma_descriptor(a + k / 8),
-                                       ptx::wgmma_descriptor(b + k / 8), slice != 0 || k != 0);
+                                       ptx::wgmma_descriptor(b + k / 8), k_block != 0 || k != 0);
         }
         ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group<1>();  // the previous slice has been read
+        ptx::wgmma_wait_group<1>();  // the k-block before has been read
         if (previous >= 0) release(previous);
         previous = ring.stage;
         ring.advance();
@@ -315,15 +315,14 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   const RecurrentSequence<T>& seq = params.seq;
   const WarpgroupPlan& plan = params.plan;
   const int64_t hidden = seq.hidden;
-  const auto slices_of_k =
-      static_cast<int>((hidden + kWarpgroupSliceUnits - 1) / kWarpgroupSliceUnits);
-  const WarpgroupShared<Cell, Units> shared(bytes, slices_of_k, plan.stages);
+  const auto k_blocks = static_cast<int>((hidden + kWarpgroupK - 1) / kWarpgroupK);
+  const WarpgroupShared<Cell, Units> shared(bytes, k_blocks, plan.stages);
   const int group = blockIdx.x / plan.members;
   const int64_t first_unit = int64_t{blockIdx.x % plan.members} * Units;
 
   if (threadIdx.x == 0) {
     for (int which = 0; which < 2; ++which) {
-      const SliceRing ring = shared.ring(which, plan.stages);
+      const TileRing ring = shared.ring(which, plan.stages);
       for (int stage = 0; stage < plan.stages; ++stage) {
         ptx::mbarrier_init(&ring.full[stage], 1);
         ptx::mbarrier_init(&ring.empty[stage], 1);
@@ -336,16 +335,16 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 
   // W_h in the layout of the 128-byte swizzle: 16 bytes of a column by one thread.
   const bool aligned = (reinterpret_cast<uintptr_t>(seq.w_h) | seq.w_row * sizeof(T)) % 16 == 0;
-  for (int i = threadIdx.x; i < kColumns * slices_of_k * 8; i += kWarpgroupThreads) {
-    const int chunk = i % 8, slice = i / 8 % slices_of_k, column = i / 8 / slices_of_k;
+  for (int i = threadIdx.x; i < kColumns * k_blocks * 8; i += kWarpgroupThreads) {
+    const int chunk = i % 8, k_block = i / 8 % k_blocks, column = i / 8 / k_blocks;
     const auto place = WarpgroupColumn<Units>::of(column);
     const int64_t unit = first_unit + place.unit;
     uint4 v{};
     if (unit < hidden) {
       v = load_units(seq.w_h + (place.gate * hidden + unit) * seq.w_row,
-                     int64_t{slice} * kWarpgroupSliceUnits + chunk * 8, hidden, aligned);
+                     int64_t{k_block} * kWarpgroupK + chunk * 8, hidden, aligned);
     }
-    *reinterpret_cast<uint4*>(shared.weights + (slice * kColumns + column) * 128 +
+    *reinterpret_cast<uint4*>(shared.weights + (k_block * kColumns + column) * 128 +
                               (chunk ^ column % 8) * 16) = v;
   }
   for (int unit = threadIdx.x; unit < Units; unit += kWarpgroupThreads) {
@@ -362,12 +361,12 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     ptx::setmaxnreg_dec<kWarpgroupFewRegisters>();
     const int which = threadIdx.x % 128 / 32;
     if (which < 2 && threadIdx.x % 32 == 0) {
-      produce_slices(params, shared.ring(which, plan.stages), group, which, slices_of_k);
+      produce_h(params, shared.ring(which, plan.stages), group, which, k_blocks);
     }
   } else {
     ptx::setmaxnreg_inc<kWarpgroupManyRegisters>();
-    consume_slices<Cell, T, Units>(params, shared, shared.ring(warpgroup, plan.stages), group,
-                                   warpgroup, first_unit, slices_of_k);
+    consume_h<Cell, T, Units>(params, shared, shared.ring(warpgroup, plan.stages), group, warpgroup,
+                              first_unit, k_blocks);
   }
 #endif
 }
@@ -380,7 +379,7 @@ inline int64_t warpgroup_exchange_bytes(int64_t batch) {
 
 template <typename Cell, typename T>
 const void* warpgroup_forward_kernel_of(const WarpgroupPlan& plan) {
-  const auto of = []<int Units>() -> const void* {
+  const auto of = [&]<int Units>() -> const void* {
     if constexpr (sizeof(T) == 2 && warpgroup_takes(Cell::kGates * Units)) {
       return reinterpret_cast<const void*>(&warpgroup_forward_kernel<Cell, T, Units>);
     } else {
