@@ -89,6 +89,8 @@ void layer(std::istream& in, const DeviceFacts& device) {
                                 .cluster = plan.cluster.blocks});
     case RecurrentPlan::Kind::kGrid:
       return answer("grid", needs(plan.grid));
+    case RecurrentPlan::Kind::kWarpgroup:
+      return answer("warpgroup", needs(plan.warpgroup));
     case RecurrentPlan::Kind::kNone:
       return answer("steps");
   }

@@ -64,8 +64,8 @@ LAYERS = {
     "A100": "grid steps",
     "A10": "grid steps",
     "L4": "grid steps",
-    "H200": "cluster grid steps",
-    "H200-slice": "cluster grid steps",
+    "H200": "cluster grid warpgroup steps",
+    "H200-slice": "cluster grid warpgroup steps",
     "H200-plain": "cluster grid steps",
     "B200": "cluster grid steps",
     "RTX5090": "cluster grid steps",
@@ -148,10 +148,41 @@ def test_a_product_fits_the_device(device, plan):
 def test_a_layer_fits_the_device(device, cell, plan):
     questions = [(cell, *device, *layer) for layer in layers(2000)]
     answers = plan(questions)
-    for question, (_, *needs) in zip(questions, answers, strict=True):
+    for question, (kernel, *needs) in zip(questions, answers, strict=True):
         assert_fits(device, needs, question)
+        assert device.hopper_code or kernel != "warpgroup"
     name = next(name for name, known in DEVICES.items() if known is device)
     assert {kernel for kernel, *_ in answers} == set(LAYERS[name].split())
+
+
+LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
+    ("H200", "lstm", 0, 2, 127, 1024, "grid"),
+    ("H200", "lstm", 0, 2, 128, 1024, "warpgroup"),  # a tile of 64 rows for each of two groups
+    ("H200", "gru", 0, 2, 256, 1024, "warpgroup"),
+    ("H200", "lltm", 0, 2, 512, 1024, "warpgroup"),
+    ("H200", "lstm", 0, 2, 513, 1024, "steps"),  # a third wave
+    ("H200", "lstm", 0, 2, 224, 512, "grid"),
+    ("H200", "lstm", 0, 2, 225, 512, "warpgroup"),  # more than the grid kernel takes
+    ("H200", "gru", 0, 2, 255, 512, "grid"),
+    ("H200", "gru", 0, 2, 256, 512, "warpgroup"),
+    ("H200", "lstm", 0, 2, 8000, 256, "warpgroup"),
+    ("H200", "lstm", 0, 2, 1 << 20, 64, "warpgroup"),
+    ("H200", "lstm", 0, 2, 1 << 20, 56, "steps"),
+    ("H200", "lstm", 0, 2, 8000, 252, "steps"),  # rows of no whole 16 bytes
+    ("H200", "lstm", 0, 4, 8000, 256, "steps"),
+    ("H200", "lstm", 1, 2, 8000, 256, "steps"),
+    ("H200", "gru", 0, 2, 256, 1032, "steps"),
+    ("H200-slice", "lstm", 0, 2, 128, 256, "warpgroup"),
+    ("H200-slice", "lstm", 0, 2, 128, 320, "steps"),  # W_h does not fit
+    ("H200-plain", "lstm", 0, 2, 8000, 256, "steps"),
+    ("B200", "lstm", 0, 2, 8000, 256, "steps"),
+]
+
+
+@pytest.mark.parametrize("name, cell, backward, width, batch, hidden, want", LAYERS_CHOSEN)
+def test_choice_of_a_layer(name, cell, backward, width, batch, hidden, want, plan):
+    ((kernel, *_),) = plan([(cell, *DEVICES[name], backward, width, batch, hidden)])
+    assert kernel == want
 
 
 FLOAT = (4, 4, 1, 4096, 4096, 4096, 0, 0)
@@ -214,6 +245,7 @@ PLANNED = {  # kernels that ask for shared memory at a launch; without one: stat
     "half_product_kernel": "half_sm90::kNeeds",
     "grid_forward_kernel": "grid_shared_bytes",
     "grid_backward_kernel": "grid_shared_bytes",
+    "warpgroup_forward_kernel": "WarpgroupPlan::shared_bytes",
     "cluster_forward_kernel": "ClusterPlan::spread_bytes",
     "cluster_backward_kernel": "ClusterPlan::spread_bytes",
 }

@@ -3,7 +3,7 @@ reference in float64. The gradients of the weights are made here from those of t
 
 import pytest
 import torch
-from samples import FLOATING
+from samples import FLOATING, SIXTEEN_BIT
 
 from my_ops import reference
 from my_ops.recurrent._cell import CELLS
@@ -23,6 +23,9 @@ CUDA_SIZES = [  # clusters, grids of one and two tiles, and a product a step
     *[(40, 2, 24, 33), (6, 256, 64, 512), (20, 5, 8, 520), (9, 8, 16, 1100), (9, 1, 16, 2048)],
     (3, 300, 16, 640),  # a float32 product a step, of packed weights
 ]
+# Forward in 16 bits by warpgroups: part of a tile, one step, a second wave, blocks of 32 units.
+MANY_ROWS = [(5, 700, 24, 200), (3, 300, 33, 1024), (1, 130, 8, 1000), (3, 2500, 16, 256)]
+MANY_ROWS += [(12, 256, 8, 512)]
 
 
 class Problem:
@@ -134,8 +137,18 @@ def test_every_kernel(name, sizes, dtype, mode, cuda):
     check(name, sizes, mode, dtype, cuda)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+@pytest.mark.parametrize("sizes", MANY_ROWS, ids=str)
+@pytest.mark.parametrize("name", CELL)
+def test_many_rows(name, sizes, dtype, mode, cuda):
+    check(name, sizes, mode, dtype, cuda)
+
+
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("sizes", [*SIZES, (6, 20, 32, 700), (6, 256, 64, 512)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [*SIZES, (6, 20, 32, 700), (6, 256, 64, 512), (3, 300, 33, 1024)], ids=str
+)
 @pytest.mark.parametrize("name", CELL)
 def test_what_is_reset_reaches_nothing(name, sizes, dtype, device):
     problem = Problem(name, sizes, "reset", dtype, device)
@@ -150,7 +163,9 @@ def test_what_is_reset_reaches_nothing(name, sizes, dtype, device):
 
 
 @pytest.mark.parametrize(
-    "sizes", [(64, 3, 16, 256), (64, 20, 16, 512), (32, 96, 16, 1024)], ids=str
+    "sizes",
+    [(64, 3, 16, 256), (64, 20, 16, 512), (32, 96, 16, 1024), (16, 256, 16, 1024)],
+    ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CELL)

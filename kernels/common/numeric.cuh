@@ -45,6 +45,10 @@ __device__ T store(C x) {
   }
 }
 
+__device__ __forceinline__ uint32_t bits(float v) { return __float_as_uint(v); }
+__device__ __forceinline__ uint32_t bits(__half v) { return __half_as_ushort(v); }
+__device__ __forceinline__ uint32_t bits(__nv_bfloat16 v) { return __bfloat16_as_ushort(v); }
+
 // Neighbours in memory, moved as one.
 template <typename T, int kSize>
 struct alignas(sizeof(T) * kSize) Vector {

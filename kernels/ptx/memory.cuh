@@ -31,6 +31,18 @@ __device__ __forceinline__ void st_relaxed(uint4* p, uint4 v) {
                : "memory");
 }
 
+// A counter among blocks: what a thread, and those of its block that it has met, wrote before it
+// adds is seen after a load that finds the sum.
+__device__ __forceinline__ void red_release_add(uint32_t* p, uint32_t v) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ uint32_t ld_acquire(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
 // Two neighbours at a shared address of 8 bytes. Volatile: loaded where they are used, not held in
 // registers from an earlier use on.
 __device__ __forceinline__ int2 ld_shared_v2(uint32_t address) {

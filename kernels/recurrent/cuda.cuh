@@ -6,6 +6,7 @@
 #include "recurrent/grid_backward.cuh"
 #include "recurrent/grid_forward.cuh"
 #include "recurrent/step.cuh"
+#include "recurrent/warpgroup_forward.cuh"
 
 namespace my_ops::cuda {
 
@@ -26,15 +27,24 @@ bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden) {
   if (current_device(&facts) != cudaSuccess) return false;  // the launch will meet it again
   const RecurrentPlan plan =
       make_recurrent_plan(kCellFacts<Cell>, pass, sizeof(T), batch, hidden, facts);
-  if (plan.kind != RecurrentPlan::Kind::kCluster) return plan.kind == RecurrentPlan::Kind::kGrid;
+  if (plan.kind != RecurrentPlan::Kind::kCluster) return plan.kind != RecurrentPlan::Kind::kNone;
   return (pass == Pass::kForward ? cluster_forward_resident<Cell, T>(plan.cluster)
                                  : cluster_backward_resident<Cell, T>(plan.cluster)) > 0;
 }
 
 template <typename Cell, typename T>
 size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int64_t hidden) {
-  if (steps <= 0) return 0;
-  return static_cast<size_t>(grid_exchange_bytes<Cell, T>(pass, steps, batch, hidden));
+  if (steps <= 0 || batch <= 0 || hidden <= 0) return 0;
+  RecurrentPlan plan;
+  if (plan_for_current_device<Cell, T>(pass, steps, batch, hidden, plan) != cudaSuccess) return 0;
+  switch (plan.kind) {
+    case RecurrentPlan::Kind::kGrid:
+      return static_cast<size_t>(grid_exchange_bytes<Cell, T>(pass, steps, batch, hidden));
+    case RecurrentPlan::Kind::kWarpgroup:
+      return static_cast<size_t>(warpgroup_exchange_bytes(batch));
+    default:
+      return 0;
+  }
 }
 
 template <typename Cell, typename T>
@@ -47,9 +57,14 @@ cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, void* workspace
       err != cudaSuccess) {
     return err;
   }
-  return plan.kind == RecurrentPlan::Kind::kCluster
-             ? cluster_forward<Cell, T>(args, plan.cluster, stream)
-             : grid_forward<Cell, T>(args, plan.grid, workspace, stream);
+  switch (plan.kind) {
+    case RecurrentPlan::Kind::kCluster:
+      return cluster_forward<Cell, T>(args, plan.cluster, stream);
+    case RecurrentPlan::Kind::kWarpgroup:
+      return warpgroup_forward<Cell, T>(args, plan.warpgroup, workspace, stream);
+    default:
+      return grid_forward<Cell, T>(args, plan.grid, workspace, stream);
+  }
 }
 
 template <typename Cell, typename T>

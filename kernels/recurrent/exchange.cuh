@@ -32,10 +32,6 @@ constexpr int kChunkBytes = 64;  // of one row: 16 bytes for each of the four la
 template <typename T>
 constexpr int kChunkUnits = kChunkBytes / static_cast<int>(sizeof(T));
 
-__device__ __forceinline__ uint32_t bits(float v) { return __float_as_uint(v); }
-__device__ __forceinline__ uint32_t bits(__half v) { return __half_as_ushort(v); }
-__device__ __forceinline__ uint32_t bits(__nv_bfloat16 v) { return __bfloat16_as_ushort(v); }
-
 // A word as published: any NaN but the empty pattern.
 __device__ __forceinline__ uint32_t publishable(uint32_t word) {
   return word == kEmpty ? 0x7FFFFFFFu : word;

@@ -9,6 +9,7 @@
 
 #include "recurrent/grid.cuh"
 #include "recurrent/terms.cuh"
+#include "recurrent/weights.cuh"
 
 namespace my_ops::cuda {
 

@@ -10,18 +10,9 @@
 #include "recurrent/grid.cuh"
 #include "recurrent/math.cuh"
 #include "recurrent/terms.cuh"
+#include "recurrent/weights.cuh"
 
 namespace my_ops::cuda {
-
-// 16 bytes of a row of W_h from `unit` on; what lies beyond `hidden` is zero.
-template <typename T>
-__device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t hidden,
-                                            bool aligned) {
-  if (aligned && unit + static_cast<int>(16 / sizeof(T)) <= hidden) {
-    return __ldg(reinterpret_cast<const uint4*>(row + unit));
-  }
-  return gather(row + unit, 1, hidden - unit);
-}
 
 template <typename Cell, typename T, int UnitTiles, int NTiles, int Chunks>
 __global__ void __launch_bounds__(kRecurrentThreads, 1)

@@ -45,11 +45,22 @@ struct ClusterPlan {
   int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
 };
 
+// Groups of blocks for many rows (warpgroup_forward.cuh): they share out tiles of 64 rows and never
+// meet.
+struct WarpgroupPlan {
+  int units;    // of a block: 16 or 32
+  int members;  // blocks of a group, which holds all of W_h
+  int groups;
+  int stages;  // of the ring of each of the two tiles that a block runs at a time
+  int shared_bytes;
+};
+
 struct RecurrentPlan {
-  enum class Kind { kNone, kCluster, kGrid };
+  enum class Kind { kNone, kCluster, kGrid, kWarpgroup };
   Kind kind = Kind::kNone;
   ClusterPlan cluster{};
   GridPlan grid{};
+  WarpgroupPlan warpgroup{};
 };
 
 // ---- clusters ----
@@ -167,14 +178,89 @@ inline bool plan_grid(const CellFacts& cell, Pass pass, int width, int64_t batch
   return false;
 }
 
+// ---- warpgroups ----
+
+constexpr int kWarpgroupThreads = 3 * 128;  // of two tiles, and those that load
+constexpr int kWarpgroupFewRegisters = 40, kWarpgroupManyRegisters = 232;
+constexpr int kWarpgroupRows = 64;  // of a tile: wgmma's M
+constexpr int kWarpgroupK = 64;     // a k-block of h: 128 bytes of a row
+constexpr int kWarpgroupStageBytes = kWarpgroupRows * kWarpgroupK * 2;
+constexpr int kWarpgroupPairBytes = 2 * (kWarpgroupStageBytes + 16);  // of two rings, with barriers
+constexpr int kWarpgroupFewestStages = 3, kWarpgroupMostStages = 8;
+
+// Whether the kernel has a product of so many columns.
+constexpr bool warpgroup_takes(int columns) {
+  return columns == 48 || columns == 64 || columns == 96 || columns == 128;
+}
+
+constexpr Needs needs(const WarpgroupPlan& plan) {
+  return {.code = 90, .shared_bytes = plan.shared_bytes, .resident = plan.members * plan.groups};
+}
+
+// How often a group takes two tiles, one pair after the other, each through all steps.
+constexpr int64_t waves(const WarpgroupPlan& plan, int64_t batch) {
+  return ceil_div(ceil_div(batch, kWarpgroupRows), int64_t{2} * plan.groups);
+}
+
+// Blocks of so many units: as many stages, and groups, as there is room for.
+inline bool place_warpgroups(const CellFacts& cell, int units, int64_t batch, int64_t hidden,
+                             const DeviceFacts& facts, WarpgroupPlan& plan) {
+  if (!warpgroup_takes(cell.gates * units)) return false;
+  // W_h, the state of two tiles, the biases.
+  const int64_t fixed = ceil_div(hidden, kWarpgroupK) * cell.gates * units * 128 +
+                        2 * kWarpgroupRows * units * std::max(cell.state, 1) * 4 +
+                        units * cell.terms * 4;
+  const int64_t members = ceil_div(hidden, units);
+  const int64_t stages =
+      std::min<int64_t>(kWarpgroupMostStages, (facts.shared_bytes - fixed) / kWarpgroupPairBytes);
+  if (stages < kWarpgroupFewestStages || members > facts.sm_count) return false;
+  plan = {.units = units,
+          .members = static_cast<int>(members),
+          .groups =
+              static_cast<int>(std::min(facts.sm_count / members, ceil_div(batch, kWarpgroupRows))),
+          .stages = static_cast<int>(stages),
+          .shared_bytes = static_cast<int>(fixed + stages * kWarpgroupPairBytes)};
+  return facts.runs(needs(plan));
+}
+
+// As timed on an H200 with LSTM and GRU, at hidden sizes of 256, 512 and 1024: faster than a
+// product a step, beyond 512 up to two waves.
+inline bool plan_warpgroup(const CellFacts& cell, Pass pass, int width, int64_t batch,
+                           int64_t hidden, const DeviceFacts& facts, WarpgroupPlan& plan) {
+  constexpr int64_t kFewestHidden = 64, kMostHidden = 1024;
+  // TMA takes rows of whole 16 bytes.
+  if (pass == Pass::kBackward || width != 2 || hidden < kFewestHidden || hidden > kMostHidden ||
+      hidden % 8 != 0 || !facts.hopper_code) {
+    return false;
+  }
+  if (!place_warpgroups(cell, 16, batch, hidden, facts, plan)) return false;
+  // Twice the units read half as much of h, which counts where one wave is not enough.
+  WarpgroupPlan wide;
+  if (waves(plan, batch) > 1 && place_warpgroups(cell, 32, batch, hidden, facts, wide)) {
+    plan = wide;
+  }
+  return hidden <= 512 || waves(plan, batch) <= 2;
+}
+
+// As timed there: faster than the grid kernel from a full tile for every group on.
+inline bool fills_warpgroups(int64_t batch, int64_t hidden, const DeviceFacts& facts) {
+  return batch >= kWarpgroupRows * (facts.sm_count / ceil_div(hidden, 16));
+}
+
 // width: bytes of an activation, 4 or 2.
 inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int width, int64_t batch,
                                          int64_t hidden, const DeviceFacts& facts) {
+  using Kind = RecurrentPlan::Kind;
   RecurrentPlan plan;
+  const bool many_rows = plan_warpgroup(cell, pass, width, batch, hidden, facts, plan.warpgroup);
   if (plan_cluster(cell, batch, hidden, facts, plan.cluster)) {
-    plan.kind = RecurrentPlan::Kind::kCluster;
+    plan.kind = Kind::kCluster;
+  } else if (many_rows && fills_warpgroups(batch, hidden, facts)) {
+    plan.kind = Kind::kWarpgroup;
   } else if (plan_grid(cell, pass, width, batch, hidden, facts, plan.grid)) {
-    plan.kind = RecurrentPlan::Kind::kGrid;
+    plan.kind = Kind::kGrid;
+  } else if (many_rows) {
+    plan.kind = Kind::kWarpgroup;
   }
   return plan;
 }

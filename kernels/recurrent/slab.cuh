@@ -18,19 +18,6 @@ __device__ __forceinline__ void split_tf32(uint32_t v, uint32_t& hi, uint32_t& l
   lo = bits(__uint_as_float(v) - __uint_as_float(hi));
 }
 
-// 16 bytes of weights that lie `step` apart, of which `count` exist; the others are zero. Not
-// inlined: a slab takes up to 64 of them, which would be half of the code to compile.
-template <typename T>
-__device__ __noinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
-  uint32_t word[4] = {};
-#pragma unroll
-  for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) {
-    const uint32_t v = e < count ? bits(p[e * step]) : 0;
-    word[e * sizeof(T) / 4] |= v << (e * sizeof(T) % 4 * 8);
-  }
-  return {word[0], word[1], word[2], word[3]};
-}
-
 // A warp's fragments of one chunk. A lane's 16 bytes of a row serve two k-steps: words x, y the
 // first and z, w the second. Which units they stand for is arbitrary as long as A and b agree.
 __device__ __forceinline__ uint32_t fragment(const uint4& v, int k_step, int word) {

@@ -1,0 +1,433 @@
+// Forward over all steps for many rows, in 16 bits on Hopper.
+// Plan: a group of blocks holds W_h once, a block the gates of 16 or 32 units in shared memory, as
+// the B operand of wgmma. The rows of the batch are cut into tiles of 64, which the groups share
+// out. A block runs two tiles at a time, a warpgroup each: while one waits for its group, the other
+// multiplies. Per step and tile: h_{t-1}, which is the output of the step before, arrives by TMA in
+// k-blocks of 64 units; products; cell; h_t to the output; the group's counter of the tile goes up.
+// When it says that all of h_t is there, the next step begins. The columns of a block are in such
+// an order that a thread's sums are all gates of its units: the cell needs no exchange.
+// Bound by the arrival of the k-blocks: 430 cycles each, of which wgmma takes 128 at 64 columns.
+#pragma once
+
+#include <cuda.h>
+
+#include "common/tensor_map.h"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_mma_async.cuh"
+#include "recurrent/plan.h"
+#include "recurrent/terms.cuh"
+#include "recurrent/weights.cuh"
+
+namespace my_ops::cuda {
+
+template <typename T>
+struct WarpgroupParams {
+  CUtensorMap h0, output;  // [1, batch, hidden] and [steps, batch, hidden]
+  RecurrentSequence<T> seq;
+  uint32_t* arrived;  // [tiles][kArrivedStride]: how often a warp has finished a step of the tile
+  WarpgroupPlan plan;
+};
+
+constexpr int kArrivedStride = 32;  // words: a counter has 128 bytes to itself
+constexpr int kWarpgroupWarps = 4;
+
+// The ring of a tile in flight: stages of one k-block of h.
+struct TileRing {
+  unsigned char* stages_at;
+  uint64_t *full, *empty;
+  int stages;
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ unsigned char* at_stage() const {
+    return stages_at + stage * kWarpgroupStageBytes;
+  }
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// A block's dynamic shared memory.
+template <typename Cell, int Units>
+struct WarpgroupShared {
+  static constexpr int kParts = Units / 8;  // of four units of a row, per thread
+  using State = float4[kParts][kStateRoom<Cell>][128];
+  using Biases = float[kTerms<Cell>][Units];
+
+  unsigned char *weights, *rings;
+  State* state;  // one for each tile in flight
+  Biases* biases;
+  uint64_t* barriers;
+
+  __device__ __forceinline__ WarpgroupShared(unsigned char* bytes, int k_blocks, int stages) {
+    weights = bytes;
+    rings = weights + k_blocks * Cell::kGates * Units * 128;
+    state = reinterpret_cast<State*>(rings + 2 * stages * kWarpgroupStageBytes);
+    biases = reinterpret_cast<Biases*>(state + 2);
+    barriers = reinterpret_cast<uint64_t*>(biases + 1);
+  }
+  __device__ __forceinline__ TileRing ring(int tile, int stages) const {
+    uint64_t* const full = barriers + tile * 2 * stages;
+    return {rings + tile * stages * kWarpgroupStageBytes, full, full + stages, stages};
+  }
+};
+
+// Which column of a block is which gate of which unit. wgmma leaves columns 8j + 2q + c with lane q
+// of four; taken in order of (j, c), these are the gates of the lane's Units / 4 units: four of
+// every sixteen, so that the four lanes together read and write whole sectors.
+template <int Units>
+struct WarpgroupColumn {
+  static constexpr int kOwn = Units / 4;
+  int gate, unit;
+
+  __device__ __forceinline__ static WarpgroupColumn of(int column) {
+    const int place = column / 8 * 2 + column % 2, lane = column % 8 / 2, own = place % kOwn;
+    return {place / kOwn, own / 4 * 16 + lane * 4 + own % 4};
+  }
+  // The sum of a lane's own unit in row `half` of its two.
+  __device__ __forceinline__ static constexpr int sum(int gate, int own, int half) {
+    const int place = gate * kOwn + own;
+    return place / 2 * 4 + half * 2 + place % 2;
+  }
+};
+
+// The tiles that warpgroup `which` of a group's blocks takes, each through all steps.
+template <typename F>
+__device__ __forceinline__ void each_tile(int64_t batch, const WarpgroupPlan& plan, int group,
+                                          int which, F f) {
+  const int tiles = static_cast<int>((batch + kWarpgroupRows - 1) / kWarpgroupRows);
+  for (int tile = group + which * plan.groups; tile < tiles; tile += 2 * plan.groups) f(tile);
+}
+
+// One thread: keeps the ring of a tile full.
+template <typename T>
+__device__ __forceinline__ void produce_h(const WarpgroupParams<T>& params, TileRing ring,
+                                          int group, int which, int k_blocks) {
+  const uint32_t arrivals = kWarpgroupWarps * params.plan.members;  // of a step
+  each_tile(params.seq.batch, params.plan, group, which, [&](int tile) {
+    const uint32_t* const arrived = params.arrived + tile * kArrivedStride;
+    for (int t = 0; t < static_cast<int>(params.seq.steps); ++t) {
+      while (ptx::ld_acquire(arrived) < arrivals * t) {
+      }
+      ptx::fence_proxy_async_global();
+      const CUtensorMap* const map = t == 0 ? &params.h0 : &params.output;
+      for (int k_block = 0; k_block < k_blocks; ++k_block) {
+        ptx::mbarrier_wait(&ring.empty[ring.stage], ring.phase ^ 1);
+        uint64_t* const full = &ring.full[ring.stage];
+        ptx::mbarrier_arrive_expect_tx(full, kWarpgroupStageBytes);
+        ptx::tma_load_3d(ring.at_stage(), map, full, k_block * kWarpgroupK, tile * kWarpgroupRows,
+                         t == 0 ? 0 : t - 1);
+        ring.advance();
+      }
+    }
+  });
+}
+
+// Four units of a row.
+template <typename T>
+using Four = Vector<T, 4>;
+
+template <typename T>
+__device__ __forceinline__ Four<T> rounded(const float (&v)[4]) {
+  return {store<T>(v[0]), store<T>(v[1]), store<T>(v[2]), store<T>(v[3])};
+}
+template <typename T>
+__device__ __forceinline__ void store_four(T* p, const float (&v)[4]) {
+  *reinterpret_cast<Four<T>*>(p) = rounded<T>(v);
+}
+template <typename T>
+__device__ __forceinline__ float4 load_four(const T* p) {
+  const Four<T> v = *reinterpret_cast<const Four<T>*>(p);
+  return {load(v.at[0]), load(v.at[1]), load(v.at[2]), load(v.at[3])};
+}
+
+template <typename Cell, typename T, int Units>
+__device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
+                                          const WarpgroupShared<Cell, Units>& shared, TileRing ring,
+                                          int group, int which, int64_t first_unit, int k_blocks) {
+  using Column = WarpgroupColumn<Units>;
+  constexpr int kColumns = Cell::kGates * Units, kParts = WarpgroupShared<Cell, Units>::kParts;
+  constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+  const RecurrentSequence<T>& seq = params.seq;
+  const int64_t hidden = seq.hidden, batch = seq.batch;
+  const int thread = threadIdx.x % 128, lane = thread % 32;
+  auto& state = shared.state[which];
+  const auto& biases = *shared.biases;
+  const uint32_t weights = ptx::wgmma_address(shared.weights);
+
+  each_tile(batch, params.plan, group, which, [&](int tile) {
+    const int64_t first_row = int64_t{tile} * kWarpgroupRows + thread / 32 * 16 + lane / 4;
+    // A part is four units of one of two rows.
+    const auto row_of = [&](int part) { return first_row + part / (kParts / 2) * 8; };
+    const auto block_unit = [&](int part) { return part % (kParts / 2) * 16 + lane % 4 * 4; };
+    const auto unit_of = [&](int part) { return first_unit + block_unit(part); };
+    const auto real = [&](int part) { return row_of(part) < batch && unit_of(part) < hidden; };
+    // Of [steps, batch, values, hidden].
+    const auto at = [&](int64_t t, int part, int values) {
+      return (t * batch + row_of(part)) * values * hidden + unit_of(part);
+    };
+
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const bool exists = real(part);
+#pragma unroll
+      for (int j = 0; j < kCarried; ++j) {
+        const T* const from = seq.carried0 + at(0, part, kCarried) + j * hidden;
+        state[part][j][thread] = exists ? load_four(from) : float4{};
+      }
+      if constexpr (Cell::kReadsH) {
+        state[part][kCarried][thread] = exists ? load_four(seq.h0 + at(0, part, 1)) : float4{};
+      }
+    }
+
+    // Of the step at hand; loaded while the step before ends.
+    float4 share[kParts][kGates] = {};
+    uint8_t reset[2] = {};
+    const auto load_step = [&](int64_t t) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (!real(part)) continue;
+        const float* const from = seq.gates_x + at(t, part, kGates);
+#pragma unroll
+        for (int gate = 0; gate < kGates; ++gate) {
+          share[part][gate] = __ldg(reinterpret_cast<const float4*>(from + gate * hidden));
+        }
+      }
+      if (seq.reset != nullptr) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int64_t row = first_row + half * 8;
+          if (row < batch) reset[half] = load_byte(seq.reset + t * batch + row);
+        }
+      }
+    };
+    load_step(0);
+
+    for (int64_t t = 0; t < seq.steps; ++t) {
+      float sum[kColumns / 2];
+      int previous = -1;
+      const auto release = [&](int stage) {
+        if (thread == 0) ptx::mbarrier_arrive(&ring.empty[stage]);
+      };
+      for (int k_block = 0; k_block < k_blocks; ++k_block) {
+        ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
+        ptx::wgmma_fence();
+        const uint32_t a = ptx::wgmma_address(ring.at_stage()),
+                       b = weights + k_block * (kColumns * 8);
+#pragma unroll
+        for (int k = 0; k < kWarpgroupK; k += 16) {
+          ptx::Wgmma<T, kColumns>::run(sum, ptx::wgmma_descriptor(a + k / 8),
+                                       ptx::wgmma_descriptor(b + k / 8), k_block != 0 || k != 0);
+        }
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<1>();  // the k-block before has been read
+        if (previous >= 0) release(previous);
+        previous = ring.stage;
+        ring.advance();
+      }
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_fence_operand(sum);
+      release(previous);
+
+      Four<T> saved[kParts][kSaved];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int half = part / (kParts / 2), own = part % (kParts / 2) * 4;
+        Values<float4, kStateValues<Cell>> old;
+#pragma unroll
+        for (int j = 0; j < kStateValues<Cell>; ++j) old.at[j] = state[part][j][thread];
+        float4 bias[kTerms<Cell>];
+#pragma unroll
+        for (int term = 0; term < kTerms<Cell>; ++term) {
+          bias[term] = *reinterpret_cast<const float4*>(&biases[term][block_unit(part)]);
+        }
+        float h[4], kept[kSaved][4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const auto element = [&](float4& v) -> float& { return (&v.x)[e]; };
+          float z[kTerms<Cell>], of_unit[kSaved];
+          const bool resets = reset[half] != 0;
+          add_terms<Cell>([&](int gate) { return element(share[part][gate]); },
+                          [&](int term) { return element(bias[term]); },
+                          [&](int gate) { return sum[Column::sum(gate, own + e, half)]; }, resets,
+                          z);
+          Values<float, kStateValues<Cell>> item;
+#pragma unroll
+          for (int j = 0; j < kStateValues<Cell>; ++j) item.at[j] = element(old.at[j]);
+          h[e] = forward_of<Cell, T>(z, resets, item, of_unit);
+#pragma unroll
+          for (int j = 0; j < kStateValues<Cell>; ++j) element(old.at[j]) = item.at[j];
+#pragma unroll
+          for (int j = 0; j < kSaved; ++j) kept[j][e] = of_unit[j];
+        }
+#pragma unroll
+        for (int j = 0; j < kStateValues<Cell>; ++j) state[part][j][thread] = old.at[j];
+#pragma unroll
+        for (int j = 0; j < kSaved; ++j) saved[part][j] = rounded<T>(kept[j]);
+        if (real(part)) store_four(seq.output + at(t, part, 1), h);
+      }
+
+      __syncwarp();
+      if (lane == 0) ptx::red_release_add(params.arrived + tile * kArrivedStride, 1);
+
+      // What follows is not what the group waits for.
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (!real(part)) continue;
+        if (seq.saved != nullptr) {
+#pragma unroll
+          for (int j = 0; j < kSaved; ++j) {
+            *reinterpret_cast<Four<T>*>(seq.saved + at(t, part, kSaved) + j * hidden) =
+                saved[part][j];
+          }
+#pragma unroll
+          for (int j = 0; j < kCarried; ++j) {
+            *reinterpret_cast<float4*>(seq.carried + at(t, part, kCarried) + j * hidden) =
+                state[part][j][thread];
+          }
+        }
+        if (t + 1 == seq.steps) {
+#pragma unroll
+          for (int j = 0; j < kCarried; ++j) {
+            const float4 v = state[part][j][thread];
+            store_four(seq.carried_n + at(0, part, kCarried) + j * hidden, {v.x, v.y, v.z, v.w});
+          }
+        }
+      }
+      if (t + 1 < seq.steps) load_step(t + 1);
+    }
+  });
+}
+
+template <typename Cell, typename T, int Units>
+__global__ void __launch_bounds__(kWarpgroupThreads, 1)
+    warpgroup_forward_kernel(const __grid_constant__ WarpgroupParams<T> params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  constexpr int kColumns = Cell::kGates * Units;
+  const RecurrentSequence<T>& seq = params.seq;
+  const WarpgroupPlan& plan = params.plan;
+  const int64_t hidden = seq.hidden;
+  const auto k_blocks = static_cast<int>((hidden + kWarpgroupK - 1) / kWarpgroupK);
+  const WarpgroupShared<Cell, Units> shared(bytes, k_blocks, plan.stages);
+  const int group = blockIdx.x / plan.members;
+  const int64_t first_unit = int64_t{blockIdx.x % plan.members} * Units;
+
+  if (threadIdx.x == 0) {
+    for (int which = 0; which < 2; ++which) {
+      const TileRing ring = shared.ring(which, plan.stages);
+      for (int stage = 0; stage < plan.stages; ++stage) {
+        ptx::mbarrier_init(&ring.full[stage], 1);
+        ptx::mbarrier_init(&ring.empty[stage], 1);
+      }
+    }
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensormap(&params.h0);
+    ptx::prefetch_tensormap(&params.output);
+  }
+
+  // W_h in the layout of the 128-byte swizzle: 16 bytes of a column by one thread.
+  const bool aligned = (reinterpret_cast<uintptr_t>(seq.w_h) | seq.w_row * sizeof(T)) % 16 == 0;
+  for (int i = threadIdx.x; i < kColumns * k_blocks * 8; i += kWarpgroupThreads) {
+    const int chunk = i % 8, k_block = i / 8 % k_blocks, column = i / 8 / k_blocks;
+    const auto place = WarpgroupColumn<Units>::of(column);
+    const int64_t unit = first_unit + place.unit;
+    uint4 v{};
+    if (unit < hidden) {
+      v = load_units(seq.w_h + (place.gate * hidden + unit) * seq.w_row,
+                     int64_t{k_block} * kWarpgroupK + chunk * 8, hidden, aligned);
+    }
+    *reinterpret_cast<uint4*>(shared.weights + (k_block * kColumns + column) * 128 +
+                              (chunk ^ column % 8) * 16) = v;
+  }
+  for (int unit = threadIdx.x; unit < Units; unit += kWarpgroupThreads) {
+    float bias[kTerms<Cell>] = {};
+    if (first_unit + unit < hidden) load_biases<Cell>(seq, first_unit + unit, bias);
+#pragma unroll
+    for (int term = 0; term < kTerms<Cell>; ++term) (*shared.biases)[term][unit] = bias[term];
+  }
+  ptx::fence_proxy_async();  // wgmma reads W_h
+  __syncthreads();
+
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);  // provably uniform
+  if (warpgroup == 2) {
+    ptx::setmaxnreg_dec<kWarpgroupFewRegisters>();
+    const int which = threadIdx.x % 128 / 32;
+    if (which < 2 && threadIdx.x % 32 == 0) {
+      produce_h(params, shared.ring(which, plan.stages), group, which, k_blocks);
+    }
+  } else {
+    ptx::setmaxnreg_inc<kWarpgroupManyRegisters>();
+    consume_h<Cell, T, Units>(params, shared, shared.ring(warpgroup, plan.stages), group, warpgroup,
+                              first_unit, k_blocks);
+  }
+#endif
+}
+
+// ---- host ----
+
+inline int64_t warpgroup_exchange_bytes(int64_t batch) {
+  return ceil_div(batch, kWarpgroupRows) * kArrivedStride * int64_t{sizeof(uint32_t)};
+}
+
+template <typename Cell, typename T>
+const void* warpgroup_forward_kernel_of(const WarpgroupPlan& plan) {
+  const auto of = [&]<int Units>() -> const void* {
+    if constexpr (sizeof(T) == 2 && warpgroup_takes(Cell::kGates * Units)) {
+      return reinterpret_cast<const void*>(&warpgroup_forward_kernel<Cell, T, Units>);
+    } else {
+      return nullptr;
+    }
+  };
+  switch (plan.units) {
+    case 16:
+      return of.template operator()<16>();
+    case 32:
+      return of.template operator()<32>();
+    default:
+      return nullptr;
+  }
+}
+
+// Empties the counters and launches. Blocks wait for one another, so the launch is cooperative: all
+// of the grid is resident, or the launch fails.
+template <typename Cell, typename T>
+cudaError_t warpgroup_forward(const RecurrentSequence<T>& args, const WarpgroupPlan& plan,
+                              void* workspace, cudaStream_t stream) {
+  const void* kernel = warpgroup_forward_kernel_of<Cell, T>(plan);
+  if (kernel == nullptr) return cudaErrorNotSupported;
+  sm90::TensorMapEncoder encoder;  // refused, if at all, before any launch
+  if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
+  WarpgroupParams<T> params{.h0 = {},
+                            .output = {},
+                            .seq = args,
+                            .arrived = static_cast<uint32_t*>(workspace),
+                            .plan = plan};
+  const auto encode = [&](CUtensorMap* map, const T* base, int64_t steps) {
+    return sm90::make_tensor_map(encoder, map, const_cast<T*>(base), args.batch, args.hidden,
+                                 args.hidden, kWarpgroupRows, steps, args.batch * args.hidden);
+  };
+  if (auto err = encode(&params.h0, args.h0, 1); err != cudaSuccess) return err;
+  if (auto err = encode(&params.output, args.output, args.steps); err != cudaSuccess) return err;
+  if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      plan.shared_bytes);
+      err != cudaSuccess) {
+    return err;
+  }
+  if (auto err = cudaMemsetAsync(workspace, 0, warpgroup_exchange_bytes(args.batch), stream);
+      err != cudaSuccess) {
+    return err;
+  }
+  void* arguments[] = {&params};
+  return cudaLaunchCooperativeKernel(kernel, dim3(plan.members * plan.groups),
+                                     dim3(kWarpgroupThreads), arguments, plan.shared_bytes, stream);
+}
+
+}  // namespace my_ops::cuda

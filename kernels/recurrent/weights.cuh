@@ -1,0 +1,31 @@
+// Reading of W_h, which need not be aligned.
+#pragma once
+
+#include "common/numeric.cuh"
+
+namespace my_ops::cuda {
+
+// 16 bytes of weights that lie `step` apart, of which `count` exist; the others are zero. Not
+// inlined: a slab takes up to 64 of them, which would be half of the code to compile.
+template <typename T>
+__device__ __noinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
+  uint32_t word[4] = {};
+#pragma unroll
+  for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) {
+    const uint32_t v = e < count ? bits(p[e * step]) : 0;
+    word[e * sizeof(T) / 4] |= v << (e * sizeof(T) % 4 * 8);
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+
+// 16 bytes of a row of W_h from `unit` on; what lies beyond `hidden` is zero.
+template <typename T>
+__device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t hidden,
+                                            bool aligned) {
+  if (aligned && unit + static_cast<int>(16 / sizeof(T)) <= hidden) {
+    return __ldg(reinterpret_cast<const uint4*>(row + unit));
+  }
+  return gather(row + unit, 1, hidden - unit);
+}
+
+}  // namespace my_ops::cuda
