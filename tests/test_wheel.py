@@ -316,6 +316,25 @@ def test_compiler_of_the_gpu_code(check, contents, gpu_module, recorded_nvcc):
         assert found == []
 
 
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [(126, "12.6"), (129, "12.9")],
+)
+def test_compiler_of_machine_code_of_cuda_12(
+    check, contents, check_wheel, monkeypatch, version, release
+):
+    """It names none, but for the version of its format."""
+    code = b"\x7fELF" + bytes(16) + struct.pack("<I", version)
+    monkeypatch.setattr(
+        check_wheel, "code_of", lambda _, kind: [("sm_80", code)] if kind == "elf" else []
+    )
+    build = {"architectures": ["8.0"], "nvcc": "12.9.86"}
+    found = check("gpu code", recorded(contents, **build))
+    wrong = ["_C.so has code made by CUDA 12.6, the record says 12.9"]
+    wrong += ["_C.so has no machine code made by CUDA 12.9, as the record says"]
+    assert found == ([] if release == "12.9" else wrong)
+
+
 def test_glibc_newer_than_the_tag(check):
     file = re.sub(r"(many)?linux\w*_(x86_64|aarch64)", r"manylinux_2_17_\2", NAME)
     assert any("it needs glibc" in said for said in check("platform", {}, file))
