@@ -65,6 +65,19 @@ def test_wheels_of_the_workflow_are_those_of_the_table():
         assert release >= preflight.OLDEST_CUDA
 
 
+def test_recipe_asks_for_what_the_package_asks_for():
+    recipe = (REPOSITORY / "recipe/recipe.yaml").read_text()
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    (torch,) = re.findall(r'"torch(>=[\d.]+)"', project)
+    (setuptools,) = re.findall(r'^requires = \["setuptools(>=.*)"\]', project, re.MULTILINE)
+    assert re.findall(r"- pytorch (.*)$", recipe, re.MULTILINE) == [torch, torch]
+    assert re.findall(r"- setuptools (.*)$", recipe, re.MULTILINE) == [setuptools]
+    versions = re.findall(r'^  version: "(.*)"$', recipe, re.MULTILINE)
+    assert versions == [check_release.source_version(REPOSITORY)]
+    for name in re.findall(r"^    - (LICENSE|NOTICE)$", recipe, re.MULTILINE):
+        assert (REPOSITORY / name).exists()
+
+
 def test_example_of_the_readme_prints_what_it_says():
     code = re.search(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

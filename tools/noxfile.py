@@ -6,6 +6,7 @@
     nox -f tools/noxfile.py -s suite -- WHEEL [pytest arguments]
     nox -f tools/noxfile.py -s trainers -- WHEEL [pytest arguments]
     nox -f tools/noxfile.py -s index -- FOLDER            its indexes; pip and uv install from them
+    nox -f tools/noxfile.py -s recipe -- SDIST            the recipe for conda-forge, in dist/recipe
     nox -f tools/noxfile.py -s publish -- FOLDER [TAG]    all but the upload
 
 MY_OPS_CUDA=13.2 makes `wheel` build X.Y.Z+cu132; it needs docker, or CIBW_CONTAINER_ENGINE=podman.
@@ -141,6 +142,13 @@ def index(session):
                     *("--index-url", f"{url}/{path.parent.name}/", "my_ops"),
                 )
                 session.log(f"{name}: {[p.name for p in target.glob('*.dist-info')]}")
+
+
+@nox.session
+def recipe(session):
+    sdist, _ = named(session, "SDIST")
+    session.install("packaging", "py-rattler-build")
+    session.run("python", f"{ROOT}/tools/conda_recipe.py", sdist, f"{ROOT}/dist/recipe")
 
 
 @nox.session
