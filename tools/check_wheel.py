@@ -274,7 +274,7 @@ def code_of(module: Module, kind: str) -> Iterator[tuple[str, bytes]]:
 
 
 def compilers(code: bytes) -> set[str]:
-    """Releases of CUDA that made GPU code: of machine code "12.9" or "13.0", of PTX "12" or "13"."""
+    """Releases of CUDA that made GPU code: machine code "12.9" or "13.0", PTX "13"."""
     names = {n.decode() for n in re.findall(rb"Cuda compilation tools, release ([\d.]+)", code)}
     isa = re.findall(rb"^\.version (\d+)", code, re.MULTILINE)  # 8.x is of CUDA 12, 9.x of 13
     if code.startswith(b"\x7fELF"):  # before 13.0 only the version of the file's format tells

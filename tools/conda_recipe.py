@@ -4,8 +4,8 @@
 # ///
 """The recipe of an sdist for conda-forge: conda_recipe.py SDIST FOLDER
 
-Writes FOLDER/recipe.yaml, which is recipe/recipe.yaml with the version and the hash of the sdist, and
-has rattler-build render it for every platform and release of CUDA.
+Writes FOLDER/recipe.yaml: recipe/recipe.yaml with the sdist's version and hash. Then rattler-build
+renders it for every platform and release of CUDA.
 """
 
 from __future__ import annotations
