@@ -156,6 +156,17 @@ def test_name_of_a_build_for_the_cpu(check, contents):
     assert "the file name says cu130, and nvcc was None" in found
 
 
+@pytest.mark.parametrize("nvcc", ["12.9.86", "13.0.88"])
+def test_plain_wheel_of_a_release_is_for_every_driver(check, contents, nvcc):
+    file = re.sub(r"(many)?linux\w*_(x86_64|aarch64)", r"manylinux_2_28_\2", NAME)
+    (tag,) = re.findall(r"py3-none-manylinux\w+", file)
+    wheel = contents[info("WHEEL")]
+    changes = {info("WHEEL"): re.sub(rb"Tag: .*", f"Tag: {tag}".encode(), wheel)}
+    found = check("name", {**changes, **recorded(contents, nvcc=nvcc)}, file)
+    wrong = "the plain wheel is for drivers that know CUDA 12.9, and nvcc was 13.0.88"
+    assert found == ([] if nvcc == "12.9.86" else [wrong])
+
+
 def test_python_of_the_metadata(check, contents):
     text = contents[info("METADATA")].replace(b"Requires-Python: >=3.10", b"Requires-Python: >=3.8")
     (finding,) = check("name", {info("METADATA"): text})

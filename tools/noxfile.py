@@ -78,7 +78,7 @@ def sdist(session):
 def wheel(session):
     session.install("-r", RELEASE)
     env = {"SOURCE_DATE_EPOCH": commit_time(session)}
-    if os.environ.get("MY_OPS_CUDA", "").startswith("12."):
+    if (os.environ.get("MY_OPS_CUDA") or "12.9").startswith("12."):
         # An older g++ than the image's own, which nvcc 12 takes; tools/install_cuda12.sh brings it.
         toolset = "/opt/rh/gcc-toolset-13/root/usr/bin"
         env |= {"CC": f"{toolset}/gcc", "CXX": f"{toolset}/g++"}
