@@ -377,3 +377,25 @@ def test_release_with_a_defect(release, file, change, finding):
 def test_source_is_at_a_version_that_can_be_rehearsed():
     version = check_release.source_version(REPOSITORY)
     assert list(check_release.check_changelog(REPOSITORY, version, None)) == []
+
+
+def test_run_of_the_tests_is_recorded(tmp_path):
+    import record_suite
+
+    suite = '<testsuite tests="9" failures="1" errors="1" skipped="3"/>'
+    (tmp_path / "suite.xml").write_text(f"<testsuites>{suite}</testsuites>")
+    assert record_suite.counts(tmp_path / "suite.xml") == {"passed": 4, "failed": 2}
+
+    def run(torch, processor="x86_64", passed=1):
+        return {"torch": torch, "processor": processor, "passed": passed}
+
+    runs: list = []
+    for one in (
+        *(run("2.10.0"), run("2.10.0", "aarch64"), run("2.9.1+cpu")),
+        run("2.10.0+cpu", passed=2),  # takes the place of the first
+    ):
+        runs = record_suite.add(runs, one)
+    assert [(row["torch"], row["processor"]) for row in runs] == [
+        *(("2.9.1+cpu", "x86_64"), ("2.10.0+cpu", "x86_64"), ("2.10.0", "aarch64")),
+    ]
+    assert runs[1]["passed"] == 2

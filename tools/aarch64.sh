@@ -55,6 +55,8 @@ python tools/check_wheel.py dist/aarch64/*.whl
 tests=$PWD/tests config=$PWD/pyproject.toml
 if (($# == 0)); then set -- "$tests"/test_{elementwise,c_api}.py -k 'not cuda'; fi
 cd "$work" # in the source tree, its my_ops would stand before the wheel's
-PYTHONPATH=$work/site OMP_NUM_THREADS=1 \
-  qemu-aarch64-static -L "$work/root" "$work/root/usr/bin/python3.11" -m pytest \
-  -c "$config" --rootdir "$tests/.." -p no:cacheprovider -q "$@"
+export PYTHONPATH=$work/site OMP_NUM_THREADS=1
+python=(qemu-aarch64-static -L "$work/root" "$work/root/usr/bin/python3.11")
+"${python[@]}" -m pytest -c "$config" --rootdir "$tests/.." -p no:cacheprovider -q \
+  --junitxml=suite.xml "$@"
+echo "for README's table: PYTHONPATH=$PYTHONPATH ${python[*]} tools/record_suite.py $work/suite.xml WHAT"

@@ -109,8 +109,10 @@ def suite(session, torch):
     session.run("python", "-m", "my_ops", success_codes=[0, 1])
     session.run(
         *("python", "-m", "pytest", f"{ROOT}/tests", "-c", f"{ROOT}/pyproject.toml"),
-        *("--rootdir", ROOT, "-p", "no:cacheprovider", "-q", *arguments),
+        *("--rootdir", ROOT, "-p", "no:cacheprovider", "-q", "--junitxml=suite.xml", *arguments),
     )
+    what = " ".join(arguments) or "all"
+    session.run("python", f"{ROOT}/tools/record_suite.py", "suite.xml", what)
 
 
 @nox.session
