@@ -21,7 +21,7 @@ WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
   $(PY) tools/build/progress.py build/compile.log \
   $(PIP) wheel -v --no-build-isolation --no-deps .
 
-.PHONY: demo test examples docs lint wheel gpu-check asan mutants clean
+.PHONY: demo test examples docs lint wheel aarch64 gpu-check asan mutants clean
 
 demo: build/runnable
 	$(SAY) 'Training two models side by side: about 3 minutes'
@@ -119,6 +119,10 @@ asan: build/environment
 mutants: build/environment
 	$(PIP) install -q cosmic-ray coverage
 	$(PY) tools/mutants.py $(MUTANTS)
+
+# A wheel for aarch64, cross-compiled, and tests of it under qemu.
+aarch64: build/tools
+	tools/aarch64.sh $(PYTEST)
 
 clean:
 	rm -rf build dist

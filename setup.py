@@ -104,7 +104,7 @@ def extension(cuda):
             # the file's path too, so one seed does for all.
             "nvcc": [
                 *("-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"),
-                "-frandom-seed=my_ops",
+                *(["-frandom-seed=my_ops"] if toolkit.takes("--frandom-seed") else []),
                 # Half the size, for every driver that CUDA 13 runs on.
                 *(["--compress-mode=size"] if toolkit.release >= (13, 0) else []),
                 *preflight.gencode(archs),

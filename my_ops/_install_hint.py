@@ -12,7 +12,7 @@ import shlex
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlparse
+from urllib.parse import unquote, urlparse
 
 OLDEST_GPU = (7, 5)
 OLDEST_CUDA = 12
@@ -89,15 +89,6 @@ def from_source(source: str, cuda: int | None) -> str:
     return f"CUDA_HOME={shlex.quote(str(newest))} {line}"
 
 
-def released(build: dict[str, Any], cuda: int | None) -> str:
-    """The wheel of this version in its repository's release; the plain one is on PyPI."""
-    version = build["version"].split("+")[0]
-    if cuda != OLDEST_CUDA:
-        return f"{PIP} my_ops=={version}"
-    file = f"my_ops-{version}+cu129-py3-none-manylinux_2_28_{platform.machine()}.whl"
-    return f"{PIP} {build['home']}/releases/download/v{version}/{quote(file)}"
-
-
 def install_hint(
     build: dict[str, Any] | None, here: dict[str, Any] | None, fits: bool, source: str | None
 ) -> str:
@@ -108,7 +99,8 @@ def install_hint(
     if source and (fits or not is_wheel):
         return f"{PIP} {shlex.quote(source)}" if is_wheel else from_source(source, cuda)
     if build and build.get("home"):
-        return released(build, cuda)
+        version = build["version"].split("+")[0]
+        return f"{PIP} my_ops=={version}"  # the plain wheel, for every driver of CUDA 12 and newer
     raise NoBuildError(
         "this copy does not know where it came from: build my_ops from its source, by pip install "
         "and the folder"

@@ -58,11 +58,24 @@ def test_wheels_of_the_workflow_are_those_of_the_table():
     assert matrix("wheels", "arch") == [check_release.PROCESSORS]
     names = ["my_ops" + (f"+cu{cuda.replace('.', '')}" if cuda else "") for cuda in built]
     assert [row[0].strip("`") for row in rows] == names
-    assert [row[1] for row in rows] == [cuda or "13.0" for cuda in built]
+    assert [row[1] for row in rows] == [cuda or "12.9" for cuda in built]
     for cuda, row in zip(built, rows, strict=True):
-        release = tuple(map(int, (cuda or "13.0").split(".")))
+        release = tuple(map(int, (cuda or "12.9").split(".")))
         assert ("12.x" in row[3]) == (release >= (12, 8))
         assert release >= preflight.OLDEST_CUDA
+
+
+def test_recipe_asks_for_what_the_package_asks_for():
+    recipe = (REPOSITORY / "recipe/recipe.yaml").read_text()
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    (torch,) = re.findall(r'"torch(>=[\d.]+)"', project)
+    (setuptools,) = re.findall(r'^requires = \["setuptools(>=.*)"\]', project, re.MULTILINE)
+    assert re.findall(r"- pytorch (.*)$", recipe, re.MULTILINE) == [torch, torch]
+    assert re.findall(r"- setuptools (.*)$", recipe, re.MULTILINE) == [setuptools]
+    versions = re.findall(r'^  version: "(.*)"$', recipe, re.MULTILINE)
+    assert versions == [check_release.source_version(REPOSITORY)]
+    for name in re.findall(r"^    - (LICENSE|NOTICE)$", recipe, re.MULTILINE):
+        assert (REPOSITORY / name).exists()
 
 
 def test_example_of_the_readme_prints_what_it_says():
@@ -217,7 +230,7 @@ def index(tmp_path):
     """An index of two wheels, served on this machine."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    for version in ("0.1.0", "0.1.0+cu126"):
+    for version in ("0.1.0", "0.1.0+cu130"):
         wheel(folder, version)
     subprocess.run([sys.executable, REPOSITORY / "tools/make_index.py", folder], check=True)
     with make_index.served(folder) as url:
@@ -235,7 +248,7 @@ def download(url, requirement, folder):
 
 
 @pytest.mark.skipif(not PIP, reason="needs pip")
-@pytest.mark.parametrize(("path", "version"), [("simple", "0.1.0"), ("cu126", "0.1.0+cu126")])
+@pytest.mark.parametrize(("path", "version"), [("simple", "0.1.0"), ("cu130", "0.1.0+cu130")])
 def test_pip_downloads_from_the_index(index, tmp_path, path, version):
     folder, url = index
     done = download(f"{url}/{path}/", "my_ops==0.1.0", tmp_path)
@@ -246,7 +259,7 @@ def test_pip_downloads_from_the_index(index, tmp_path, path, version):
 
 
 @pytest.mark.parametrize("tool", ["pip", "uv"])
-@pytest.mark.parametrize(("path", "version"), [("simple", "0.1.0"), ("cu126", "0.1.0+cu126")])
+@pytest.mark.parametrize(("path", "version"), [("simple", "0.1.0"), ("cu130", "0.1.0+cu130")])
 def test_install_into_a_clean_environment(index, tmp_path, tool, path, version):
     _, url = index
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
@@ -321,17 +334,17 @@ def test_release_that_is_ready(release):
     assert findings(release) == []  # a rehearsal
 
 
-CUDA_WHEEL = "dist/my_ops-0.2.0+cu126-py3-none-manylinux_2_28_aarch64.whl"
+CUDA_WHEEL = "dist/my_ops-0.2.0+cu130-py3-none-manylinux_2_28_aarch64.whl"
 
 
 @pytest.mark.parametrize(
     ("file", "change", "finding"),
     [
-        (CUDA_WHEEL, Path.unlink, "there is no wheel of 0.2.0+cu126 aarch64"),
+        (CUDA_WHEEL, Path.unlink, "there is no wheel of 0.2.0+cu130 aarch64"),
         (
             CUDA_WHEEL,
-            lambda path: path.rename(str(path).replace("0.2.0+cu126", "0.1.0+cu126")),
-            "there is a wheel of 0.1.0+cu126 aarch64, which belongs to no release of 0.2.0",
+            lambda path: path.rename(str(path).replace("0.2.0+cu130", "0.1.0+cu130")),
+            "there is a wheel of 0.1.0+cu130 aarch64, which belongs to no release of 0.2.0",
         ),
         (
             CUDA_WHEEL,
@@ -364,3 +377,25 @@ def test_release_with_a_defect(release, file, change, finding):
 def test_source_is_at_a_version_that_can_be_rehearsed():
     version = check_release.source_version(REPOSITORY)
     assert list(check_release.check_changelog(REPOSITORY, version, None)) == []
+
+
+def test_run_of_the_tests_is_recorded(tmp_path):
+    import record_suite
+
+    suite = '<testsuite tests="9" failures="1" errors="1" skipped="3"/>'
+    (tmp_path / "suite.xml").write_text(f"<testsuites>{suite}</testsuites>")
+    assert record_suite.counts(tmp_path / "suite.xml") == {"passed": 4, "failed": 2}
+
+    def run(torch, processor="x86_64", passed=1):
+        return {"torch": torch, "processor": processor, "passed": passed}
+
+    runs: list = []
+    for one in (
+        *(run("2.10.0"), run("2.10.0", "aarch64"), run("2.9.1+cpu")),
+        run("2.10.0+cpu", passed=2),  # takes the place of the first
+    ):
+        runs = record_suite.add(runs, one)
+    assert [(row["torch"], row["processor"]) for row in runs] == [
+        *(("2.9.1+cpu", "x86_64"), ("2.10.0+cpu", "x86_64"), ("2.10.0", "aarch64")),
+    ]
+    assert runs[1]["passed"] == 2

@@ -149,17 +149,12 @@ def machine(cuda, *capabilities):
 
 RELEASED = {**RECORD, "home": "https://example.org/owner/my_ops"}
 PLAIN = "my_ops==0.1.0"
-CU129 = (
-    "https://example.org/owner/my_ops/releases/download/v0.1.0/"
-    "my_ops-0.1.0%2Bcu129-py3-none-manylinux_2_28_x86_64.whl"
-)
 
 
 @pytest.fixture
 def linux(monkeypatch, tmp_path):
-    """An x86-64 machine without a toolkit."""
+    """A machine without a toolkit."""
     monkeypatch.setattr(_install_hint.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(_install_hint.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(_install_hint, "TOOLKITS", tmp_path)
     return tmp_path
 
@@ -171,12 +166,12 @@ def hint(here, build, source):
 @pytest.mark.parametrize(
     ("here", "build", "source", "line"),
     [
-        # a released wheel, from PyPI or from the repository's release
+        # a released wheel: the plain one, which every driver takes
         (None, RELEASED, None, PLAIN),
         (machine("13.0", (9, 0)), RELEASED, None, PLAIN),
-        (machine("13.0", (9, 0)), {**RELEASED, "version": "0.1.0+cu129"}, None, PLAIN),
-        (machine("12.4", (9, 0)), RELEASED, None, CU129),
-        (machine("12.8", (7, 0), (10, 0)), RELEASED, None, CU129),
+        (machine("13.0", (9, 0)), {**RELEASED, "version": "0.1.0+cu130"}, None, PLAIN),
+        (machine("12.4", (9, 0)), RELEASED, None, PLAIN),
+        (machine("12.8", (7, 0), (10, 0)), RELEASED, None, PLAIN),
         # from its source: pip brings CUDA 13's compiler
         (None, None, "/a folder", "MY_OPS_WITH_CUDA=0 '/a folder'"),
         (machine("13.0", (9, 0)), None, "/src", "/src"),
@@ -185,7 +180,7 @@ def hint(here, build, source):
         # the file it came from, while that runs here
         (None, RECORD, "/dist/my_ops.whl", "/dist/my_ops.whl"),
         (machine("13.0", (9, 0)), RECORD, "/dist/my_ops.whl", "/dist/my_ops.whl"),
-        (machine("12.4", (9, 0)), RELEASED, "/dist/my_ops.whl", CU129),
+        (machine("12.4", (9, 0)), RELEASED, "/dist/my_ops.whl", PLAIN),
     ],
 )
 def test_install_hint(linux, here, build, source, line):

@@ -156,6 +156,17 @@ def test_name_of_a_build_for_the_cpu(check, contents):
     assert "the file name says cu130, and nvcc was None" in found
 
 
+@pytest.mark.parametrize("nvcc", ["12.9.86", "13.0.88"])
+def test_plain_wheel_of_a_release_is_for_every_driver(check, contents, nvcc):
+    file = re.sub(r"(many)?linux\w*_(x86_64|aarch64)", r"manylinux_2_28_\2", NAME)
+    (tag,) = re.findall(r"py3-none-manylinux\w+", file)
+    wheel = contents[info("WHEEL")]
+    changes = {info("WHEEL"): re.sub(rb"Tag: .*", f"Tag: {tag}".encode(), wheel)}
+    found = check("name", {**changes, **recorded(contents, nvcc=nvcc)}, file)
+    wrong = "the plain wheel is for drivers that know CUDA 12.9, and nvcc was 13.0.88"
+    assert found == ([] if nvcc == "12.9.86" else [wrong])
+
+
 def test_python_of_the_metadata(check, contents):
     text = contents[info("METADATA")].replace(b"Requires-Python: >=3.10", b"Requires-Python: >=3.8")
     (finding,) = check("name", {info("METADATA"): text})
@@ -314,6 +325,25 @@ def test_compiler_of_the_gpu_code(check, contents, gpu_module, recorded_nvcc):
         assert any(f"_C.so has code made by CUDA {made}" in said for said in found)
     else:
         assert found == []
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [(126, "12.6"), (129, "12.9")],
+)
+def test_compiler_of_machine_code_of_cuda_12(
+    check, contents, check_wheel, monkeypatch, version, release
+):
+    """It names none, but for the version of its format."""
+    code = b"\x7fELF" + bytes(16) + struct.pack("<I", version)
+    monkeypatch.setattr(
+        check_wheel, "code_of", lambda _, kind: [("sm_80", code)] if kind == "elf" else []
+    )
+    build = {"architectures": ["8.0"], "nvcc": "12.9.86"}
+    found = check("gpu code", recorded(contents, **build))
+    wrong = ["_C.so has code made by CUDA 12.6, the record says 12.9"]
+    wrong += ["_C.so has no machine code made by CUDA 12.9, as the record says"]
+    assert found == ([] if release == "12.9" else wrong)
 
 
 def test_glibc_newer_than_the_tag(check):

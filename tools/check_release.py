@@ -22,7 +22,7 @@ from pathlib import Path
 from packaging.utils import parse_sdist_filename, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[1]
-CUDA = ["", "12.6", "12.9", "13.0", "13.2"]  # "" is the plain name, which goes to PyPI
+CUDA = ["", "13.0", "13.2"]  # "" is the plain name, which goes to PyPI
 PROCESSORS = ["x86_64", "aarch64"]
 
 

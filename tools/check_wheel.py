@@ -6,7 +6,8 @@
 # ///
 """Checks a wheel of my_ops as a user's machine will meet it: check_wheel.py WHEEL [--glibc 2.28]
 
-name        the tags are py3-none; file name, metadata, build record and compiler give one version
+name        the tags are py3-none; file name, metadata, build record and compiler give one version;
+            a manylinux wheel without a local version is for every driver, so by CUDA 12.9
 contents    the package's files are those of the source tree, each with its hash; twine takes it
 notices     licences, NVIDIA's notice and a bill of materials (CycloneDX) are there
 python      no module uses a symbol of Python, nor is named after one Python
@@ -15,7 +16,7 @@ libraries   it needs libtorch.so, no CUDA, Python or torch_cuda library, and has
 symbols     it exports the C interface my_ops_* alone; what may be absent is weak
 memory      no segment is both writable and executable, nor the stack; no path of the build shows
 gpu code    machine code and PTX are those of the build record, by its compiler (cuobjdump)
-size        less than 20 MB
+size        less than 20 MB, or 30 by CUDA 12: drivers before 550 read no code compressed by zstd
 platform    glibc and libstdc++ are no newer than the tag says, or than --glibc (auditwheel)
 """
 
@@ -25,6 +26,7 @@ import argparse
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -47,11 +49,13 @@ from trove_classifiers import classifiers
 from wheel.wheelfile import WheelError, WheelFile
 
 ROOT = Path(__file__).resolve().parents[1]
-LARGEST = 20_000_000
+PLAIN_CUDA = "12.9"
+LARGEST = {12: 30_000_000, 13: 20_000_000}  # by the compiler
 FORBIDDEN = r"lib(cudart|c10_cuda|torch_cuda|torch_python|python|cublas|cuda\.)"
 MADE = {"my_ops/_build.json", "my_ops/_C.so"}  # by the build; the rest is in the tree
 EXPORTS = "my_ops_.*"
 MAY_BE_ABSENT = r"aoti_torch_(?!device_type_)\w*cuda|cu(da)?[A-Z]"  # from CPU builds of torch
+ELF_VERSION = 20  # where e_version stands
 BUILD_PATH = rb"(?<![\w.-])/[\w.+/-]+/(?:csrc|kernels|torch/include)/[\w.]+"
 
 
@@ -145,6 +149,9 @@ def check_name(wheel: Wheel) -> Iterator[str]:
     nvcc = wheel.record.get("nvcc")
     if version.local and version.local != f"cu{release(nvcc).replace('.', '')}":
         yield f"the file name says {version.local}, and nvcc was {nvcc}"
+    released = all(tag.platform.startswith("manylinux") for tag in tags)
+    if released and nvcc and not version.local and release(nvcc) != PLAIN_CUDA:
+        yield f"the plain wheel is for drivers that know CUDA {PLAIN_CUDA}, and nvcc was {nvcc}"
     written = set(re.findall(r"^Tag: (.*)$", wheel.info("WHEEL").read_text(), re.MULTILINE))
     if written != {str(tag) for tag in tags}:
         yield f"the file name says {sorted(map(str, tags))}, WHEEL says {sorted(written)}"
@@ -272,10 +279,13 @@ def code_of(module: Module, kind: str) -> Iterator[tuple[str, bytes]]:
 
 
 def compilers(code: bytes) -> set[str]:
-    """Releases of CUDA that GPU code names: machine code "13.0", from 13.0 on, and PTX "13"."""
-    names = re.findall(rb"Cuda compilation tools, release ([\d.]+)", code)
+    """Releases of CUDA that made GPU code: machine code "12.9" or "13.0", PTX "13"."""
+    names = {n.decode() for n in re.findall(rb"Cuda compilation tools, release ([\d.]+)", code)}
     isa = re.findall(rb"^\.version (\d+)", code, re.MULTILINE)  # 8.x is of CUDA 12, 9.x of 13
-    return {name.decode() for name in names} | {str(int(major) + 4) for major in isa}
+    if code.startswith(b"\x7fELF"):  # before 13.0 only the version of the file's format tells
+        (number,) = struct.unpack_from("<I", code, ELF_VERSION)
+        names |= {f"{number // 10}.{number % 10}"} if number > 1 else set()
+    return names | {str(int(major) + 4) for major in isa}
 
 
 def check_gpu_code(wheel: Wheel) -> Iterator[str]:
@@ -300,15 +310,16 @@ def check_gpu_code(wheel: Wheel) -> Iterator[str]:
         for compiler in sorted(made):
             if not f"{nvcc}.".startswith(f"{compiler}."):
                 yield f"{module.name} has code made by CUDA {compiler}, the record says {nvcc}"
-        if wanted and Version(nvcc).major >= 13 and nvcc not in made:
-            yield f"{module.name} has machine code made before CUDA 13.0, the record says {nvcc}"
+        if wanted and nvcc not in made:
+            yield f"{module.name} has no machine code made by CUDA {nvcc}, as the record says"
 
 
 def check_size(wheel: Wheel) -> Iterator[str]:
     size = wheel.path.stat().st_size
+    largest = LARGEST[12 if release(wheel.record.get("nvcc")).startswith("12.") else 13]
     print(f"  wheel: {size / 1e6:.2f} MB")
-    if size > LARGEST:
-        yield f"{size / 1e6:.1f} MB is more than {LARGEST / 1e6:.0f} MB"
+    if size > largest:
+        yield f"{size / 1e6:.1f} MB is more than {largest / 1e6:.0f} MB"
 
 
 def check_platform(wheel: Wheel) -> Iterator[str]:

@@ -4,10 +4,10 @@
 # ///
 """Writes the package indexes of a folder of wheels: make_index.py FOLDER
 
-One index for each local version, as FOLDER/cu126/ for X.Y.Z+cu126, and FOLDER/simple/ for the plain
+One index for each local version, as FOLDER/cu130/ for X.Y.Z+cu130, and FOLDER/simple/ for the plain
 wheels: in one index, pip would take the highest local version where none is asked for. HTML as in
 PEP 503 and index.json as in PEP 691 beside it, with SHA-256 hashes and each wheel's METADATA
-(PEP 658). Any web server will do: pip install my_ops==X.Y.Z+cu126 --extra-index-url URL/cu126/
+(PEP 658). Any web server will do: pip install my_ops==X.Y.Z+cu130 --extra-index-url URL/cu130/
 """
 
 from __future__ import annotations

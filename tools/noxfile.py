@@ -6,6 +6,7 @@
     nox -f tools/noxfile.py -s suite -- WHEEL [pytest arguments]
     nox -f tools/noxfile.py -s trainers -- WHEEL [pytest arguments]
     nox -f tools/noxfile.py -s index -- FOLDER            its indexes; pip and uv install from them
+    nox -f tools/noxfile.py -s recipe -- SDIST            the recipe for conda-forge, in dist/recipe
     nox -f tools/noxfile.py -s publish -- FOLDER [TAG]    all but the upload
 
 MY_OPS_CUDA=13.2 makes `wheel` build X.Y.Z+cu132; it needs docker, or CIBW_CONTAINER_ENGINE=podman.
@@ -77,7 +78,7 @@ def sdist(session):
 def wheel(session):
     session.install("-r", RELEASE)
     env = {"SOURCE_DATE_EPOCH": commit_time(session)}
-    if os.environ.get("MY_OPS_CUDA", "").startswith("12."):
+    if (os.environ.get("MY_OPS_CUDA") or "12.9").startswith("12."):
         # An older g++ than the image's own, which nvcc 12 takes; tools/install_cuda12.sh brings it.
         toolset = "/opt/rh/gcc-toolset-13/root/usr/bin"
         env |= {"CC": f"{toolset}/gcc", "CXX": f"{toolset}/g++"}
@@ -108,8 +109,10 @@ def suite(session, torch):
     session.run("python", "-m", "my_ops", success_codes=[0, 1])
     session.run(
         *("python", "-m", "pytest", f"{ROOT}/tests", "-c", f"{ROOT}/pyproject.toml"),
-        *("--rootdir", ROOT, "-p", "no:cacheprovider", "-q", *arguments),
+        *("--rootdir", ROOT, "-p", "no:cacheprovider", "-q", "--junitxml=suite.xml", *arguments),
     )
+    what = " ".join(arguments) or "all"
+    session.run("python", f"{ROOT}/tools/record_suite.py", "suite.xml", what)
 
 
 @nox.session
@@ -141,6 +144,13 @@ def index(session):
                     *("--index-url", f"{url}/{path.parent.name}/", "my_ops"),
                 )
                 session.log(f"{name}: {[p.name for p in target.glob('*.dist-info')]}")
+
+
+@nox.session
+def recipe(session):
+    sdist, _ = named(session, "SDIST")
+    session.install("packaging", "py-rattler-build")
+    session.run("python", f"{ROOT}/tools/conda_recipe.py", sdist, f"{ROOT}/dist/recipe")
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""Writes the tables of measurements in README.md from benchmarks/results/nvidia-h200*.json.
+"""Writes the tables in README.md from benchmarks/results: measurements and runs of the tests.
 
 python tools/readme_tables.py            rewrite what stands between the markers
 python tools/readme_tables.py --check    fail if that would change anything
@@ -35,6 +35,7 @@ class Results:
     def __init__(self, path: Path) -> None:
         self.sections = json.loads(path.read_text())
         self.several = json.loads(path.with_stem(f"{path.stem}-x4").read_text())  # of several GPUs
+        self.runs = json.loads(path.with_name("compatibility.json").read_text())
         self.layers = json.loads(path.with_stem(f"{path.stem}-recurrent").read_text())
 
     def case(self, section: str, name: str) -> dict[str, Any]:
@@ -229,6 +230,17 @@ class Results:
                     rows.append([way, model, *rates, f"{line[-1]['efficiency']:.2f}"])
         gpus = dict.fromkeys(row["gpus"] for row in self.several["distributed"])
         return table(["split by", "layers", *(f"{n} GPU" for n in gpus), "efficiency"], rows)
+
+    def compatibility(self) -> str:
+        rows = []
+        for run in self.runs:
+            count = f"{run['passed']:,} passed" if "passed" in run else "passed"
+            assert not run.get("failed"), run
+            tests = f"{run['tests']}: {count}"
+            cells = [run["torch"], run["cuda"] or "none", run["python"], run["processor"]]
+            rows.append([*cells, tests, run["commit"]])
+        head = ["torch", "its CUDA", "Python", "processor", "tests on the CPU", "commit"]
+        return table(head, rows)
 
     def environment(self) -> str:
         e = self.sections["environment"]

@@ -66,6 +66,9 @@ class Toolkit:
         major, minor = self.version.split(".")[:2]
         return int(major), int(minor)
 
+    def takes(self, option: str) -> bool:
+        return f"{option} " in run(self.home / "bin/nvcc", "--help").stdout
+
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
