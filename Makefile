@@ -21,7 +21,7 @@ WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
   $(PY) tools/build/progress.py build/compile.log \
   $(PIP) wheel -v --no-build-isolation --no-deps .
 
-.PHONY: demo test examples docs lint wheel aarch64 gpu-check asan mutants clean
+.PHONY: demo test fuzz examples docs lint wheel aarch64 gpu-check asan mutants clean
 
 demo: build/runnable
 	$(SAY) 'Training two models side by side: about 3 minutes'
@@ -30,6 +30,13 @@ demo: build/runnable
 test: build/installed
 	$(SAY) 'Testing: about 12 minutes on two cores'
 	@$(IN_BUILD) $(PYTEST_HERE) ../tests $(PYTEST)
+
+# Random calls of every op and layer against their specifications in float64, on the CPU and on the
+# GPU where there is one: make fuzz SECONDS=3600 SEED=7 OUTPUT=benchmarks/results/fuzz-NAME.json
+SECONDS := 60
+fuzz: build/installed
+	$(IN_BUILD) python ../tests/fuzz.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED)) \
+	  $(addprefix --output ,$(abspath $(OUTPUT)))
 
 # The programs of examples/, built and run as their READMEs say.
 examples: build/installed

@@ -125,7 +125,8 @@ inline Product product(const Tensor& a, const Tensor& b, const Tensor& out) {
 inline Tensor matrices(const Tensor& t, int64_t batch, int64_t rows, int64_t columns,
                        int64_t batch_stride, int64_t row, int64_t column) {
   if (batch != 1) return as_strided(t, {batch, rows, columns}, {batch_stride, row, column});
-  return t.dim() == 2 ? t : as_strided(t, {rows, columns}, {row, column});
+  const bool as_it_is = t.dim() == 2 && t.size(0) == rows;  // and no batch is folded into it
+  return as_it_is ? t : as_strided(t, {rows, columns}, {row, column});
 }
 inline Tensor a_matrices(const Product& p) {
   return matrices(p.a, p.batch, p.m, p.k, p.a_batch, p.a_row, p.a_col);

@@ -76,15 +76,41 @@ def yardstick_threads():
     torch.set_num_threads(threads)
 
 
-def assert_float64_close(got, want, tensors, more=1.0):
-    """Equal but for the order of sums: elements by the largest of their tensor, and at least 1."""
+def float64_limit(terms, exact, more=1.0):
+    """Of results equal but for the order of sums of ``terms``: by the largest, and at least 1."""
+    size = exact.abs().max().clamp(min=1).item() if exact.numel() else 1.0
+    return more * FLOAT64_LIMIT * math.sqrt(1 + terms) * size
+
+
+def terms_of(tensors):
+    """How many terms a result of the op sums, over all steps."""
     input = tensors[0]
     hidden = tensors[-1 if input.dim() == 2 else 1].shape[1]
-    terms = input.shape[:-2].numel() * (input.shape[-1] + hidden)
+    return input.shape[:-2].numel() * (input.shape[-1] + hidden)
+
+
+def assert_float64_close(got, want, tensors, more=1.0):
     for ours, exact in zip(got, want, strict=True):
-        size = exact.abs().max().clamp(min=1).item() if exact.numel() else 1.0
-        limit = more * FLOAT64_LIMIT * math.sqrt(1 + terms) * size
+        limit = float64_limit(terms_of(tensors), exact, more)
         torch.testing.assert_close(ours, exact, rtol=0, atol=limit)
+
+
+def _share(error, allowed):
+    return error / allowed if error else 0.0
+
+
+def shares(ours, plain, dtype, rows, more=1.0):
+    """Of every result's errors, as a share of what is allowed: ``plain`` are those of the reference
+    run in ``dtype``, ``rows`` are those of all steps."""
+    floor = more * FLOAT32_FLOOR * math.sqrt(rows)
+    for error, theirs in zip(ours, plain, strict=True):
+        if dtype == torch.float32:
+            yield _share(error.max().item(), FLOAT32_SHARE * theirs.max().item() + floor)
+            continue
+        rounding = more * torch.finfo(dtype).eps / 2  # of the result, which luck may spare theirs
+        yield _share(error.max().item(), SIXTEEN_BIT_WORST * theirs.max().item() + rounding)
+        mean, their_mean = root_mean_square(error), root_mean_square(theirs)
+        yield _share(mean, SIXTEEN_BIT_MEAN * their_mean + rounding / math.sqrt(error.numel()))
 
 
 def check_precision(function, oracle, tensors, of_lltm=True):
@@ -100,17 +126,7 @@ def check_precision(function, oracle, tensors, of_lltm=True):
     if dtype == torch.float64:
         assert_float64_close(got, want, tensors, more)
         return
-    ours = errors(got, want)
     with yardstick_threads():
         plain = errors(with_gradients(oracle, tensors, grads), want)
-    floor = more * FLOAT32_FLOOR * math.sqrt(tensors[0].shape[:-1].numel())
-    for error, theirs in zip(ours, plain, strict=True):
-        if dtype == torch.float32:
-            assert error.max() <= FLOAT32_SHARE * theirs.max() + floor
-        else:
-            rounding = (
-                more * torch.finfo(dtype).eps / 2
-            )  # of the result, which luck may spare theirs
-            assert error.max() <= SIXTEEN_BIT_WORST * theirs.max() + rounding
-            mean, their_mean = root_mean_square(error), root_mean_square(theirs)
-            assert mean <= SIXTEEN_BIT_MEAN * their_mean + rounding / math.sqrt(error.numel())
+    rows = tensors[0].shape[:-1].numel()
+    assert all(share <= 1 for share in shares(errors(got, want), plain, dtype, rows, more))

@@ -135,6 +135,17 @@ def test_gemm_batch_layouts(dtype, device):
         assert gemm_excess(my_ops.gemm(b, view), b, view) <= 1
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gemm_repeated_row_beside_a_repeated_batch(dtype, rows, device):
+    """The batch folds into the rows, whose stride is 0 as well."""
+    a, b = normal((1, 5), dtype, device), normal((1, 5, 2), dtype, device).expand(11, 5, 2)
+    a = a.as_strided((rows, 5), (0, 1))
+    out = torch.empty(11, rows, 2, dtype=dtype, device=device)
+    for got in (my_ops.gemm(a, b), my_ops.gemm(a, b, out=out)):
+        assert gemm_excess(got, a, b) <= 1
+
+
 @pytest.mark.parametrize("k", [64, 1024, 8192])
 def test_gemm_16_bit_sums_in_float32(k, device):
     a, b = torch.full((3, k), 1.0), torch.full((k, 5), 2.0**-7)

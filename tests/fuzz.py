@@ -1,0 +1,133 @@
+"""Random calls of every op and layer, each judged by its specification in float64.
+
+    python tests/fuzz.py --seconds 60
+    python tests/fuzz.py --seconds 3600 --seed 7 --output benchmarks/results/fuzz-nvidia-h200.json
+
+Ends with an error where a result is wrong, and prints the lines of Python that repeat it. Bounds
+are those of fuzzing/judge.py and precision.py. A product beyond its bound is wrong where torch's
+own, on the same device, is nearer; all such products are counted.
+"""
+
+import argparse
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import measure
+import torch
+from fuzzing.run import draw, examine, lines, run
+
+TOGETHER = 64  # cases whose errors are read at a time: reading one waits for the GPU
+SHOWN = 5  # wrong cases that are printed, and repeated
+M_PERTURB = -6  # of glibc's malloc.h: the byte to fill with, inverted
+
+
+class Fuzz:
+    """The cases of one device so far."""
+
+    def __init__(self, device, seed):
+        self.device = device
+        self.choose = random.Random(f"{device} {seed}")
+        self.calls = Counter()  # by op and kind
+        self.beyond = []  # of what is allowed, and nearer than torch's
+        self.wrong = []
+
+    def some(self):
+        """Draws and judges ``TOGETHER`` cases."""
+        torch.manual_seed(self.choose.randrange(1 << 31))
+        judged = []
+        for _ in range(TOGETHER):
+            case = draw(self.choose, self.device)
+            try:
+                found = run(case)
+            except Exception as error:
+                self.report(case)
+                if "CUDA error" in str(error):  # of this case or one before it, and the end of all
+                    print("The cases before it:", *(lines(c) for c, _ in judged), sep="\n\n")
+                    raise
+                continue
+            self.calls.update((case.op, kind) for kind, _ in found)
+            judged.append((case, found))
+        shares = torch.stack([share.to(self.device) for _, found in judged for _, share in found])
+        rest = iter((shares.cpu() <= 1).tolist())
+        for case, found in judged:
+            if not all([next(rest) for _ in found]):
+                self.report(case)
+
+    def report(self, case):
+        verdict = examine(case)
+        found = {"op": case.op, "device": self.device, "verdict": str(verdict), "case": repr(case)}
+        if not verdict.wrong:
+            self.beyond.append(found)
+            return
+        self.wrong.append(found)
+        if len(self.wrong) > SHOWN:
+            return
+        found["repeats"] = repeats(case)
+        said = "It repeats:" if found["repeats"] else "It does not repeat alone:"
+        print(f"\n{case.op} on {self.device}, {verdict}\n{said}\n\n{lines(case)}", flush=True)
+
+    def record(self):
+        by_op = {}
+        for (op, kind), count in sorted(self.calls.items()):
+            by_op.setdefault(op, {})[kind] = count
+        return {
+            "device": self.device,
+            "calls": sum(self.calls.values()),
+            "calls by op": by_op,
+            "products beyond their bound, torch's no nearer": self.beyond,
+            "wrong": self.wrong,
+        }
+
+
+def repeats(case):
+    """Whether the printed lines, in a process of their own, find it wrong."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(lines(case))
+        script.flush()
+        done = subprocess.run([sys.executable, script.name], capture_output=True, check=False)
+    return done.returncode == 1
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--seed", type=int, help="of what is drawn; another one each time if left out"
+    )
+    parser.add_argument("--output", type=Path, help="a JSON file for the counts")
+    options = parser.parse_args()
+    seed = random.randrange(1 << 31) if options.seed is None else options.seed
+    # As in conftest.py: what no kernel wrote is NaN.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    ctypes.CDLL(None).mallopt(M_PERTURB, 0x100)
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    fuzzed = [Fuzz(device, seed) for device in devices]
+    end = time.monotonic() + options.seconds
+    while time.monotonic() < end:
+        for fuzz in fuzzed:
+            fuzz.some()
+    for fuzz in fuzzed:
+        calls, wrong, beyond = sum(fuzz.calls.values()), len(fuzz.wrong), len(fuzz.beyond)
+        print(f"{fuzz.device}, seed {seed}: {calls} calls, {wrong} wrong")
+        print(f"  and {beyond} products beyond their bound where torch's are no nearer")
+    if options.output:
+        sections = [fuzz.record() for fuzz in fuzzed]
+        measure.save(
+            options.output, {"seed": seed, "seconds": options.seconds, "devices": sections}
+        )
+    raise SystemExit(any(fuzz.wrong for fuzz in fuzzed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""tests/fuzz.py finds what is wrong, and prints what repeats it; by itself it finds nothing."""
+
+import math
+import random
+import runpy
+
+import fuzz
+import pytest
+import torch
+from fuzzing.judge import excess
+from fuzzing.run import OPS, Case, T, draw, examine, run
+
+import my_ops
+
+MOST = 60  # times fuzz.TOGETHER cases
+
+# A result that is off in a rare layout; every tenth product of matrices.
+RARE = """
+import my_ops
+product = my_ops.gemm
+
+def gemm(a, b, **options):
+    y = product(a, b, **options)
+    if a.dim() == 2 and a.stride(0) == 1 and a.storage_offset() % 2 and y.numel():
+        y.detach().select(0, -1).select(0, -1).mul_(1.001).add_(1.0)
+    return y
+
+my_ops.gemm = gemm
+"""
+
+
+def search(fuzzed):
+    for _ in range(MOST):
+        fuzzed.some()
+        if fuzzed.wrong:
+            return fuzzed.wrong[0]
+    pytest.fail("nothing was found")
+
+
+def test_a_result_that_is_wrong_in_a_rare_layout(tmp_path, monkeypatch, capsys):
+    plant = tmp_path / "sitecustomize.py"  # which Python imports when it starts
+    plant.write_text(RARE)
+    monkeypatch.setattr(my_ops, "gemm", my_ops.gemm)
+    runpy.run_path(str(plant))
+    with monkeypatch.context() as child:
+        child.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+        found = search(fuzz.Fuzz("cpu", 1))
+    assert found["op"] == "gemm"
+    assert found["repeats"]
+    printed = capsys.readouterr().out
+    assert "It repeats:" in printed
+    case = eval(found["case"], {"Case": Case, "T": T, "torch": torch})
+    assert fuzz.lines(case) in printed
+    assert examine(case).wrong
+    assert not fuzz.repeats(case)  # without the plant
+
+
+def off_in_a_gradient(x):
+    return (x + 1) if not x.requires_grad else (x + 1 + x.sum() - x.sum().detach())
+
+
+def changes_what_it_got(x):
+    if isinstance(x, torch.Tensor) and not x.requires_grad and x.dtype != torch.bool and x.numel():
+        x.view(torch.uint8 if x.dim() and x.stride(-1) == 1 else x.dtype).add_(1)
+        return x.clone()
+    return torch.ops.my_ops.add_one(x)
+
+
+def takes_anything(x):
+    return torch.ops.my_ops.add_one(x) if isinstance(x, torch.Tensor) else x
+
+
+@pytest.mark.parametrize("wrong", [off_in_a_gradient, changes_what_it_got, takes_anything])
+def test_what_else_is_found(wrong, monkeypatch):
+    monkeypatch.setattr(my_ops, "add_one", wrong)
+    monkeypatch.setattr(fuzz, "repeats", lambda case: True)
+    assert search(fuzz.Fuzz("cpu", 2))["op"] == "add_one"
+
+
+def test_nothing_is_found_and_every_op_is_called(device):
+    fuzzed = fuzz.Fuzz(device, 3)
+    for _ in range(12):
+        fuzzed.some()
+        assert not fuzzed.wrong
+    called = fuzzed.record()["calls by op"]
+    assert set(called) == set(OPS)
+    assert {kind for kinds in called.values() for kind in kinds} == {
+        "result",
+        "gradient",
+        "out=",
+        "wrong argument",
+        "arguments as they were",
+    }
+
+
+def test_cases_are_the_python_that_they_print():
+    choose = random.Random(4)
+    for _ in range(300):
+        case = draw(choose, "cpu")
+        again = eval(repr(case), {"Case": Case, "T": T, "torch": torch})
+        assert again == case
+        first, second = run(case), run(again)
+        assert [(kind, share.item()) for kind, share in first] == [
+            (kind, share.item()) for kind, share in second
+        ]
+
+
+INF, NAN, MAX = math.inf, math.nan, torch.finfo(torch.float32).max
+HALF_ULP = MAX * 2.0**-25
+COMPARED = [  # got, exact, allowed, share
+    (1.0, 1.0, 0.0, 0.0),
+    (1.5, 1.0, 0.25, 2.0),
+    (NAN, 1.0, 1.0, INF),
+    (1.0, NAN, INF, INF),
+    (NAN, NAN, NAN, 0.0),
+    (INF, INF, NAN, 0.0),
+    (-INF, INF, INF, INF),
+    (1.0, INF, INF, INF),
+    (INF, 1.0, 1.0, MAX),
+    (INF, 2 * MAX, 0.0, 0.0),  # what is too large rounds to infinity
+    (MAX, MAX + 0.5 * HALF_ULP, HALF_ULP, 0.5),
+    (INF, MAX - HALF_ULP, 3 * HALF_ULP, 2 / 3),
+]
+
+
+@pytest.mark.parametrize("got, want, allowed, share", COMPARED)
+def test_shares_of_what_is_allowed(got, want, allowed, share):
+    got = torch.tensor([got, 0.0], dtype=torch.float32)
+    want, allowed = (torch.tensor([x, 0.0], dtype=torch.float64) for x in (want, allowed))
+    assert excess(got, want, allowed).item() == pytest.approx(share, rel=1e-6)
