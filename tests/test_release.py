@@ -66,7 +66,7 @@ def test_wheels_of_the_workflow_are_those_of_the_table():
 
 
 def test_recipe_asks_for_what_the_package_asks_for():
-    recipe = (REPOSITORY / "recipe/recipe.yaml").read_text()
+    recipe = (REPOSITORY / "tools/recipe/recipe.yaml").read_text()
     project = (REPOSITORY / "pyproject.toml").read_text()
     (torch,) = re.findall(r'"torch(>=[\d.]+)"', project)
     (setuptools,) = re.findall(r'^requires = \["setuptools(>=.*)"\]', project, re.MULTILINE)

@@ -4,7 +4,7 @@
 # ///
 """The recipe of an sdist for conda-forge: conda_recipe.py SDIST FOLDER
 
-Writes FOLDER/recipe.yaml: recipe/recipe.yaml with the sdist's version and hash. Then rattler-build
+Writes FOLDER/recipe.yaml: tools/recipe/recipe.yaml with the sdist's version and hash. Then rattler-build
 renders it for every platform and release of CUDA.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import rattler_build
 from packaging.utils import parse_sdist_filename
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipe/recipe.yaml"
+RECIPE = Path(__file__).resolve().parents[1] / "tools/recipe/recipe.yaml"
 PLATFORMS = ["linux-64", "linux-aarch64"]
 COMPILERS = ["None", "12.9", "13.0"]  # releases of CUDA, and a build for the CPU
 
