@@ -4,8 +4,8 @@
 # ///
 """The recipe of an sdist for conda-forge: conda_recipe.py SDIST FOLDER
 
-Writes FOLDER/recipe.yaml: tools/recipe/recipe.yaml with the sdist's version and hash. Then rattler-build
-renders it for every platform and release of CUDA.
+Writes FOLDER/recipe.yaml: tools/recipe/recipe.yaml with the sdist's version and hash. Then
+rattler-build renders it for every platform and release of CUDA.
 """
 
 from __future__ import annotations
