@@ -18,8 +18,12 @@ struct Activate {
     } else if constexpr (kActivation == Activation::kGelu) {
       return C(0.5) * x * (C(1) + erf(x * C(0.70710678118654752)));  // x Phi(x)
     } else if constexpr (kActivation == Activation::kGeluTanh) {
-      // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)): no digits cancel, and no branches as in tanh
-      return x / (C(1) + exp(C(-1.59576912160573072) * (x + C(0.044715) * x * x * x)));
+      const C u = C(0.79788456080286536) * (x + C(0.044715) * x * x * x);
+      if constexpr (sizeof(C) == 8) {
+        return C(0.5) * x * (C(1) + tanh(u));  // rounds as torch does
+      } else {
+        return x / (C(1) + exp(C(-2) * u));  // the same, without the branches of tanh
+      }
     } else if constexpr (kActivation == Activation::kSilu) {
       return x / (C(1) + exp(-x));
     } else if constexpr (kActivation == Activation::kSigmoid) {
