@@ -2,7 +2,7 @@
 
 <!-- operators -->             what every op does (op_table.py)
 <!-- call NAME -->             one call of an op, drawn from the names in the code
-<!-- measured SECTION -->      a table of measurements of README.md
+<!-- measured SECTION -->      a table of performance.md
 
 A page that names a test, as in `tests/test_x.py::test_y`, fails the build where there is none. So
 does the reference where a public name has no entry, or an entry shows a role of Sphinx.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+PERFORMANCE = (ROOT / "docs/performance.md").read_text()
 
 
 def find(path: str, pattern: str) -> str:
@@ -69,10 +69,10 @@ def call(op: str) -> str:
 
 
 def measured(section: str) -> str:
-    """As in README.md, which readme_tables.py writes."""
-    match = re.search(rf"<!-- {section} -->\n(.*?)<!-- end -->", README, re.DOTALL)
+    """As in performance.md, which measured.py writes."""
+    match = re.search(rf"<!-- {section} -->\n(.*?)<!-- end -->", PERFORMANCE, re.DOTALL)
     if match is None:
-        raise ValueError(f"README.md has no table {section}")
+        raise ValueError(f"performance.md has no table {section}")
     return match[1]
 
 
