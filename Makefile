@@ -47,7 +47,8 @@ docs: build/installed
 	$(PIP) install -q 'mkdocs-material>=9.7' 'mkdocstrings[python]>=1' 'sybil>=9'
 	$(IN_BUILD) TORCH_EXTENSIONS_DIR="$(CURDIR)/build/extensions" $(PYTEST_HERE) ../docs -W default
 	cd build && NO_MKDOCS_2_WARNING=1 venv/bin/python -m mkdocs build -q -f ../mkdocs.yml
-	$(SAY) "The guide is in build/site: open file://$(CURDIR)/build/site/index.html"
+	$(SAY) "The guide: open file://$(CURDIR)/build/site/index.html in a browser."
+	@echo 'Its search needs the network there. Without: $(PY) -m http.server -d build/site, and http://localhost:8000'
 
 wheel: build/wheel
 

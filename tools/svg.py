@@ -8,12 +8,12 @@ from pathlib import Path
 IMAGES = Path(__file__).resolve().parents[1] / "docs/images"
 THEMES = {
     "light": {
-        **{"text": "#1f2328", "faint": "#59636e", "line": "#818b98", "paper": "#ffffff"},
+        **{"text": "#1f2328", "faint": "#59636e", "line": "#818b98"},
         **{"blue": "#54aeff", "green": "#4ac26b", "orange": "#fb8f44", "purple": "#c297ff"},
         **{"red": "#ff8182", "grey": "#d1d9e0"},
     },
     "dark": {
-        **{"text": "#e6edf3", "faint": "#9198a1", "line": "#656c76", "paper": "#0d1117"},
+        **{"text": "#e6edf3", "faint": "#9198a1", "line": "#656c76"},
         **{"blue": "#1f6feb", "green": "#238636", "orange": "#bd561d", "purple": "#8957e5"},
         **{"red": "#b62324", "grey": "#3d444d"},
     },
@@ -71,15 +71,21 @@ class Drawing:
             middle = y + height / 2 + 5 + 17 * (number - (len(lines) - 1) / 2)
             self.text(x + width / 2, middle, line)
 
-    def files(self, name: str) -> dict[Path, str]:
+    def _written(self, colors: dict[str, str]) -> str:
         width, height = self.size
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}" font-family="sans-serif" role="img">\n'
             f"<title>{escape(self.title)}</title>\n"
         )
-        body = "\n".join(self.parts)
+        return head + "\n".join(self.parts).format(**colors) + "\n</svg>\n"
+
+    def files(self, name: str) -> dict[Path, str]:
         return {
-            IMAGES / f"{name}-{theme}.svg": head + body.format(**colors) + "\n</svg>\n"
+            IMAGES / f"{name}-{theme}.svg": self._written(colors)
             for theme, colors in THEMES.items()
         }
+
+    def inline(self) -> str:
+        """For a page of the site, in the page's own colours."""
+        return self._written({name: f"var(--drawing-{name})" for name in THEMES["light"]})

@@ -109,10 +109,13 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+def named(m: int, n: int, k: int) -> str:
+    return f"{m}³" if m == n == k else f"{m} x {n} x {k}"
+
+
 def by_shape() -> str:
     rows = [
-        [" x ".join(map(str, shape)), *(kernel(what, *shape) for what in COLUMNS.values())]
-        for shape in SHAPES
+        [named(*shape), *(kernel(what, *shape) for what in COLUMNS.values())] for shape in SHAPES
     ]
     return table(["m x n x k", *COLUMNS], rows)
 
@@ -121,7 +124,7 @@ def by_gpu() -> str:
     gpus = ["t4", "a100", "l4", "h100", "h200", "b200", "rtx5090"]
     rows = [
         [
-            " x ".join(map(str, shape)),
+            named(*shape),
             *(kernel(f"gemm --dtype float32 --gpu {gpu}", *shape) for gpu in gpus),
         ]
         for shape in SHAPES
