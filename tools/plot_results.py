@@ -81,7 +81,7 @@ def lstm(results: Row) -> Chart:
             ours.append(row["my_ops us"] / row[peer])
             theirs.append(1.0)
     title = "LSTM layers, forward + backward (lower is better)"
-    series = {"my_ops": ours, "cuDNN (without TF32)": theirs}
+    series = {"my_ops": ours, "cuDNN (fp32: without TF32)": theirs}
     return Chart(title, labels, series, "time, cuDNN = 1; steps x batch x units", "{:.2f}")
 
 
