@@ -180,7 +180,7 @@ def test_calling_python_from_cpp(tmp_path):
 
 def generate(folder, *arguments):
     """In a copy of the repository: what the tool prints, and how to run programs there."""
-    folders = ["csrc", "docs", "include", "kernels", "my_ops", "tests", "tools"]
+    folders = ["benchmarks", "csrc", "docs", "include", "kernels", "my_ops", "tests", "tools"]
     built = shutil.ignore_patterns("__pycache__", "*.so")
     for source in folders:
         shutil.copytree(ROOT / source, folder / source, ignore=built)
