@@ -47,6 +47,8 @@ docs: build/installed
 	$(PIP) install -q 'mkdocs-material>=9.7' 'mkdocstrings[python]>=1' 'sybil>=9'
 	$(IN_BUILD) TORCH_EXTENSIONS_DIR="$(CURDIR)/build/extensions" $(PYTEST_HERE) ../docs -W default
 	cd build && NO_MKDOCS_2_WARNING=1 venv/bin/python -m mkdocs build -q -f ../mkdocs.yml
+	$(SAY) "The guide: open file://$(CURDIR)/build/site/index.html in a browser."
+	@echo 'Its search needs the network there. Without: $(PY) -m http.server -d build/site, and http://localhost:8000'
 
 wheel: build/wheel
 
@@ -100,7 +102,7 @@ lint: build/tools
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python tools/readme_tables.py --check
+	$(VENV)/bin/python tools/measured.py --check
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h kernels/*/*.* kernels/*/*/* include/*) \
 	  $(wildcard my_ops/include/my_ops/*)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

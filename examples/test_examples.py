@@ -180,7 +180,7 @@ def test_calling_python_from_cpp(tmp_path):
 
 def generate(folder, *arguments):
     """In a copy of the repository: what the tool prints, and how to run programs there."""
-    folders = ["csrc", "docs", "include", "kernels", "my_ops", "tests", "tools"]
+    folders = ["benchmarks", "csrc", "docs", "include", "kernels", "my_ops", "tests", "tools"]
     built = shutil.ignore_patterns("__pycache__", "*.so")
     for source in folders:
         shutil.copytree(ROOT / source, folder / source, ignore=built)
@@ -216,7 +216,7 @@ def test_new_op(tmp_path):
 
 
 def test_new_cell(tmp_path):
-    """And the page of the guide is right."""
+    """And the page of the guide is right, and what README says of it."""
     page = (ROOT / "docs/recurrent_cell.md").read_text()
     printed, here = generate(tmp_path, "--cell", "leaky")
     assert textwrap.indent(printed, "    ") in page
@@ -225,6 +225,8 @@ def test_new_cell(tmp_path):
     check_generated("leaky", printed, here, *kernels)
     (training,) = re.findall("```py\n(.*?)```", page, re.DOTALL)
     run(sys.executable, "-c", training, **here)
+    (layer,) = re.findall("```py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert f"# {run(sys.executable, '-c', layer, **here)}" in layer
 
 
 @pytest.mark.parametrize(

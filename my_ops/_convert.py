@@ -106,6 +106,10 @@ def _reason_to_leave(module: nn.Module, kind: type[nn.Module]) -> str | None:
             return f"as its {name} is of dtype {str(t.dtype).removeprefix('torch.')}"
         if t.device.type not in ("cpu", "cuda", "meta"):
             return f"as its {name} is on {t.device}"
-    if kind is nn.Linear and module.weight.dtype in HALF and in_whole_vectors(*module.weight.shape):
+    if (
+        isinstance(module, nn.Linear)
+        and module.weight.dtype in HALF
+        and in_whole_vectors(*module.weight.shape)
+    ):
         return "as its products of 16 bits are torch's own"
     return None

@@ -78,10 +78,20 @@ def test_recipe_asks_for_what_the_package_asks_for():
         assert (REPOSITORY / name).exists()
 
 
-def test_example_of_the_readme_prints_what_it_says():
-    code = re.search(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
+README = (REPOSITORY / "README.md").read_text()
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_examples_of_the_readme_print_what_they_say(code):
+    """The one of a cell, which is generated first, is in examples/test_examples.py."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert said
+    assert done.stdout.splitlines() == said
+
+
+def test_readme_is_short():
+    assert len(README.split()) <= 900
 
 
 def test_build_takes_no_python_that_its_torch_lacks():
@@ -162,11 +172,11 @@ def test_newest_torch_and_python_are_tried_every_week():
     assert '{python: "3.x", torch: torch-newest' in text
 
 
-def test_version_matrix_is_that_of_the_readme():
+def test_version_matrix_is_that_of_the_table():
     session = (REPOSITORY / "tools/noxfile.py").read_text()
     versions = re.search(r"^TORCH = (\[.*\])$", session, re.MULTILINE)
-    readme = (REPOSITORY / "README.md").read_text()
-    listed = set(re.findall(r"^\| (2\.\d+\.\d+)(?:\+cpu)? \|", readme, re.MULTILINE))
+    page = (REPOSITORY / "docs/compatibility.md").read_text()
+    listed = set(re.findall(r"^\| (2\.\d+\.\d+)(?:\+cpu)? \|", page, re.MULTILINE))
     assert listed
     assert listed <= set(json.loads(versions[1]))
 

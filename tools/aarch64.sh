@@ -59,4 +59,4 @@ export PYTHONPATH=$work/site OMP_NUM_THREADS=1
 python=(qemu-aarch64-static -L "$work/root" "$work/root/usr/bin/python3.11")
 "${python[@]}" -m pytest -c "$config" --rootdir "$tests/.." -p no:cacheprovider -q \
   --junitxml=suite.xml "$@"
-echo "for README's table: PYTHONPATH=$PYTHONPATH ${python[*]} tools/record_suite.py $work/suite.xml WHAT"
+echo "for the compatibility table: PYTHONPATH=$PYTHONPATH ${python[*]} tools/record_suite.py $work/suite.xml WHAT"

@@ -2,10 +2,11 @@
 
 <!-- operators -->             what every op does (op_table.py)
 <!-- call NAME -->             one call of an op, drawn from the names in the code
-<!-- measured SECTION -->      a table of measurements of README.md
+<!-- measured SECTION -->      a table of performance.md
 
 A page that names a test, as in `tests/test_x.py::test_y`, fails the build where there is none. So
-does the reference where a public name has no entry, or an entry shows a role of Sphinx.
+does the reference where a public name lacks its entry, signature, a section of its docstring or a
+type, or an entry shows markup of Sphinx.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+sys.path.insert(0, str(ROOT / "tools"))
+
+from svg import Drawing  # noqa: E402
+
+PERFORMANCE = (ROOT / "docs/performance.md").read_text()
 
 
 def find(path: str, pattern: str) -> str:
@@ -56,28 +61,37 @@ def call(op: str) -> str:
             find(cuda, rf"^struct {functor} {{"),
         ),
     }
-    boxes = [
-        f'  {key}["<b>{name}</b><br>{what}<br><small>{at}</small>"]'
-        for key, (name, what, at) in nodes.items()
-    ]
-    arrows = [
-        "  public --> gradient --> schema",
-        "  schema -- CPU --> cpu --> cpu_launcher --> cpu_kernel",
-        "  schema -- CUDA --> cuda --> cuda_launcher --> cuda_kernel",
-    ]
-    return "\n".join(["```mermaid", "flowchart TD", *boxes, *arrows, "```"])
+    drawing = Drawing(720, 500, f"How a call of my_ops.{op} travels")
+    places = {
+        **{"public": (210, 0), "gradient": (210, 85), "schema": (210, 170)},
+        **{"cpu": (0, 270), "cpu_launcher": (0, 355), "cpu_kernel": (0, 440)},
+        **{"cuda": (420, 270), "cuda_launcher": (420, 355), "cuda_kernel": (420, 440)},
+    }
+    for key, (name, what, at) in nodes.items():
+        x, y = places[key]
+        drawing.rect(x, y, 300, 60, "grey", "line")
+        for row, (words, look) in enumerate(
+            ((name, {"bold": True}), (what, {"size": 12}), (at, {"size": 11, "color": "faint"}))
+        ):
+            drawing.text(x + 150, y + 17 + 18 * row, words, **look)
+    for x, y in ((360, 60), (360, 145), (150, 330), (150, 415), (570, 330), (570, 415)):
+        drawing.arrow((x, y), (x, y + 25))
+    for side, label in ((150, "CPU"), (570, "CUDA")):
+        drawing.arrow((360, 230), (360, 250), (side, 250), (side, 270))
+        drawing.text((side + 360) / 2, 245, label, size=12)
+    return f"<div>\n{drawing.inline()}</div>"
 
 
 def measured(section: str) -> str:
-    """As in README.md, which readme_tables.py writes."""
-    match = re.search(rf"<!-- {section} -->\n(.*?)<!-- end -->", README, re.DOTALL)
+    """As in performance.md, which measured.py writes."""
+    match = re.search(rf"<!-- {section} -->\n(.*?)<!-- end -->", PERFORMANCE, re.DOTALL)
     if match is None:
-        raise ValueError(f"README.md has no table {section}")
+        raise ValueError(f"performance.md has no table {section}")
     return match[1]
 
 
 def operators() -> str:
-    sys.path.insert(0, str(ROOT / "tools"))
+    sys.path.insert(0, str(ROOT / "tools"))  # MkDocs takes the first one back
     import op_table
 
     return op_table.main()
@@ -89,19 +103,46 @@ def check_tests(page: str, markdown: str) -> None:
             raise ValueError(f"{page}: no test {path}::{name}")
 
 
+SECTIONS = {"Args": "Parameters", "Returns": "Returns", "Raises": "Raises"}  # as they are headed
+
+
 def check_reference(html: str) -> None:
     import my_ops
+    from my_ops import reference
 
-    public = [
-        f"{module.__name__}.{name}" for module in (my_ops, my_ops.nn) for name in module.__all__
-    ]
-    documented = set(re.findall(r'<h\d id="(my_ops\.[\w.]+)"', html))
+    public = {
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module in (my_ops, my_ops.nn)
+        for name in module.__all__
+    }
+    public |= {
+        f"my_ops.reference.{name}": thing
+        for name, thing in vars(reference).items()
+        if getattr(thing, "__module__", "") == reference.__name__ and not name.startswith("_")
+    }
     # Said on the page in words, or a section of it.
-    missing = {*public} - documented - {"my_ops.cmake_prefix_path", "my_ops.nn", "my_ops.reference"}
+    for name in ("my_ops.cmake_prefix_path", "my_ops.nn", "my_ops.reference"):
+        del public[name]
+    entries = re.split(r'<h\d id="(my_ops\.[\w.]+)"', html)
+    documented = dict(zip(entries[1::2], entries[2::2], strict=True))
+    missing = public.keys() - documented.keys()
     if missing:
         raise ValueError(f"reference.md has no entry for {', '.join(sorted(missing))}")
-    if role := re.search(r":\w+:<code>.*?</code>", html):
-        raise ValueError(f"reference.md shows {role[0]}")
+    for name, thing in public.items():
+        entry = documented[name]
+        called = not isinstance(thing, type) or "__init__" in vars(thing)
+        if called and "doc-signature" not in entry:
+            raise ValueError(f"reference.md shows no signature of {name}")
+        for word, heading in SECTIONS.items():
+            said = re.search(rf"^ *{word}:$", thing.__doc__ or "", re.MULTILINE)
+            if said and f'<span class="doc-section-title">{heading}:' not in entry:
+                raise ValueError(f"reference.md shows no {heading} of {name}")
+        for row in re.findall(r'<tr class="doc-section-item">(.*?)</tr>', entry, re.DOTALL):
+            cells = [re.sub("<.*?>", "", cell).strip() for cell in re.split("<td>", row)[1:]]
+            if len(cells) == 4 and not cells[1]:
+                raise ValueError(f"reference.md has no type for {cells[0]} of {name}")
+    if markup := re.search(r":\w+:<code>.*?</code>|::\s*</p>", html):
+        raise ValueError(f"reference.md shows {markup[0]}")
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> None:

@@ -7,13 +7,21 @@ from typing import Any
 
 import griffe
 
-ROLE = re.compile(r":\w+:(?=`)")  # of Sphinx: Markdown would print it
+ROLE = re.compile(r":\w+:(?=`)|(?<=:):$", re.MULTILINE)  # of Sphinx: Markdown would print it
+SEVERAL = re.compile(r"^(    )(\w+), (\w+(?:, \w+)*)(: .*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+def each(match: re.Match[str]) -> str:
+    """``a, b: text`` as an entry for each, which then has a type."""
+    indent, first, others, text = match.groups()
+    rest = [f"\n{indent}{name}: as ``{first}``." for name in others.split(", ")]
+    return f"{indent}{first}{text}" + "".join(rest)
 
 
 class Names(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
-            obj.docstring.value = ROLE.sub("", obj.docstring.value)
+            obj.docstring.value = SEVERAL.sub(each, ROLE.sub("", obj.docstring.value))
 
     def on_alias(self, *, alias: griffe.Alias, **_: Any) -> None:
         """my_ops.gemm is the function, not the module my_ops.ops.gemm that holds it."""

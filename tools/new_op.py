@@ -71,7 +71,7 @@ my_ops/ops/{name}.py and the docstring; build; pytest -k {name}.
 If its arguments become others than one tensor x: the schemas in csrc/bindings.cpp, the call in
 tests/samples.py, and rules of its own in my_ops/_vmap.py and my_ops/distributed.py in place of the
 two names in my_ops/ops/_common.py.
-Left to you: rows in benchmarks/bench.py and README.md, a line in CHANGELOG.md.""",
+Left to you: rows in benchmarks/bench.py and tools/measured.py, a line in CHANGELOG.md.""",
 )
 
 # Arguments of the ops of a step and of all steps.
@@ -157,8 +157,8 @@ Next: put the formula of {name} into my_ops/reference.py, kernels/recurrent/cell
 my_ops/recurrent/{name}.py; build; pytest -k {name}.
 If it carries no c, or reads more in backward: the schemas in csrc/bindings.cpp, as GRU's. With
 other gates: their number, and tests/test_{name}.py.
-Left to you: functions in my_ops/include/my_ops/ops.h, rows in benchmarks and README.md, a line in
-CHANGELOG.md.""",
+Left to you: functions in my_ops/include/my_ops/ops.h, rows in benchmarks and tools/measured.py,
+a line in CHANGELOG.md.""",
 )
 
 

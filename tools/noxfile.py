@@ -29,7 +29,7 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.envdir = f"{ROOT}/.nox"  # not in tools/, which the sdist takes whole
 nox.options.sessions = []
 
-# README's compatibility table names each of these that was run.
+# docs/compatibility.md names each of these that was run.
 TORCH = ["2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"]
 
 

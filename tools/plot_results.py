@@ -1,4 +1,4 @@
-"""Draws benchmarks/results/nvidia-h200.json for README.md and the guide, light and dark.
+"""Draws benchmarks/results for README.md and the guide, light and dark.
 
 python tools/plot_results.py       into docs/images
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 
@@ -15,7 +15,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks/results/nvidia-h200.json"
+RESULTS = ROOT / "benchmarks/results"
 IMAGES = ROOT / "docs/images"
 THEMES = {
     "light": {"text": "#1f2328", "grid": "#d1d9e0", "bars": ["#0969da", "#9aa4af", "#d1d9e0"]},
@@ -24,71 +24,93 @@ THEMES = {
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 Row = dict[str, Any]
-Bars = tuple[list[str], dict[str, list[float]], str]  # labels, series, unit
 
 
-def short(label: str) -> str:
-    for long, brief in NAMES.items():
-        label = label.replace(long, brief)
-    return label
+class Chart(NamedTuple):
+    title: str
+    labels: list[str]
+    series: dict[str, list[float]]
+    unit: str
+    values: str = "{:.3g}"  # beside a bar
 
 
-def elementwise(rows: list[Row], ceilings: Row) -> Bars:
+def load(name: str) -> Row:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def elementwise(results: Row) -> Chart:
     """Bytes that the op must move, over the time of each way, as a share of copy_'s rate."""
     names = ["add_one", "custom_add", "d_sigmoid", "round_ste"]
-    picked = [r for n in names for r in rows if r["case"] == f"{n} float32 1 GiB"]
-    moved = {r["case"]: r["my_ops us"] * r["share of ceiling"] for r in picked}
-    series = {
-        "my_ops": [r["share of ceiling"] for r in picked],
-        "eager torch": [
-            moved[r["case"]] / (r.get("eager us") or r["torch.round us"]) for r in picked
-        ],
-    }
-    return [r["case"].split()[0] for r in picked], series, "share of copy bandwidth, fp32, 1 GiB"
-
-
-def products(rows: list[Row], ceilings: Row) -> Bars:
-    sizes = [2048, 4096, 8192]
-    labels, ours, theirs = [], [], []
-    for prefix, peer in (("gemm float32", "cuBLAS"), ("gemm float32 high", "cuBLAS TF32")):
-        for n in sizes:
-            row = next((r for r in rows if r["case"] == f"{prefix} {n}x{n}x{n}"), None)
-            if row is None or f"{peer} us" not in row:
-                continue
-            labels.append(f"{'high, ' if 'high' in prefix else ''}{n}³")
-            ours.append(row["TFLOP/s"])
-            theirs.append(row["TFLOP/s"] * row["my_ops us"] / row[f"{peer} us"])
-    return labels, {"my_ops": ours, "cuBLAS (TF32 for high)": theirs}, "TFLOP/s, fp32"
-
-
-def lltm(rows: list[Row], ceilings: Row) -> Bars:
-    peer = "cuDNN LSTM (4 gates, TF32) us"
-    picked = [
-        r
-        for r in rows
-        if r["case"].startswith("lltm ") and r["case"].endswith(" forward") and peer in r
+    rows = {r["case"]: r for r in results["elementwise"]}
+    picked = [rows[f"{name} float32 1 GiB"] for name in names]
+    ours = [r["share of ceiling"] for r in picked]
+    eager = [
+        r["share of ceiling"] * r["my_ops us"] / (r.get("eager us") or r["torch.round us"])
+        for r in picked
     ]
+    title = "Elementwise ops, fp32, 1 GiB (higher is better)"
+    unit = "share of copy_'s bandwidth"
+    return Chart(title, names, {"my_ops": ours, "eager torch": eager}, unit)
+
+
+def products(results: Row) -> Chart:
+    rows = {r["case"]: r for r in results["gemm"]}
     labels, ours, theirs = [], [], []
-    for row in picked:
-        dtype, steps, batch, hidden = row["case"].split()[1:5]
-        if dtype == "float16":
+    for kind, peer, sizes in (
+        ("", "cuBLAS", (1024, 2048, 4096, 8192)),
+        (" high", "cuBLAS TF32", (4096, 8192)),
+    ):
+        for n in sizes:
+            row = rows[f"gemm float32{kind} {n}x{n}x{n}"]
+            labels.append(f"{n}³, high" if kind else f"{n}³")
+            ours.append(row["my_ops us"] / row[f"{peer} us"])
+            theirs.append(1.0)
+    title = "fp32 matrix products (lower is better)"
+    series = {"my_ops": ours, "cuBLAS (high: with TF32)": theirs}
+    return Chart(title, labels, series, "time, cuBLAS = 1", "{:.2f}")
+
+
+def lstm(results: Row) -> Chart:
+    rows = {r["case"]: r for r in results["table"]}
+    labels, ours, theirs = [], [], []
+    for steps, batch, hidden in ((512, 16, 512), (512, 64, 1024), (512, 256, 1024)):
+        for dtype in ("float16", "float32"):
+            row = rows[f"LSTM {dtype} T{steps} B{batch} H{hidden} forward + backward"]
+            peer = "cuDNN strict us" if dtype == "float32" else "cuDNN us"
+            labels.append(f"{steps} x {batch} x {hidden}, {NAMES[dtype]}")
+            ours.append(row["my_ops us"] / row[peer])
+            theirs.append(1.0)
+    title = "LSTM layers, forward + backward (lower is better)"
+    series = {"my_ops": ours, "cuDNN (fp32: without TF32)": theirs}
+    return Chart(title, labels, series, "time, cuDNN = 1; steps x batch x units", "{:.2f}")
+
+
+def lltm(results: Row) -> Chart:
+    peer = "cuDNN LSTM (4 gates, TF32) us"
+    labels, ours, theirs = [], [], []
+    for row in results["lltm"]:
+        if not row["case"].endswith(" forward") or peer not in row or " float16" in row["case"]:
             continue
-        labels.append(f"{short(dtype)}, {batch} {hidden}")
-        ours.append(row["my_ops us"] / int(steps[1:]))
-        theirs.append(row[peer] / int(steps[1:]))
-    return labels, {"my_ops LLTM": ours, "cuDNN LSTM (4 gates)": theirs}, "us a step, forward"
+        dtype, steps, batch, hidden = (part.lstrip("TBH") for part in row["case"].split()[1:5])
+        labels.append(f"{steps} x {batch} x {hidden}, {NAMES[dtype]}")
+        ours.append(row["my_ops us"] / int(steps))
+        theirs.append(row[peer] / int(steps))
+    title = "LLTM layers beside an LSTM, forward (lower is better)"
+    series = {"my_ops LLTM (3 gates)": ours, "cuDNN LSTM (4 gates; fp32: TF32)": theirs}
+    return Chart(title, labels, series, "us a step; steps x batch x units")
 
 
-def draw(bars: Bars, theme: Row, path: Path) -> None:
-    labels, series, unit = bars
-    figure, axes = plt.subplots(figsize=(7.5, 0.55 + 0.42 * len(labels)))
+def draw(chart: Chart, gpu: str, theme: Row, path: Path) -> None:
+    _, labels, series, unit, shown = chart
+    figure, axes = plt.subplots(figsize=(7.5, 0.9 + 0.42 * len(labels)))
+    figure.suptitle(f"{chart.title}\n{gpu}", color=theme["text"], fontsize=10)
     height = 0.8 / len(series)
     for number, ((name, values), color) in enumerate(
         zip(series.items(), theme["bars"], strict=False)
     ):
         places = [i + (number - (len(series) - 1) / 2) * height for i in range(len(labels))]
         drawn = axes.barh(places, values, height * 0.92, label=name, color=color)
-        axes.bar_label(drawn, fmt="%.3g", padding=3, color=theme["text"], fontsize=8)
+        axes.bar_label(drawn, fmt=shown, padding=3, color=theme["text"], fontsize=8)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel(unit, color=theme["text"])
@@ -111,18 +133,19 @@ def draw(bars: Bars, theme: Row, path: Path) -> None:
 
 
 def main() -> None:
-    results = json.loads(RESULTS.read_text())
     # Bytes that depend on the numbers only: no date, no random identifiers, text as text.
     plt.rcParams.update({"svg.hashsalt": "my_ops", "svg.fonttype": "none", "font.size": 9})
     IMAGES.mkdir(exist_ok=True)
-    for name, section, chart in (
-        ("elementwise", "elementwise", elementwise),
-        ("products", "gemm", products),
-        ("lltm", "lltm", lltm),
+    for chart, file in (
+        (elementwise, "nvidia-h200"),
+        (products, "nvidia-h200"),
+        (lstm, "nvidia-h200-recurrent"),
+        (lltm, "nvidia-h200"),
     ):
-        bars = chart(results[section], results["ceilings"])
+        results = load(file)
         for theme, colors in THEMES.items():
-            draw(bars, colors, IMAGES / f"{name}-{theme}.svg")
+            path = IMAGES / f"{chart.__name__}-{theme}.svg"
+            draw(chart(results), results["environment"]["gpu"], colors, path)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Writes the tables in README.md from benchmarks/results: measurements and runs of the tests.
+"""Writes what was measured and tested into README.md and two pages, from benchmarks/results.
 
-python tools/readme_tables.py            rewrite what stands between the markers
-python tools/readme_tables.py --check    fail if that would change anything
+python tools/measured.py            rewrite what stands between <!-- NAME --> and <!-- end -->
+python tools/measured.py --check    fail if that would change anything
 """
 
 import argparse
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
-RESULTS = ROOT / "benchmarks/results/nvidia-h200.json"
+FILES = [ROOT / name for name in ("README.md", "docs/performance.md", "docs/compatibility.md")]
+RESULTS = ROOT / "benchmarks/results"
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -31,12 +31,28 @@ def figure(value: float | None) -> str:
     return f"{value:.{digits}f}"
 
 
+def environment(results: dict[str, Any]) -> str:
+    e = results["environment"]
+    if "gpu" not in e:
+        where = f"On a CPU with {e['cpu threads']} threads, torch {e['torch']}"
+    else:
+        where = f"On an {e['gpu']}, torch {e['torch']}, cuDNN {e['cudnn']}, driver {e['driver']}"
+    return f"{where}, on {e['date']} at commit {e['commit'][:7]}."
+
+
 class Results:
-    def __init__(self, path: Path) -> None:
-        self.sections = json.loads(path.read_text())
-        self.several = json.loads(path.with_stem(f"{path.stem}-x4").read_text())  # of several GPUs
-        self.runs = json.loads(path.with_name("compatibility.json").read_text())
-        self.layers = json.loads(path.with_stem(f"{path.stem}-recurrent").read_text())
+    """A method for each NAME."""
+
+    def __init__(self, folder: Path) -> None:
+        def load(name: str) -> dict[str, Any]:
+            return json.loads((folder / f"{name}.json").read_text())
+
+        self.sections = load("nvidia-h200")
+        self.several = load("nvidia-h200-x4")  # of several GPUs
+        self.layers = load("nvidia-h200-recurrent")
+        self.switch = load("nvidia-h200-fast_fp32")
+        self.host = load("cpu")
+        self.runs = load("compatibility")
 
     def case(self, section: str, name: str) -> dict[str, Any]:
         return next(row for row in self.sections[section] if row["case"] == name)
@@ -231,6 +247,30 @@ class Results:
         gpus = dict.fromkeys(row["gpus"] for row in self.several["distributed"])
         return table(["split by", "layers", *(f"{n} GPU" for n in gpus), "efficiency"], rows)
 
+    def fast_fp32(self) -> str:
+        rows = [
+            [row["case"], figure(row["never us"]), figure(row["on us"])]
+            for row in self.switch["products and a training step"]
+        ]
+        return table(["fp32, us", "torch", "with the switch"], rows)
+
+    def fast_fp32_host(self) -> str:
+        rows = [
+            [row["case"], *(f"{row[f'{state} us']:.1f}" for state in ("never", "on", "off again"))]
+            for row in self.switch["host time of small products"]
+        ]
+        return table(["product, us a call", "never on", "on", "off again"], rows)
+
+    def cpu(self) -> str:
+        sections = [self.host[f"cpu, {threads} thread(s)"] for threads in (1, 2)]
+        rows = []
+        for one, two in zip(*sections, strict=True):
+            pair = [f"{row['my_ops us'] / 1e3:.3f} ({row['x eager']:.2f})" for row in (one, two)]
+            peers = [f"{row['x LSTM']:.2f}" if "x LSTM" in row else "" for row in (one, two)]
+            rows.append([one["case"], *pair, " / ".join(filter(None, peers))])
+        head = ["case", "one thread, ms (ratio to eager)", "two threads", "ratio to `nn.LSTM`"]
+        return table(head, rows)
+
     def compatibility(self) -> str:
         rows = []
         for run in self.runs:
@@ -242,11 +282,49 @@ class Results:
         head = ["torch", "its CUDA", "Python", "processor", "tests on the CPU", "commit"]
         return table(head, rows)
 
+    def compatibility_short(self) -> str:
+        groups: dict[tuple[str, str, str], list[str]] = {}
+        for run in self.runs:
+            alike = run["python"], run["processor"], run["tests"]
+            groups.setdefault(alike, []).append(run["torch"])
+        rows = [[", ".join(versions), *alike] for alike, versions in groups.items()]
+        return table(["torch", "Python", "processor", "tests passed"], rows)
+
     def environment(self) -> str:
-        e = self.sections["environment"]
+        return environment(self.sections)
+
+    def recurrent_environment(self) -> str:
+        return environment(self.layers)
+
+    def scaling_environment(self) -> str:
+        return environment(self.several)
+
+    def fast_fp32_environment(self) -> str:
+        return environment(self.switch)
+
+    def cpu_environment(self) -> str:
+        return environment(self.host)
+
+    def products_headline(self) -> str:
+        row = self.case("gemm", "gemm float32 4096x4096x4096")
+        ratios = [r["x cuBLAS"] for r in self.sections["sweep"] if r["case"].startswith("float32")]
         return (
-            f"On an {e['gpu']}, torch {e['torch']}, cuDNN {e['cudnn']}, driver {e['driver']}, "
-            f"on {e['date']} at commit {e['commit']}; medians of alternating runs."
+            f"**fp32 products at fp32's accuracy: {row['x cuBLAS']:.1f} times cuBLAS's speed** at "
+            f"m = n = k = 4096; {statistics.median(ratios):.1f} times in the median of "
+            f"{len(ratios)} random shapes, most of them small."
+        )
+
+    def recurrent_headline(self) -> str:
+        rows = [row for row in self.layers["table"] if not row["case"].startswith("LLTM")]
+        ratios = [row["x cuDNN"] for row in rows]
+        strict = [
+            row["cuDNN strict us"] / row["my_ops us"] for row in rows if "float32" in row["case"]
+        ]
+        return (
+            f"**LSTM and GRU layers: {statistics.median(ratios):.1f} times cuDNN's speed** in the "
+            f"median of {len(ratios)} cases, {sum(ratio < 1 for ratio in ratios)} of which are "
+            f"slower. In the {len(strict)} fp32 cases cuDNN uses TF32 and my_ops does not; beside "
+            f"cuDNN without TF32 it is {min(strict):.1f} to {max(strict):.0f} times as fast."
         )
 
 
@@ -259,13 +337,16 @@ def main() -> int:
     def fill(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{getattr(results, match[1])()}\n<!-- end -->"
 
-    before = README.read_text()
-    after = re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", fill, before, flags=re.DOTALL)
-    if check and after != before:
-        print("README.md: tables differ from the results; run tools/readme_tables.py")
-        return 1
-    README.write_text(after)
-    return 0
+    stale = False
+    for path in FILES:
+        before = path.read_text()
+        after = re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", fill, before, flags=re.DOTALL)
+        if check and after != before:
+            print(f"{path.name} differs from the results; run tools/measured.py")
+            stale = True
+        elif after != before:
+            path.write_text(after)
+    return int(stale)
 
 
 if __name__ == "__main__":

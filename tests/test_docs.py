@@ -1,0 +1,48 @@
+"""What the pages say of the plan, and their drawings, beside what would be written now."""
+
+import argparse
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from my_ops import _explain
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(not (REPOSITORY / "docs").is_dir(), reason="needs the repository")
+
+sys.path.insert(0, str(REPOSITORY / "tools"))
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+SHOWN = [
+    (page.name, *shown)
+    for page in PAGES
+    for shown in re.findall(
+        r"^( *)\$ python -m my_ops explain (.*)\n((?:\1[^$\s`].*\n|\1  .*\n)+)",
+        page.read_text(),
+        re.MULTILINE,
+    )
+]
+
+
+@pytest.mark.parametrize("page, indent, asked, said", SHOWN)
+def test_plans_are_those_of_the_plan(page, indent, asked, said):
+    parser = argparse.ArgumentParser()
+    _explain.add_arguments(parser)
+    answer = _explain.explain(parser.parse_args(asked.split()))
+    assert answer.splitlines() == [line.removeprefix(indent) for line in said.splitlines()]
+
+
+def test_some_plans_are_shown():
+    assert {page for page, *_ in SHOWN} >= {"README.md", "which_kernel.md"}
+
+
+@pytest.mark.parametrize("tool", ["which_kernel", "drawings"])
+def test_what_tools_write_is_current(tool):
+    """Else: python tools/which_kernel.py, or drawings.py."""
+    files = importlib.import_module(tool).files()
+    assert len(files) > 2
+    for path, content in files.items():
+        assert path.read_text() == content, path.name

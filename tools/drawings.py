@@ -1,0 +1,176 @@
+"""Draws the pictures of the guide that show no measurement, light and dark, into docs/images.
+
+tests/test_docs.py notices where a file is not what this would write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from svg import Drawing
+
+
+def fused() -> Drawing:
+    """a + b + 1: what moves through memory."""
+    drawing = Drawing(560, 190, "a + b + 1 in eager torch moves five arrays, custom_add three")
+    for y, title, kernels in (
+        (10, "eager torch: 5 arrays move", [("a, b", "a + b", "t"), ("t", "t + 1", "out")]),
+        (105, "custom_add: 3 arrays move", [("a, b", "a + b + 1", "out")]),
+    ):
+        drawing.text(10, y + 10, title, anchor="start", bold=True)
+        x = 10.0
+        for reads, kernel, writes in kernels:
+            drawing.box(x, y + 25, 50, 36, "grey", reads)
+            drawing.arrow((x + 50, y + 43), (x + 75, y + 43))
+            drawing.box(x + 75, y + 25, 105, 36, "blue", kernel)
+            drawing.arrow((x + 180, y + 43), (x + 205, y + 43))
+            drawing.box(x + 205, y + 25, 50, 36, "grey", writes)
+            x += 280
+    return drawing
+
+
+def linear() -> Drawing:
+    drawing = Drawing(640, 120, "linear: product, bias, activation and residual in one kernel")
+    drawing.rect(150, 22, 385, 84, "none", "blue")
+    drawing.text(342, 16, "one kernel", size=12, color="faint")
+    drawing.box(10, 45, 100, 40, "grey", "x, weight")
+    drawing.arrow((110, 65), (165, 65))
+    names = ["x @ weight.T", "+ bias", "activation", "+ residual"]
+    x = 165.0
+    for number, (name, width) in enumerate(zip(names, (105, 65, 85, 80), strict=True)):
+        drawing.box(x, 45, width, 40, "blue" if number == 0 else "green", name)
+        x += width
+        if number < len(names) - 1:
+            drawing.arrow((x, 65), (x + 8, 65), head=False)
+            x += 8
+    drawing.arrow((x, 65), (575, 65))
+    drawing.box(575, 45, 55, 40, "grey", "out")
+    return drawing
+
+
+def cell(title: str, gates: list[tuple[str, str]], carried: str | None, out: str) -> Drawing:
+    """One step of one hidden unit, from the bottom up."""
+    width = 92 * len(gates) - 8
+    right = 105 + width
+    drawing = Drawing(right + 115, 262 if carried else 202, title)
+    drawing.box(105, 10, width, 36, "blue", out)
+    drawing.arrow((right, 28), (right + 35, 28))
+    drawing.box(right + 35, 10, 70, 36, "grey", "h(t)")
+    y = 70
+    if carried:
+        drawing.box(10, y, 70, 36, "grey", "c(t-1)")
+        drawing.arrow((80, y + 18), (105, y + 18))
+        drawing.box(105, y, width, 36, "purple", carried)
+        drawing.arrow((105 + width / 2, y), (105 + width / 2, 46))
+        drawing.arrow((right, y + 18), (right + 35, y + 18))
+        drawing.box(right + 35, y, 70, 36, "grey", "c(t)")
+        y += 60
+    for number, (name, function) in enumerate(gates):
+        x = 105 + 92 * number
+        drawing.box(x, y, 84, 42, "green" if function == "sigmoid" else "orange", name, function)
+        drawing.arrow((x + 42, y), (x + 42, y - 24))
+        drawing.arrow((x + 42, y + 66), (x + 42, y + 42))
+    drawing.box(10, y + 66, 70, 36, "grey", "x, h(t-1)")
+    drawing.arrow((80, y + 84), (105, y + 84))
+    drawing.box(105, y + 66, width, 36, "grey", "products with the weights, biases")
+    return drawing
+
+
+def lstm() -> Drawing:
+    gates = [("i", "sigmoid"), ("f", "sigmoid"), ("g", "tanh"), ("o", "sigmoid")]
+    return cell("A step of LSTM", gates, "c(t) = f c(t-1) + i g", "h(t) = o tanh(c(t))")
+
+
+def gru() -> Drawing:
+    gates = [("r", "sigmoid"), ("u", "sigmoid"), ("n, with r", "tanh")]
+    return cell("A step of GRU", gates, None, "h(t) = (1 - u) n + u h(t-1)")
+
+
+def lltm() -> Drawing:
+    gates = [("i", "sigmoid"), ("o", "sigmoid"), ("g", "ELU")]
+    return cell("A step of LLTM", gates, "c(t) = c(t-1) + g i", "h(t) = tanh(c(t)) o")
+
+
+def steps() -> Drawing:
+    """Time goes to the right."""
+    drawing = Drawing(620, 205, "Step by step, and all steps in one launch")
+    drawing.text(10, 20, "step by step: a product and a cell's kernel a step", anchor="start")
+    x = 10.0
+    for step in range(1, 5):
+        drawing.box(x, 30, 80, 36, "grey", "W_hh h")
+        drawing.box(x + 88, 30, 44, 36, "green", f"cell {step}")
+        x += 152
+    drawing.text(10, 105, "in one launch: W_hh stays on chip, blocks exchange h", anchor="start")
+    drawing.rect(10, 115, 400, 78, "none", "blue")
+    drawing.text(210, 132, "weights in registers and shared memory", size=12, color="faint")
+    x = 22.0
+    for step in range(1, 5):
+        drawing.box(x, 145, 66, 36, "green", f"step {step}")
+        if step < 4:
+            drawing.arrow((x + 66, 163), (x + 98, 163))
+            drawing.text(x + 82, 157, "h", size=11)
+        x += 98
+    drawing.text(430, 168, "time goes to the right", anchor="start", size=12, color="faint")
+    return drawing
+
+
+def fp32_parts() -> Drawing:
+    """A float's 24 bits, its two parts, and the products of parts."""
+    drawing = Drawing(640, 420, "A float32 product made of three fp16 products")
+    bit, left = 22, 96
+    drawing.text(left - 12, 47, "float32", anchor="end", bold=True)
+    for number in range(24):
+        color = "blue" if number < 11 else "green" if number < 23 else "grey"
+        drawing.rect(left + bit * number, 30, bit - 2, 26, color)
+    drawing.text(left + 12 * bit, 20, "24 significant bits of an element", size=12, color="faint")
+    drawing.arrow((left + 5.5 * bit, 58), (left + 5.5 * bit, 88))
+    drawing.arrow((left + 17 * bit, 58), (left + 17 * bit, 88))
+    drawing.box(left, 88, 11 * bit - 2, 34, "blue", "leading part, fp16")
+    drawing.box(left + 11 * bit, 88, 12 * bit - 2, 34, "green", "low part, fp16")
+    note = "both are scaled by the exponent of their row, so that fp16's range is enough"
+    drawing.text(left, 142, note, size=12, anchor="start", color="faint")
+
+    drawing.text(10, 180, "a b  =", anchor="start", bold=True)
+    x = 70.0
+    for first, second, name, kept in (
+        ("blue", "blue", "leading x leading", True),
+        ("blue", "green", "leading x low", True),
+        ("green", "blue", "low x leading", True),
+        ("green", "green", "low x low", False),
+    ):
+        drawing.rect(x, 162, 26, 26, first)
+        drawing.text(x + 38, 180, "x")
+        drawing.rect(x + 50, 162, 26, 26, second)
+        drawing.text(x + 38, 208, name, size=12, color="text" if kept else "faint")
+        if not kept:
+            drawing.text(x + 38, 224, "left out: about 2^-22", size=12, color="faint")
+        elif first == second:
+            drawing.text(x + 38, 224, "promoted", size=12, color="faint")
+        if kept:
+            drawing.text(x + 100, 180, "+", bold=True)
+        x += 140
+
+    drawing.text(10, 262, "Sum over k of the leading products", anchor="start", bold=True)
+    for number in range(4):
+        x = 10 + 130 * number
+        drawing.box(x, 280, 112, 36, "orange", "32 of k")
+        drawing.arrow((x + 56, 316), (x + 56, 352))
+    drawing.text(545, 296, "the tensor core", size=12, anchor="start", color="faint")
+    drawing.text(545, 312, "truncates", size=12, anchor="start", color="faint")
+    drawing.box(10, 352, 502, 36, "blue", "float registers: each addition rounds (promotion)")
+    drawing.arrow((512, 370), (545, 370))
+    drawing.box(545, 352, 60, 36, "grey", "out")
+    return drawing
+
+
+def files() -> dict[Path, str]:
+    """What each file should hold."""
+    found: dict[Path, str] = {}
+    for draw in (fused, linear, lstm, gru, lltm, steps, fp32_parts):
+        found |= draw().files(f"drawing_{draw.__name__}")
+    return found
+
+
+if __name__ == "__main__":
+    for path, content in files().items():
+        path.write_text(content)
