@@ -241,8 +241,10 @@ struct SizeTypes {  // of dispatch_real, where only sizes matter
 // again by the words added here: my_ops/_errors.py.
 [[noreturn]] inline void fail_allocation(const std::exception& error, IntHeaderOnlyArrayRef sizes,
                                          ScalarType dtype, const std::string& device) {
-  int64_t bytes = 0;
-  dispatch_real<SizeTypes>(dtype, [&]<typename T>() { bytes = sizeof(T); });
+  int64_t bytes = 1;  // of bool, which no kernel computes with
+  if (dtype != ScalarType::Bool) {
+    dispatch_real<SizeTypes>(dtype, [&]<typename T>() { bytes = sizeof(T); });
+  }
   for (const int64_t size : sizes) {
     if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = std::numeric_limits<int64_t>::max();
   }
