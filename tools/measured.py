@@ -51,6 +51,7 @@ class Results:
         self.several = load("nvidia-h200-x4")  # of several GPUs
         self.layers = load("nvidia-h200-recurrent")
         self.switch = load("nvidia-h200-fast_fp32")
+        self.whole = load("nvidia-h200-models")
         self.host = load("cpu")
         self.runs = load("compatibility")
 
@@ -253,6 +254,20 @@ class Results:
             for row in self.switch["products and a training step"]
         ]
         return table(["fp32, us", "torch", "with the switch"], rows)
+
+    def models(self) -> str:
+        rows = []
+        for row in self.whole["training step"]:
+            model, kind, way = row["case"].split()
+            times = [figure(row[f"{who} ms"]) for who in ("torch", "switch", "converted")]
+            gains = [f"{row[f'x {who}']:.2f}" for who in ("switch", "converted")]
+            commit = row.get("commit", self.whole["environment"]["commit"])[:7]
+            rows.append([model, SHORT[kind], way, *times, *gains, commit])
+        head = ["model", "type", "", "torch, ms", "switch", "converted"]
+        return table([*head, "x switch", "x converted", "commit"], rows)
+
+    def models_environment(self) -> str:
+        return environment(self.whole)
 
     def fast_fp32_host(self) -> str:
         rows = [
