@@ -1,6 +1,7 @@
-"""Writes what was measured and tested into README.md and two pages, from benchmarks/results.
+"""Writes what was measured and tested into README.md and the guide, from benchmarks/results.
 
-python tools/measured.py            rewrite what stands between <!-- NAME --> and <!-- end -->
+python tools/measured.py            rewrite what stands between <!-- NAME --> and <!-- end -->,
+                                    and the time behind <!-- now SECTION: CASE -->
 python tools/measured.py --check    fail if that would change anything
 """
 
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = [ROOT / name for name in ("README.md", "docs/performance.md", "docs/compatibility.md")]
+PAGES = ["performance", "compatibility", "notes/gemm", "notes/gemm_half", "notes/recurrent"]
+FILES = [ROOT / "README.md", *(ROOT / f"docs/{page}.md" for page in PAGES)]
 RESULTS = ROOT / "benchmarks/results"
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -162,6 +164,15 @@ class Results:
             rows.append([SHORT[dtype], str(len(ratios)), str(level), *(f"{r:.2f}" for r in spread)])
         head = ["type", "shapes", "ratio at least 0.97", "lowest ratio", "median", "highest"]
         return table(head, rows)
+
+    def sweep_below(self) -> str:
+        rows = []
+        for row in self.sections["sweep"]:
+            if row["x cuBLAS"] < 0.97:
+                dtype, shape = row["case"].split()
+                times = [figure(row[f"{who} us"]) for who in ("my_ops", "cuBLAS")]
+                rows.append([SHORT[dtype], shape.replace("x", " x "), *times])
+        return table(["type", "m x n x k", "my_ops, us", "cuBLAS"], rows)
 
     def lltm(self) -> str:
         rows = []
@@ -353,10 +364,17 @@ def main() -> int:
     def fill(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{getattr(results, match[1])()}\n<!-- end -->"
 
+    def now(match: re.Match[str]) -> str:
+        """Products in us, layers in ms."""
+        section, case = match.groups()
+        time = results.case(section, case)["my_ops us"]
+        return f"<!-- now {section}: {case} -->{figure(time / (1e3 if section == 'lltm' else 1))}"
+
     stale = False
     for path in FILES:
         before = path.read_text()
         after = re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", fill, before, flags=re.DOTALL)
+        after = re.sub(r"<!-- now (\w+): (.*?) -->[\d.]*", now, after)
         if check and after != before:
             print(f"{path.name} differs from the results; run tools/measured.py")
             stale = True
