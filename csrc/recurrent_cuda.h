@@ -27,7 +27,7 @@ class Cuda {
     const Tensor a = empty(b, {rows, b.size(0)}), out = empty(b, {rows, b.size(1)});
     auto args = gemm_args<float, float>(product(a, b, out), std::nullopt);
     args.packed_b = in<float>(b);
-    if (planned(args, b, Op::kLayer).kernel != cuda::GemmKernel::kFp32Sm90) return {b};
+    if (!planned(args, b, Op::kLayer).reads_packed()) return {b};
     return {b, packed(b, device_.stream(), Op::kLayer)};
   }
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {

@@ -92,6 +92,7 @@ struct GemmPlan {
     return kernel == GemmKernel::kFp32Skinny || kernel == GemmKernel::kFp32Sm90 ||
            kernel == GemmKernel::kFp32Sm80;
   }
+  bool reads_packed() const { return kernel == GemmKernel::kFp32Sm90; }
 };
 
 // Of batch * m * n * k: no plan of a smaller float product is on tensor cores
