@@ -198,7 +198,7 @@ def judge_linear_results(
     once = stored(dtype)  # at every place where a value may be stored on the way
     if "bias" in t:
         bias = t["bias"].double()
-        before, off = before + bias, off + of_sum(1, dtype) * bias.abs()
+        before, off = before + bias, off + of_sum(k + 1, dtype) * bias.abs()
         unsure = unsure | (bias.isfinite() & (before.abs() >= overflow(dtype)))
     want = reference.activate(before, activation)
     allowed = off
