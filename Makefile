@@ -116,12 +116,14 @@ gpu-check:
 
 # The CPU kernels and their bindings under GCC's AddressSanitizer and UndefinedBehaviorSanitizer.
 SANITIZE := address,undefined -fno-sanitize-recover=undefined
-asan: build/environment
+SANITIZED = PYTHONPATH=asan ASAN_OPTIONS=detect_leaks=0 \
+  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
+asan: build/tools
 	rm -rf build/asan && MY_OPS_WITH_CUDA=0 CFLAGS="-fsanitize=$(SANITIZE)" \
 	  $(PIP) install -q --no-build-isolation --no-deps --no-cache-dir --target build/asan .
-	$(IN_BUILD) PYTHONPATH=asan ASAN_OPTIONS=detect_leaks=0 \
-	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(PYTEST_HERE) $(addprefix ../tests/test_,$(addsuffix .py,elementwise c_api gemm lltm))
+	$(IN_BUILD) $(SANITIZED) $(PYTEST_HERE) \
+	  $(addprefix ../tests/test_,$(addsuffix .py,elementwise c_api gemm lltm lstm_gru))
+	$(IN_BUILD) $(SANITIZED) python ../tests/fuzz.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED))
 
 # Random mistakes, one at a time, and which of them no test sees:
 # make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
