@@ -76,22 +76,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 #endif
 }
 
-template <typename Cell, typename T>
-const void* cluster_backward_kernel_of(const ClusterPlan& plan) {
-  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() -> const void* {
-    return reinterpret_cast<const void*>(&cluster_backward_kernel<Cell, T, Units, Rows, Chunks>);
-  });
-}
-
-template <typename Cell, typename T>
-int cluster_backward_resident(const ClusterPlan& plan) {
-  return count_resident(cluster_backward_kernel_of<Cell, T>(plan), plan);
-}
-
-template <typename Cell, typename T>
-cudaError_t cluster_backward(const RecurrentSequenceBackward<T>& args, const ClusterPlan& plan,
-                             cudaStream_t stream) {
-  return launch_cluster(cluster_backward_kernel_of<Cell, T>(plan), plan, args, stream);
+template <typename Cell, int Units, int Rows, int Chunks, typename T>
+const void* cluster_kernel(const RecurrentSequenceBackward<T>*) {
+  return reinterpret_cast<const void*>(&cluster_backward_kernel<Cell, T, Units, Rows, Chunks>);
 }
 
 }  // namespace my_ops::cuda

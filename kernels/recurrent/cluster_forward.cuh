@@ -102,22 +102,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 #endif
 }
 
-template <typename Cell, typename T>
-const void* cluster_forward_kernel_of(const ClusterPlan& plan) {
-  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() -> const void* {
-    return reinterpret_cast<const void*>(&cluster_forward_kernel<Cell, T, Units, Rows, Chunks>);
-  });
-}
-
-template <typename Cell, typename T>
-int cluster_forward_resident(const ClusterPlan& plan) {
-  return count_resident(cluster_forward_kernel_of<Cell, T>(plan), plan);
-}
-
-template <typename Cell, typename T>
-cudaError_t cluster_forward(const RecurrentSequence<T>& args, const ClusterPlan& plan,
-                            cudaStream_t stream) {
-  return launch_cluster(cluster_forward_kernel_of<Cell, T>(plan), plan, args, stream);
+template <typename Cell, int Units, int Rows, int Chunks, typename T>
+const void* cluster_kernel(const RecurrentSequence<T>*) {
+  return reinterpret_cast<const void*>(&cluster_forward_kernel<Cell, T, Units, Rows, Chunks>);
 }
 
 }  // namespace my_ops::cuda

@@ -10,6 +10,22 @@
 
 namespace my_ops::cuda {
 
+// Of the plan's instantiation, or null where there is none. Sequence, the type of the kernel's
+// arguments, says which pass: RecurrentSequence or RecurrentSequenceBackward.
+template <typename Cell, typename Sequence>
+const void* cluster_kernel_of(const ClusterPlan& plan) {
+  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() {
+    return cluster_kernel<Cell, Units, Rows, Chunks>(static_cast<const Sequence*>(nullptr));
+  });
+}
+
+template <typename Cell, typename T, typename Sequence>
+const void* grid_kernel_of(const GridPlan& plan) {
+  return visit_grid_plan<T>(plan, [&]<int UnitTiles, int RowTiles, int Chunks>() {
+    return grid_kernel<Cell, UnitTiles, RowTiles, Chunks>(static_cast<const Sequence*>(nullptr));
+  });
+}
+
 template <typename Cell, typename T>
 cudaError_t plan_for_current_device(Pass pass, int64_t steps, int64_t batch, int64_t hidden,
                                     RecurrentPlan& plan) {
@@ -28,8 +44,10 @@ bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden) {
   const RecurrentPlan plan =
       make_recurrent_plan(kCellFacts<Cell>, pass, sizeof(T), batch, hidden, facts);
   if (plan.kind != RecurrentPlan::Kind::kCluster) return plan.kind != RecurrentPlan::Kind::kNone;
-  return (pass == Pass::kForward ? cluster_forward_resident<Cell, T>(plan.cluster)
-                                 : cluster_backward_resident<Cell, T>(plan.cluster)) > 0;
+  const void* const kernel =
+      pass == Pass::kForward ? cluster_kernel_of<Cell, RecurrentSequence<T>>(plan.cluster)
+                             : cluster_kernel_of<Cell, RecurrentSequenceBackward<T>>(plan.cluster);
+  return count_resident(kernel, plan.cluster) > 0;
 }
 
 template <typename Cell, typename T>
@@ -47,39 +65,38 @@ size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int
   }
 }
 
-template <typename Cell, typename T>
-cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, void* workspace,
-                               cudaStream_t stream) {
+template <Pass kPass, typename Cell, typename T, typename Sequence>
+cudaError_t launch_sequence(const Sequence& args, void* workspace, cudaStream_t stream) {
   if (args.steps > 0 && (args.batch == 0 || args.hidden == 0)) return cudaSuccess;
   RecurrentPlan plan;
-  if (auto err = plan_for_current_device<Cell, T>(Pass::kForward, args.steps, args.batch,
-                                                  args.hidden, plan);
+  if (auto err = plan_for_current_device<Cell, T>(kPass, args.steps, args.batch, args.hidden, plan);
       err != cudaSuccess) {
     return err;
   }
-  switch (plan.kind) {
-    case RecurrentPlan::Kind::kCluster:
-      return cluster_forward<Cell, T>(args, plan.cluster, stream);
-    case RecurrentPlan::Kind::kWarpgroup:
-      return warpgroup_forward<Cell, T>(args, plan.warpgroup, workspace, stream);
-    default:
-      return grid_forward<Cell, T>(args, plan.grid, workspace, stream);
+  if (plan.kind == RecurrentPlan::Kind::kCluster) {
+    return launch_cluster(cluster_kernel_of<Cell, Sequence>(plan.cluster), plan.cluster, args,
+                          stream);
   }
+  if constexpr (kPass == Pass::kForward) {
+    if (plan.kind == RecurrentPlan::Kind::kWarpgroup) {
+      return warpgroup_forward<Cell, T>(args, plan.warpgroup, workspace, stream);
+    }
+  }
+  const int64_t bytes = grid_exchange_bytes<Cell, T>(kPass, args.steps, args.batch, args.hidden);
+  return launch_grid(grid_kernel_of<Cell, T, Sequence>(plan.grid), plan.grid, bytes, args,
+                     workspace, stream);
+}
+
+template <typename Cell, typename T>
+cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, void* workspace,
+                               cudaStream_t stream) {
+  return launch_sequence<Pass::kForward, Cell, T>(args, workspace, stream);
 }
 
 template <typename Cell, typename T>
 cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args, void* workspace,
                                         cudaStream_t stream) {
-  if (args.steps > 0 && (args.batch == 0 || args.hidden == 0)) return cudaSuccess;
-  RecurrentPlan plan;
-  if (auto err = plan_for_current_device<Cell, T>(Pass::kBackward, args.steps, args.batch,
-                                                  args.hidden, plan);
-      err != cudaSuccess) {
-    return err;
-  }
-  return plan.kind == RecurrentPlan::Kind::kCluster
-             ? cluster_backward<Cell, T>(args, plan.cluster, stream)
-             : grid_backward<Cell, T>(args, plan.grid, workspace, stream);
+  return launch_sequence<Pass::kBackward, Cell, T>(args, workspace, stream);
 }
 
 }  // namespace my_ops::cuda

@@ -137,17 +137,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 #endif
 }
 
-template <typename Cell, typename T>
-cudaError_t grid_backward(const RecurrentSequenceBackward<T>& args, const GridPlan& plan,
-                          void* workspace, cudaStream_t stream) {
-  const void* kernel =
-      visit_grid_plan<T>(plan, [&]<int UnitTiles, int NTiles, int Chunks>() -> const void* {
-        return reinterpret_cast<const void*>(
-            &grid_backward_kernel<Cell, T, UnitTiles, NTiles, Chunks>);
-      });
-  const int64_t bytes =
-      grid_exchange_bytes<Cell, T>(Pass::kBackward, args.steps, args.batch, args.hidden);
-  return launch_grid(kernel, plan, bytes, args, workspace, stream);
+template <typename Cell, int UnitTiles, int NTiles, int Chunks, typename T>
+const void* grid_kernel(const RecurrentSequenceBackward<T>*) {
+  return reinterpret_cast<const void*>(&grid_backward_kernel<Cell, T, UnitTiles, NTiles, Chunks>);
 }
 
 }  // namespace my_ops::cuda
