@@ -98,8 +98,10 @@ def test_what_torch_overrides_in_python_is_its_own(module):
     switched(
         module,
         """
-        theirs = "library.impl('bmm', kernel, 'CPU', with_keyset=True, allow_override=True)"
-        library = torch.library.Library("aten", "IMPL")
+        theirs = (
+            "library = torch.library.Library('aten', 'IMPL')\\n"
+            "library.impl('bmm', kernel, 'CPU', with_keyset=True, allow_override=True)"
+        )
         kernel = lambda keys, a, b: a * b + 1
         path = Path(torch.__file__).with_name("_native") / "registry.py"
         exec(compile(theirs, path, "exec"))
