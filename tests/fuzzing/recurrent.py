@@ -135,7 +135,9 @@ def judge(
     results = len(want) - (len(tensors) if case.gradient else 0)
     assert [t.dtype for t in got] == [dtype] * len(want)
     ours = errors(got, want)
+    rows = max(tensors[0].shape[:-1].numel(), 1)
     if dtype == torch.float64:
+        terms += rows  # those of a parameter's gradient
         # By the size of the pre-activations too, whose last place is that of their terms.
         size = max(t.nan_to_num(0, 0, 0).abs().max().item() if t.numel() else 0 for t in tensors)
         more *= max(size, 1.0)
@@ -145,7 +147,6 @@ def judge(
         ]
         yield from by_kind(found, 1, results, tensors[0].device)
         return
-    rows = max(tensors[0].shape[:-1].numel(), 1)
     theirs = [e.nan_to_num(posinf=0.0) for e in errors(run(oracle, tensors), want)]
     found = list(precision.shares(ours, theirs, dtype, rows, more))
     if max(found) > 1:  # by chance, of so many cases: which errors others of these sizes have
