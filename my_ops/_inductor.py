@@ -40,7 +40,7 @@ def _wide(t: Tensor) -> Tensor:
 
 def _wide_d_sigmoid(wide: Tensor) -> Tensor:
     e = torch.exp(-wide.abs())
-    return e / ((1 + e) * (1 + e))
+    return e / (e * (2 + e) + 1)  # (1 + e)^2, rounded once where e is small
 
 
 def _d_sigmoid(z: Tensor) -> Tensor:

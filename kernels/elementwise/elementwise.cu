@@ -34,12 +34,12 @@ struct CustomAdd {
 struct DSigmoid {
   __device__ double operator()(double x) const {
     const double e = exp_minus_abs(x);
-    return e / ((1.0 + e) * (1.0 + e));
+    return e / fma(e, 2.0 + e, 1.0);  // (1 + e)^2, rounded once
   }
   // The quotient by the hardware's reciprocal and one correction: the denominator is within [1, 4].
   __device__ float operator()(float x) const {
     const float e = exp_minus_abs(x);
-    const float square = fmaf(e, 2.0f + e, 1.0f);  // (1 + e)^2, rounded once
+    const float square = fmaf(e, 2.0f + e, 1.0f);
     const float inverse = __fdividef(1.0f, square);
     const float quotient = e * inverse;
     return fmaf(inverse, fmaf(-square, quotient, e), quotient);

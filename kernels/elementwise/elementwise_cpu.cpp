@@ -29,8 +29,9 @@ struct CustomAdd {
 struct DSigmoid {
   template <typename C>
   MY_OPS_INLINE C operator()(C x) const {
-    const C e = exp_negative(minus_abs(x));  // s(1 - s) = e / (1 + e)^2, even in x
-    return e / ((C(1) + e) * (C(1) + e));
+    // s(1 - s) = e / (1 + e)^2, even in x. The square as a sum, which rounds 1 + e once, not twice.
+    const C e = exp_negative(minus_abs(x));
+    return e / (e * (C(2) + e) + C(1));
   }
 };
 struct DSigmoidBackward {
