@@ -21,7 +21,7 @@ WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
   $(PY) tools/build/progress.py build/compile.log \
   $(PIP) wheel -v --no-build-isolation --no-deps .
 
-.PHONY: demo test fuzz examples docs lint wheel aarch64 gpu-check asan mutants clean
+.PHONY: demo test fuzz examples docs lint wheel aarch64 gpu-check asan tsan mutants clean
 
 demo: build/runnable
 	$(SAY) 'Training two models side by side: about 3 minutes'
@@ -114,16 +114,29 @@ lint: build/tools
 gpu-check:
 	tools/gpu_check.sh
 
-# The CPU kernels and their bindings under GCC's AddressSanitizer and UndefinedBehaviorSanitizer.
-SANITIZE := address,undefined -fno-sanitize-recover=undefined
-SANITIZED = PYTHONPATH=asan ASAN_OPTIONS=detect_leaks=0 \
-  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)"
+# The CPU kernels and their bindings under GCC's sanitizers: of addresses and undefined behaviour, and
+# of threads, which watches what is compiled for it alone: not torch.
+asan: SANITIZE := address,undefined -fno-sanitize-recover=undefined
+asan: PRELOAD = $$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)
+tsan: SANITIZE := thread
+tsan: PRELOAD = $$(gcc -print-file-name=libtsan.so) $(CURDIR)/build/tsan/parallel_for.so
+SANITIZED_BUILD = rm -rf build/$@ && MY_OPS_WITH_CUDA=0 CFLAGS="-fsanitize=$(SANITIZE)" \
+  $(PIP) install -q --no-build-isolation --no-deps --no-cache-dir --target build/$@ .
+SANITIZED = PYTHONPATH=$@ ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+  LD_PRELOAD="$(PRELOAD)"
+
 asan: build/tools
-	rm -rf build/asan && MY_OPS_WITH_CUDA=0 CFLAGS="-fsanitize=$(SANITIZE)" \
-	  $(PIP) install -q --no-build-isolation --no-deps --no-cache-dir --target build/asan .
+	$(SANITIZED_BUILD)
 	$(IN_BUILD) $(SANITIZED) $(PYTEST_HERE) \
 	  $(addprefix ../tests/test_,$(addsuffix .py,elementwise c_api gemm lltm lstm_gru))
 	$(IN_BUILD) $(SANITIZED) python ../tests/fuzz.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED))
+
+tsan: build/tools
+	$(SANITIZED_BUILD)
+	g++ -shared -fPIC -std=c++20 -g -fsanitize=$(SANITIZE) tests/parallel_for.cpp -o build/tsan/parallel_for.so
+	$(IN_BUILD) $(SANITIZED) $(PYTEST_HERE) --capture=sys \
+	  -k 'thread or test_elementwise or test_lltm or test_lstm_gru' $(addprefix ../tests/test_,\
+	  $(addsuffix .py,elementwise lltm lstm_gru registration integration autocast))
 
 # Random mistakes, one at a time, and which of them no test sees:
 # make mutants MUTANTS='--python 100 --cpp 40 --seed 7'

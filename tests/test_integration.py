@@ -135,6 +135,34 @@ def test_threads(op, device):
     assert not failures
 
 
+@pytest.mark.skipif(
+    "libtsan" not in os.environ.get("LD_PRELOAD", ""), reason="of make tsan: that it sees a race"
+)
+def test_two_threads_with_one_result_are_seen():
+    script = """
+        import threading
+        import torch, my_ops
+
+        out = torch.empty(2000, 2000)
+        work = lambda: torch.ops.my_ops.fill_index.out(out=out)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "TSAN_OPTIONS": os.environ["TSAN_OPTIONS"] + ":halt_on_error=1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ThreadSanitizer: data race" in done.stderr
+    assert "my_ops/_C.so" in done.stderr
+    assert done.returncode != 0
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_data_loader_workers(start):
     """In a process of its own: one whose autograd has begun threads for a GPU cannot be forked."""
