@@ -21,7 +21,7 @@ WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
   $(PY) tools/build/progress.py build/compile.log \
   $(PIP) wheel -v --no-build-isolation --no-deps .
 
-.PHONY: demo test fuzz examples docs lint wheel aarch64 gpu-check asan tsan mutants clean
+.PHONY: demo test fuzz examples docs lint wheel aarch64 gpu-check asan tsan coverage mutants clean
 
 demo: build/runnable
 	$(SAY) 'Training two models side by side: about 3 minutes'
@@ -120,23 +120,38 @@ asan: SANITIZE := address,undefined -fno-sanitize-recover=undefined
 asan: PRELOAD = $$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)
 tsan: SANITIZE := thread
 tsan: PRELOAD = $$(gcc -print-file-name=libtsan.so) $(CURDIR)/build/tsan/parallel_for.so
-SANITIZED_BUILD = rm -rf build/$@ && MY_OPS_WITH_CUDA=0 CFLAGS="-fsanitize=$(SANITIZE)" \
+asan tsan: CFLAGS = -fsanitize=$(SANITIZE)
+BUILD_WITH_CFLAGS = rm -rf build/$@ build/temp* && MY_OPS_WITH_CUDA=0 CFLAGS="$(CFLAGS)" \
   $(PIP) install -q --no-build-isolation --no-deps --no-cache-dir --target build/$@ .
 SANITIZED = PYTHONPATH=$@ ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
   LD_PRELOAD="$(PRELOAD)"
 
 asan: build/tools
-	$(SANITIZED_BUILD)
+	$(BUILD_WITH_CFLAGS)
 	$(IN_BUILD) $(SANITIZED) $(PYTEST_HERE) \
 	  $(addprefix ../tests/test_,$(addsuffix .py,elementwise c_api gemm lltm lstm_gru))
 	$(IN_BUILD) $(SANITIZED) python ../tests/fuzz.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED))
 
 tsan: build/tools
-	$(SANITIZED_BUILD)
-	g++ -shared -fPIC -std=c++20 -g -fsanitize=$(SANITIZE) tests/parallel_for.cpp -o build/tsan/parallel_for.so
+	$(BUILD_WITH_CFLAGS)
+	g++ -shared -fPIC -std=c++20 -g $(CFLAGS) tests/parallel_for.cpp -o build/tsan/parallel_for.so
 	$(IN_BUILD) $(SANITIZED) $(PYTEST_HERE) --capture=sys \
 	  -k 'thread or test_elementwise or test_lltm or test_lstm_gru' $(addprefix ../tests/test_,\
 	  $(addsuffix .py,elementwise lltm lstm_gru registration integration autocast))
+
+# Which lines and branches of Python and of the CPU build's C++ the suite reaches, into
+# benchmarks/results/coverage.json.
+COVERAGE := python -m coverage
+coverage: CFLAGS := --coverage -fprofile-update=atomic
+coverage: export LDFLAGS := --coverage
+coverage: build/tools
+	$(PIP) install -q 'coverage>=7.13'
+	$(BUILD_WITH_CFLAGS) && rm -f build/.coverage*
+	$(IN_BUILD) PYTHONPATH=coverage $(COVERAGE) run --rcfile=../tools/coverage.toml \
+	  -m $(subst python -m ,,$(PYTEST_HERE)) ../tests $(PYTEST)
+	$(IN_BUILD) $(COVERAGE) combine -q && $(COVERAGE) json -q -o coverage/python.json
+	PYTHONPATH=build/coverage $(PY) tools/line_coverage.py build/coverage/python.json build/temp.* \
+	  benchmarks/results/coverage.json
 
 # Random mistakes, one at a time, and which of them no test sees:
 # make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
