@@ -21,8 +21,9 @@ def pytest_addoption(parser):
 
 class Recorder:
     def __init__(self, path):
-        self.path = path
         self.names = set()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("w")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
@@ -33,12 +34,11 @@ class Recorder:
             finally:
                 torch.cuda.synchronize()
         events = profiled.profiler.kineto_results.events()
-        self.names |= {e.name() for e in events if e.device_type() == DeviceType.CUDA}
+        launched = {e.name() for e in events if e.device_type() == DeviceType.CUDA}
+        for name in sorted(launched - self.names):
+            print(name, file=self.file, flush=True)  # at once: a later test may end the process
+        self.names |= launched
         return result
-
-    def pytest_sessionfinish(self):
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text("".join(f"{name}\n" for name in sorted(self.names)))
 
 
 def pytest_configure(config):
