@@ -1,10 +1,13 @@
-"""The tools that count what the suite reaches."""
+"""The programs that count what the suite reaches and what a long run costs."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,3 +74,33 @@ def test_lines_of_templates_are_reached_once(tmp_path):
     (found,) = (row for row in json.loads(output.read_text())["coverage"] if row["files"])
     assert (found["group"], found["lines"], found["lines reached"]) == ("csrc", 5, 5)
     assert found["branches"] > found["branches reached"] > 0
+
+
+def test_endurance(tmp_path, device):
+    output = tmp_path / "found.json"
+    program = str(ROOT / "benchmarks/endurance.py")
+    command = [sys.executable, program, "--device", device, "--calls", "100"]
+    subprocess.run([*command, "--output", str(output)], check=True)
+    found = json.loads(output.read_text())
+    assert found["calls"] == 160  # whole steps of each interval
+    assert len(found["intervals"]) == 20
+    assert all(row["calls/s"] > 0 and row["process, bytes"] > 0 for row in found["intervals"])
+
+
+@pytest.mark.parametrize(
+    "sizes, speeds, memory, speed",
+    [
+        ([1000] * 20, [50] * 20, True, True),
+        ([900, *[1000] * 19], [50] * 20, True, True),  # before the first quarter has ended
+        ([1000] * 19 + [1015], [50] * 20, False, True),
+        ([1000] * 20, [50] * 15 + [47] * 5, True, False),
+    ],
+)
+def test_what_is_flat(sizes, speeds, memory, speed, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    endurance = importlib.import_module("endurance")
+    rows = [
+        {"calls/s": speed, "process, bytes": size << 20}
+        for size, speed in zip(sizes, speeds, strict=True)
+    ]
+    assert endurance.flat(rows) == {"memory is flat": memory, "speed is flat": speed}
