@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "tools").is_dir() or not shutil.which("gcov") or not shutil.which("c++filt"),
+    reason="needs the repository, gcov and c++filt",
+)
 
 SYMBOLS = """#!/bin/sh
 echo 'arch = sm_90a'
