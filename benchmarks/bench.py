@@ -390,6 +390,25 @@ def cpu() -> Iterator[Case]:
         )
         yield from cpu_lltm(size, step, h, weights, bias)
         yield from cpu_lltm(f"T64 {size}", steps, h, weights, bias)
+    for hidden, batch in product((32, 128, 256, 512, 1024), (1, 16, 64)):
+        yield from cpu_layers(hidden, batch)
+
+
+def cpu_layers(hidden: int, batch: int) -> Iterator[Case]:
+    """Layers beside torch's; LLTM, which has 3 gates, beside torch's LSTM."""
+    x = torch.randn(16, batch, hidden)
+
+    def train(layer: torch.nn.Module) -> Run:
+        return lambda: layer(x)[0].sum().backward()
+
+    for name, peer in (("LSTM", "LSTM"), ("GRU", "GRU"), ("LLTM", "LSTM")):
+        ours, torchs = (
+            getattr(lib, n)(hidden, hidden) for lib, n in ((my_ops.nn, name), (torch.nn, peer))
+        )
+        size = f"nn.{name} float32 T16 B{batch} H{hidden}"
+        forward = {f"torch.nn.{peer}": no_grad(lambda x=x, layer=torchs: layer(x))}
+        yield Case(f"{size} forward", no_grad(lambda x=x, layer=ours: layer(x)), forward)
+        yield Case(f"{size} forward + backward", train(ours), {f"torch.nn.{peer}": train(torchs)})
 
 
 def cpu_lltm(size: str, x: Any, h: Any, weights: Any, bias: Any) -> Iterator[Case]:

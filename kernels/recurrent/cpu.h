@@ -50,11 +50,12 @@ MY_OPS_INLINE const T* or_zeros(bool given, const T* array, int64_t place) {
 }
 
 template <typename Cell, typename T>
-MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row) {
-  const int64_t hidden = args.hidden;
+MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row, const T* gates_h,
+                            Range some) {
+  const int64_t hidden = args.hidden, width = some.end - some.begin;
   const bool keeps = !(args.reset && args.reset[row]);
-  for (int64_t first = 0; first < hidden; first += kUnits) {
-    const int64_t units = std::min(hidden - first, kUnits);
+  for (int64_t first = some.begin; first < some.end; first += kUnits) {
+    const int64_t units = std::min(some.end - first, kUnits);
     const auto place = [&](int values, int value) {
       return (row * values + value) * hidden + first;
     };
@@ -62,7 +63,7 @@ MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row) {
 #pragma GCC unroll 8
     for (int gate = 0; gate < Cell::kGates; ++gate) {
       zx[gate] = args.gates_x + place(Cell::kGates, gate);
-      zh[gate] = or_zeros(keeps, args.gates_h, place(Cell::kGates, gate));
+      zh[gate] = or_zeros(keeps, gates_h, gate * width + first - some.begin);
       bx[gate] = or_zeros(args.bias_x, args.bias_x, gate * hidden + first);
       bh[gate] = or_zeros(args.bias_h, args.bias_h, gate * hidden + first);
     }
@@ -204,11 +205,38 @@ void walk(const RecurrentSequence<T>& args, int64_t begin, int64_t end) {
                                .saved = args.saved ? args.saved + Cell::kSaved * at : nullptr,
                                .batch = rows,
                                .hidden = hidden},
-                              0, rows);
+                              {0, rows}, {0, hidden});
       h = output;
       carried = new_carried;
     }
     if (carried != carried_n) std::copy_n(carried, kCarried * rows * hidden, carried_n);
+  }
+}
+
+constexpr int64_t kLine = 64;         // bytes of a cache line
+constexpr int64_t kRowsOfUnits = 32;  // whose pre-activations stay in the cache till they are read
+
+template <typename Cell, typename T>
+void step_of_units(RecurrentStep<T, T> args, const T* weights_h, Range units) {
+  constexpr int64_t kGates = Cell::kGates;
+  const int64_t hidden = args.hidden, of_gate = packed_size<T>(hidden, hidden);
+  T gates_h[kRowsOfUnits * kGates * kUnitsTogether];
+  args.gates_h = gates_h;
+  for (int64_t unit = units.begin; unit < units.end; unit += kUnitsTogether) {
+    const int64_t width = std::min(kUnitsTogether, units.end - unit);
+    for (int64_t row = 0; row < args.batch; row += kRowsOfUnits) {
+      const int64_t rows = std::min(args.batch - row, kRowsOfUnits);
+      for (int64_t i = 0; i < rows * kGates; ++i) {  // the product hides the way from memory
+        const T* gates_x = args.gates_x + (row * kGates + i) * hidden + unit;
+        for (int64_t u = 0; u < width; u += kLine / sizeof(T))
+          __builtin_prefetch(gates_x + u, 0, 2);
+      }
+      for (int gate = 0; gate < kGates; ++gate) {
+        product(args.h + row * hidden, hidden, weights_h + gate * of_gate + unit * hidden,
+                gates_h + gate * width, kGates * width, rows, width, hidden);
+      }
+      recurrent_step<Cell, T>(args, {row, row + rows}, {unit, unit + width});
+    }
   }
 }
 
@@ -267,9 +295,16 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
 // per instruction set are made of functions, not of templates.
 #define MY_OPS_RECURRENT_CPU(Cell, T)                                                             \
   template <>                                                                                     \
-  MY_OPS_CLONES void recurrent_step<Cell>(const RecurrentStep<T, T>& args, int64_t begin,         \
-                                          int64_t end) {                                          \
-    for (int64_t row = begin; row < end; ++row) step_row<Cell>(args, row);                        \
+  MY_OPS_CLONES void recurrent_step<Cell>(const RecurrentStep<T, T>& args, Range rows,            \
+                                          Range units) {                                          \
+    const int64_t gates = Cell::kGates * (units.end - units.begin);                               \
+    for (int64_t row = rows.begin; row < rows.end; ++row) {                                       \
+      step_row<Cell>(args, row, args.gates_h + (row - rows.begin) * gates, units);                \
+    }                                                                                             \
+  }                                                                                               \
+  template <>                                                                                     \
+  void recurrent_units<Cell>(const RecurrentStep<T, T>& args, const T* weights_h, Range units) {  \
+    step_of_units<Cell>(args, weights_h, units);                                                  \
   }                                                                                               \
   template <>                                                                                     \
   MY_OPS_CLONES void recurrent_step_backward<Cell>(const RecurrentStepBackward<T, T>& args,       \
