@@ -336,9 +336,9 @@ class Results:
         ratios = [r["x cuBLAS"] for r in self.sections["sweep"] if r["case"].startswith("float32")]
         gpu, median = self.sections["environment"]["gpu"], statistics.median(ratios)
         return (
-            f"**fp32 products at fp32's accuracy: {row['x cuBLAS']:.1f} times cuBLAS's speed** on "
-            f"an {gpu}, m = n = k = 4096; in the median of {len(ratios)} random shapes, most of "
-            f"them small, {median:.1f} times."
+            f"**fp32 products with fp32's accuracy, {row['x cuBLAS']:.1f} times as fast as "
+            f"cuBLAS** on an {gpu} (m = n = k = 4096). The median over {len(ratios)} random "
+            f"shapes, most of them small, is {median:.1f} times."
         )
 
     def recurrent_headline(self) -> str:
@@ -348,10 +348,10 @@ class Results:
             row["cuDNN strict us"] / row["my_ops us"] for row in rows if "float32" in row["case"]
         ]
         return (
-            f"**LSTM and GRU layers: {statistics.median(ratios):.1f} times cuDNN's speed** in the "
-            f"median of {len(ratios)} cases, {sum(ratio < 1 for ratio in ratios)} of which are "
-            f"slower. In the {len(strict)} fp32 cases cuDNN uses TF32 and my_ops does not; beside "
-            f"cuDNN without TF32 it is {min(strict):.1f} to {max(strict):.0f} times as fast."
+            f"**LSTM and GRU layers, {statistics.median(ratios):.1f} times as fast as cuDNN** in "
+            f"the median of {len(ratios)} cases; {sum(ratio < 1 for ratio in ratios)} of them are "
+            f"slower. In the {len(strict)} fp32 cases cuDNN uses TF32 and my_ops does not. Without "
+            f"TF32 in cuDNN, my_ops is {min(strict):.1f} to {max(strict):.0f} times as fast."
         )
 
 
