@@ -193,7 +193,7 @@ def test_prepacked_weight_that_changed(device, rejects):
     weight, x = torch.randn(4, 3, device=device), torch.randn(2, 3, device=device)
     packed = my_ops.prepack(weight)
     weight.add_(1)
-    with rejects(RuntimeError, "linear: weight must be as it was at prepack", x, weight):
+    with rejects(RuntimeError, "linear: weight must not change after prepack", x, weight):
         my_ops.linear(x, packed)
     with torch.inference_mode():
         inside = my_ops.prepack(torch.ones(4, 3, device=device))
