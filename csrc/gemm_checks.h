@@ -43,7 +43,7 @@ inline void check_gemm(const Tensor& a, const Tensor& b, const char* op) {
         show(a), " and ", show(b));
   if (a.dim() == 3 && b.dim() == 3) {
     check(a.size(0) == b.size(0) || a.size(0) == 1 || b.size(0) == 1, op,
-          ": the batch of b must be that of a, or either 1, got ", show(a), " and ", show(b));
+          ": the batch of b must equal that of a, or one must be 1, got ", show(a), " and ", show(b));
   }
 }
 

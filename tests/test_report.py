@@ -216,7 +216,7 @@ def test_install_hint_names_the_toolkit_for_an_older_driver(linux):
             machine("11.8", (8, 0)),
             RELEASED,
             "/src",
-            "this one knows 11.8: update the NVIDIA driver",
+            "this one supports 11.8: update the NVIDIA driver",
         ),
         (machine("12.4", (9, 0)), RECORD, "/dist/my_ops.whl", "does not know where it came from"),
         (None, RECORD, None, "does not know where it came from"),
@@ -230,7 +230,7 @@ def test_no_install_hint(linux, here, build, source, why):
 @pytest.mark.parametrize(("system", "name"), [("Darwin", "macOS"), ("Windows", "Windows")])
 def test_another_system(monkeypatch, capsys, system, name):
     """One sentence, no traceback."""
-    sentence = f"my_ops runs on Linux only, and this machine runs {name}; on Windows, WSL is Linux"
+    sentence = f"my_ops runs on Linux only, and this machine runs {name}; on Windows, use WSL"
     monkeypatch.setattr(_install_hint.platform, "system", lambda: system)
     monkeypatch.setattr(report, "driver", lambda: None)
     monkeypatch.setattr(report.sys, "argv", ["-m", "install-hint"])
@@ -296,7 +296,7 @@ def test_install_hint_follows_what_pip_noted(installed, tmp_path, url, noted, li
     ("here", "build", "torch", "start"),
     [
         (machine("13.0", (9, 0)), {}, {}, None),
-        (machine("12.4", (9, 0)), {}, {}, "the driver knows CUDA 12.4, and this build needs CUDA"),
+        (machine("12.4", (9, 0)), {}, {}, "the driver supports CUDA 12.4, and this build needs CUDA"),
         (machine("13.0", (7, 0)), {}, {}, "GPU has compute capability 7.0, and this build has"),
         (machine("13.0", (9, 0)), {"nvcc": None}, {}, "this build runs on the CPU only"),
         (machine("13.0", (9, 0)), {}, {"cuda": None}, "torch is a CPU build"),

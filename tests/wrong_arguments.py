@@ -373,7 +373,7 @@ WRONG_TOGETHER: list[tuple[str, dict[str, Any], str]] = [
         (
             op,
             {"a": T((2, 2, 3)), "b": T((3, 3, 4))},
-            "the batch of b must be that of a, or either 1, got (2, 2, 3) and (3, 3, 4)",
+            "the batch of b must equal that of a, or one must be 1, got (2, 2, 3) and (3, 3, 4)",
         )
         for op in ("gemm", "gemm.out")
     ],
