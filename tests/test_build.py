@@ -136,7 +136,7 @@ def test_nvcc_unfit_for_the_compiler(tmp_path):
 def test_unknown_architecture(tmp_path):
     home = toolkit(tmp_path / "cuda", "12.6.20", code="sm_75 sm_80 sm_90")
     message = build(tmp_path, CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST="9.0a;10.0a+PTX")
-    assert "nvcc 12.6.20 does not know architecture 10.0a+PTX." in message
+    assert "nvcc 12.6.20 does not support architecture 10.0a+PTX." in message
 
 
 def test_another_release_than_asked(tmp_path):
@@ -147,7 +147,7 @@ def test_another_release_than_asked(tmp_path):
 
 def test_unknown_choice(tmp_path):
     message = build(tmp_path, MY_OPS_WITH_CUDA="yes")
-    assert message == "my_ops: MY_OPS_WITH_CUDA is 1, auto or 0, not 'yes'.\n"
+    assert message == "my_ops: MY_OPS_WITH_CUDA must be 1, auto or 0, got 'yes'.\n"
 
 
 def test_auto_falls_back_and_says_so(tmp_path, monkeypatch, capsys):
@@ -184,7 +184,7 @@ def test_names_of_architectures_are_torch_s(tmp_path, monkeypatch, text, wanted)
 def test_unknown_name_of_an_architecture(tmp_path, text):
     home = toolkit(tmp_path / "cuda", "13.0.88")
     message = build(tmp_path, CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST=f"8.0;{text}")
-    assert f"TORCH_CUDA_ARCH_LIST names '{text}', which is no architecture" in message
+    assert f"TORCH_CUDA_ARCH_LIST names '{text}', which is not an architecture" in message
     assert "Hopper" in message
 
 
