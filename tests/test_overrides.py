@@ -331,7 +331,9 @@ def test_a_dtensor_without_the_sharding_rules_is_told_of_them():
     )
     assert done.returncode == 0, done.stderr
     *told, first, second, third = done.stdout.splitlines()
-    hint = "d_sigmoid: z is a DTensor: import my_ops.distributed first, which has the sharding rules"
+    hint = (
+        "d_sigmoid: z is a DTensor: import my_ops.distributed first, which has the sharding rules"
+    )
     assert told == [hint] * 3
     assert (first, second, third) == ("True",) * 3
 

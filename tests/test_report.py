@@ -296,7 +296,12 @@ def test_install_hint_follows_what_pip_noted(installed, tmp_path, url, noted, li
     ("here", "build", "torch", "start"),
     [
         (machine("13.0", (9, 0)), {}, {}, None),
-        (machine("12.4", (9, 0)), {}, {}, "the driver supports CUDA 12.4, and this build needs CUDA"),
+        (
+            machine("12.4", (9, 0)),
+            {},
+            {},
+            "the driver supports CUDA 12.4, and this build needs CUDA",
+        ),
         (machine("13.0", (7, 0)), {}, {}, "GPU has compute capability 7.0, and this build has"),
         (machine("13.0", (9, 0)), {"nvcc": None}, {}, "this build runs on the CPU only"),
         (machine("13.0", (9, 0)), {}, {"cuda": None}, "torch is a CPU build"),
