@@ -6,9 +6,9 @@
 
 namespace my_ops {
 
-constexpr int64_t kGrain = 2048;             // units a thread: each costs four exps
-constexpr int64_t kGrainProducts = 1 << 20;  // multiplications a thread: 10 us or more
-constexpr int64_t kCache = 1 << 20;          // bytes: of the second level, today's least
+constexpr int64_t kGrain = 2048;             // units per thread: each costs four exps
+constexpr int64_t kGrainProducts = 1 << 20;  // multiplications per thread: 10 us or more
+constexpr int64_t kCache = 1 << 20;          // bytes of the smallest common second-level cache
 
 template <typename Op>
 struct Cpu {
@@ -112,7 +112,7 @@ struct Cpu {
   }
 
  private:
-  // Whether every thread may read all weights at every step.
+  // Whether every thread should read all weights at every step.
   static bool stays_in_cache(int64_t weights, const Tensor& like) {
     return weights * static_cast<int64_t>(like.element_size()) <= kCache;
   }
