@@ -89,7 +89,7 @@ void multiply(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, i
 
 }  // namespace
 
-// A panel after the other, each [k, kPanel], the last one filled up with zeros.
+// One panel after the other, each [k, kPanel]; the last one is padded with zeros.
 template <typename T>
 void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed) {
   for (int64_t column = 0; column < n; column += kPanel<T>) {
