@@ -307,7 +307,7 @@ inline Tensor empty_strided(const Tensor& like, const Sizes& sizes, const Sizes&
     return Tensor(result);
   });
 }
-// t if it is contiguous, or a contiguous copy.
+// A new contiguous tensor.
 inline Tensor empty(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   return empty_strided(like, sizes, contiguous_strides(sizes), dtype);
 }
