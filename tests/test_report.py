@@ -1,4 +1,4 @@
-"""``python -m my_ops``: right where all is well, and there where torch or the module is not."""
+"""``python -m my_ops``: right if all is well, and available if torch or the module is broken."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_covers_follows_the_letters():
 
 
 class FakeCuda:
-    """Of libcuda.so.1: a driver of CUDA 12.9 and two GPUs."""
+    """A fake libcuda.so.1: a driver for CUDA 12.9 and two GPUs."""
 
     CAPABILITIES = ((9, 0), (8, 6))
     init_error = 0
@@ -166,18 +166,18 @@ def hint(here, build, source):
 @pytest.mark.parametrize(
     ("here", "build", "source", "line"),
     [
-        # a released wheel: the plain one, which every driver takes
+        # a released wheel: the plain one, which works with every driver
         (None, RELEASED, None, PLAIN),
         (machine("13.0", (9, 0)), RELEASED, None, PLAIN),
         (machine("13.0", (9, 0)), {**RELEASED, "version": "0.1.0+cu130"}, None, PLAIN),
         (machine("12.4", (9, 0)), RELEASED, None, PLAIN),
         (machine("12.8", (7, 0), (10, 0)), RELEASED, None, PLAIN),
-        # from its source: pip brings CUDA 13's compiler
+        # from source: pip installs CUDA 13's compiler
         (None, None, "/a folder", "MY_OPS_WITH_CUDA=0 '/a folder'"),
         (machine("13.0", (9, 0)), None, "/src", "/src"),
         (machine("13.0", (9, 0)), {**RECORD, "nvcc": None}, "/src", "/src"),
         (machine("13.0", (9, 0)), RELEASED, "git+https://a/b@123", "git+https://a/b@123"),
-        # the file it came from, while that runs here
+        # the file it came from, if that runs here
         (None, RECORD, "/dist/my_ops.whl", "/dist/my_ops.whl"),
         (machine("13.0", (9, 0)), RECORD, "/dist/my_ops.whl", "/dist/my_ops.whl"),
         (machine("12.4", (9, 0)), RELEASED, "/dist/my_ops.whl", PLAIN),
@@ -247,7 +247,7 @@ def test_another_system(monkeypatch, capsys, system, name):
 
 @pytest.fixture
 def installed(tmp_path):
-    """A my_ops that pip installed, by what pip noted of it."""
+    """A my_ops that pip has installed, with pip's record of where it came from."""
 
     def run_hint(noted):
         site = tmp_path / "site"
