@@ -25,14 +25,14 @@ from pygments.token import Token
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "tools/new_op"
-MAX_NAME = 32  # comments of the templates leave room for as many
+MAX_NAME = 32  # comments of the templates leave room for this length
 END_OF_SCHEMAS = "}\n\nSTABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m)"
 FROM_LLTM = "from my_ops.recurrent.lltm import"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be written: files from the template of this name, and lines in other files."""
+    """What can be written: the files from the template of this name, and lines in other files."""
 
     name: str
     ops: str  # a pattern for the names of its ops in C++
@@ -164,7 +164,7 @@ a line in CHANGELOG.md.""",
 
 
 def program(name: str) -> str:
-    """Of this Python's environment, or of PATH."""
+    """The program from this Python's environment, or from PATH."""
     folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     path = shutil.which(name, path=os.pathsep.join(folders))
     if path is None:
