@@ -288,7 +288,7 @@ def test_packed_without_state(device):
     (got, state), (want, want_state) = layer(packed), layer(packed, (zero, zero))
     assert len(calls) == 2
     assert torch.equal(got.data, want.data) and torch.equal(state[0], want_state[0])
-    with pytest.raises(ValueError, match="LLTM: lengths must be None beside a PackedSequence"):
+    with pytest.raises(ValueError, match="LLTM: lengths must be None with a PackedSequence"):
         layer(packed, None, torch.tensor([3, 6, 1], device=device))
 
 

@@ -478,7 +478,7 @@ def test_wrong_call(name, device, rejects):
         with rejects(error, match, x, reset):
             layer(*arguments)
     packed = pack_padded_sequence(x, torch.tensor(LENGTHS), enforce_sorted=False)
-    with rejects(ValueError, f"{name}: lengths must be None beside a PackedSequence", x):
+    with rejects(ValueError, f"{name}: lengths must be None with a PackedSequence", x):
         layer(packed, hx, three)
 
 
