@@ -8,10 +8,10 @@
 
 namespace my_ops {
 
-constexpr int64_t kGrain = 2048;             // units a thread: each costs four exps
-constexpr int64_t kGrainProducts = 1 << 20;  // multiplications a thread: 10 us or more
-constexpr int64_t kRowsOfARead = 16;         // multiplications while a weight is read
-constexpr int64_t kCache = 1 << 20;          // bytes: of the second level, today's least
+constexpr int64_t kGrain = 2048;             // units per thread: each costs four exps
+constexpr int64_t kGrainProducts = 1 << 20;  // multiplications per thread: 10 us or more
+constexpr int64_t kRowsOfARead = 16;  // reading a weight takes as long as multiplying it so often
+constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-level cache
 
 template <typename Op>
 struct Cpu {
@@ -93,7 +93,7 @@ struct Cpu {
   }
 
  private:
-  // Every thread takes some rows through all steps.
+  // Each thread takes some rows through all steps.
   void by_rows(const SequenceTensors& s, int64_t weights) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
     dispatch(s.output.scalar_type(), [&]<typename T>() {
@@ -125,11 +125,11 @@ struct Cpu {
     });
   }
 
-  // At every step each thread takes some units of all rows: it finds their weights in its cache.
+  // At each step every thread takes some units of all rows and finds their weights in its cache.
   void by_units(const SequenceTensors& s) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
     const int64_t all = batch * hidden, blocks = (hidden - 1) / cpu::kUnitsTogether + 1;
-    const int64_t products =  // of a block; to read a weight takes as long as kRowsOfARead of them
+    const int64_t products =  // per block
         (batch + kRowsOfARead) * hidden * Cell::kGates * cpu::kUnitsTogether;
     const Tensor gates_x = gates_of_input(*this, s);
     dispatch(s.output.scalar_type(), [&]<typename T>() {
@@ -180,7 +180,7 @@ struct Cpu {
     cpu::pack(in<T>(b), b.stride(0), b.stride(1), k, n, out<T>(packed));
     return packed;
   }
-  // The weights of h, of a gate after the other.
+  // The weights of h, gate by gate.
   template <typename T>
   static Tensor pack_gates(const Tensor& weights_h) {
     const int64_t hidden = weights_h.size(1), size = cpu::packed_size<T>(hidden, hidden);

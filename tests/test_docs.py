@@ -1,4 +1,4 @@
-"""What the pages say of the plan, and their drawings, beside what would be written now."""
+"""What the pages say about the plan, and their drawings, must equal what would be written now."""
 
 import argparse
 import importlib
@@ -41,7 +41,7 @@ def test_some_plans_are_shown():
 
 @pytest.mark.parametrize("tool", ["which_kernel", "drawings"])
 def test_what_tools_write_is_current(tool):
-    """Else: python tools/which_kernel.py, or drawings.py."""
+    """If this fails, run python tools/which_kernel.py, or drawings.py."""
     files = importlib.import_module(tool).files()
     assert len(files) > 2
     for path, content in files.items():

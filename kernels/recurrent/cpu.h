@@ -1,6 +1,6 @@
-// A cell on the CPU, forward and backward: the pointwise part of one step, bound by exp and tanh,
-// which the compiler vectorizes once per instruction set, and all steps of some rows, which wait
-// for no other row.
+// A cell on the CPU, forward and backward: the pointwise part of one step, and all steps of some
+// rows, which are independent of other rows. Bound by exp and tanh, which the compiler vectorizes
+// once per instruction set.
 #pragma once
 
 #include "recurrent.h"
@@ -13,7 +13,7 @@
 
 namespace my_ops::cpu {
 
-// The functions of cells.
+// Functions that cells call.
 struct CellMath {
   template <typename T>
   MY_OPS_INLINE static T sigmoid(T x) {
@@ -38,8 +38,8 @@ struct CellMath {
   }
 };
 
-// Units that a loop takes at a time. What is absent or reset is read from as many zeros: with a
-// branch in them the loops would not be vectorized.
+// Units that a loop takes at a time. Values that are absent or reset are read from an array of
+// zeros, because loops with a branch would not be vectorized.
 constexpr int64_t kUnits = 64;
 template <typename T>
 constexpr T kZeros[kUnits] = {};
@@ -152,7 +152,7 @@ MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, in
   }
 }
 
-// As RaggedShut; a cell without shut() takes no lengths.
+// See RaggedShut. A cell without shut() takes no lengths.
 template <typename Cell, typename T>
 void shut_row(T* gates_x, int64_t hidden) {
   for (int gate = 0; gate < Cell::kGates; ++gate) {
@@ -160,13 +160,13 @@ void shut_row(T* gates_x, int64_t hidden) {
   }
 }
 
-// Of the rows from `row` on at step t.
+// For the rows from `row` on, at step t.
 template <typename Sequence>
 const bool* reset_of(const Sequence& args, int64_t t, int64_t row) {
   return args.reset && t < args.steps ? args.reset + t * args.batch + row : nullptr;
 }
 
-constexpr int64_t kRows = 16;  // rows that walk the steps together: what a step needs stays in L1
+constexpr int64_t kRows = 16;  // rows that run a step together; a step's data stay in L1
 
 template <typename Cell, typename T>
 void walk(const RecurrentSequence<T>& args, int64_t begin, int64_t end) {
@@ -250,7 +250,7 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
   };
   for (; begin < end; begin += kRows) {
     const int64_t first = begin * hidden, rows = std::min(end - begin, kRows);
-    T* grad_h = args.grad_h0 + first;  // of the step at hand, as are the next two
+    T* grad_h = args.grad_h0 + first;  // of the current step, like the next two
     T* grad_carried = args.grad_carried0 + kCarried * first;
     T* grad_h_direct = Cell::kReadsH ? args.workspace + first : nullptr;
     start(args.grad_h_n, first, rows * hidden, grad_h);
@@ -291,8 +291,8 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
 
 }  // namespace my_ops::cpu
 
-// The instantiations for a cell; to stand in namespace my_ops::cpu. Specializations, since clones
-// per instruction set are made of functions, not of templates.
+// The instantiations for a cell, for use in namespace my_ops::cpu. They are specializations,
+// because only functions, not templates, can have clones per instruction set.
 #define MY_OPS_RECURRENT_CPU(Cell, T)                                                             \
   template <>                                                                                     \
   MY_OPS_CLONES void recurrent_step<Cell>(const RecurrentStep<T, T>& args, Range rows,            \

@@ -95,8 +95,8 @@ void multiply(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, i
 
 }  // namespace
 
-// A panel after the other, each [k, kPanel], the last one filled up with zeros. As many rows at a
-// time as fill a cache line of transposed weights.
+// Panel by panel, each [k, kPanel], the last one padded with zeros. As many rows at a time as fill a
+// cache line of transposed weights.
 template <typename T>
 void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed) {
   constexpr int64_t kTogether = kLine / sizeof(T);
