@@ -170,15 +170,15 @@ int64_t packed_size(int64_t k, int64_t n);
 template <typename T>
 void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed);
 
-// Rows and units [begin, end) of a step. gates_h holds those alone: [rows, kGates, units].
+// Rows and units [begin, end) of a step. gates_h holds only those: [rows, kGates, units].
 struct Range {
   int64_t begin, end;
 };
 template <typename Cell, typename T>
 void recurrent_step(const RecurrentStep<T, T>& args, Range rows, Range units);
 
-// Units [begin, end) of a step, of all rows, with the product that it begins with, args.gates_h.
-// weights_h: those of a gate after the other, transposed, [hidden, hidden], packed. begin is a
+// Units [begin, end) of a step, all rows, including the product with h: args.gates_h is not read.
+// weights_h holds, gate by gate, the transposed weights of h, [hidden, hidden], packed. begin is a
 // multiple of kUnitsTogether.
 constexpr int64_t kUnitsTogether = 64;
 template <typename Cell, typename T>

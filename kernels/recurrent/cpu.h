@@ -213,8 +213,7 @@ void walk(const RecurrentSequence<T>& args, int64_t begin, int64_t end) {
   }
 }
 
-constexpr int64_t kLine = 64;         // bytes of a cache line
-constexpr int64_t kRowsOfUnits = 32;  // whose pre-activations stay in the cache till they are read
+constexpr int64_t kRowsOfUnits = 32;  // their pre-activations stay in L1 until they are read
 
 template <typename Cell, typename T>
 void step_of_units(RecurrentStep<T, T> args, const T* weights_h, Range units) {
@@ -226,7 +225,7 @@ void step_of_units(RecurrentStep<T, T> args, const T* weights_h, Range units) {
     const int64_t width = std::min(kUnitsTogether, units.end - unit);
     for (int64_t row = 0; row < args.batch; row += kRowsOfUnits) {
       const int64_t rows = std::min(args.batch - row, kRowsOfUnits);
-      for (int64_t i = 0; i < rows * kGates; ++i) {  // the product hides the way from memory
+      for (int64_t i = 0; i < rows * kGates; ++i) {  // the product hides the latency
         const T* gates_x = args.gates_x + (row * kGates + i) * hidden + unit;
         for (int64_t u = 0; u < width; u += kLine / sizeof(T))
           __builtin_prefetch(gates_x + u, 0, 2);

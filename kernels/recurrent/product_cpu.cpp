@@ -15,7 +15,6 @@ namespace {
 template <typename T>
 constexpr int kPanel = 128 / sizeof(T);
 
-constexpr int64_t kLine = 64;   // bytes of a cache line
 constexpr int64_t kAhead = 16;  // rows of a panel that are fetched before they are read
 
 // c[Rows, 2 vectors] = a[Rows, k] @ panel[k, 2 vectors], of which `columns` are stored.
@@ -95,8 +94,8 @@ void multiply(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, i
 
 }  // namespace
 
-// Panel by panel, each [k, kPanel], the last one padded with zeros. As many rows at a time as fill a
-// cache line of transposed weights.
+// Panel by panel, each [k, kPanel], the last one padded with zeros. As many rows at a time as fill
+// a cache line of transposed weights.
 template <typename T>
 void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed) {
   constexpr int64_t kTogether = kLine / sizeof(T);

@@ -7,6 +7,8 @@
 
 namespace my_ops::cpu {
 
+constexpr int64_t kLine = 64;  // bytes of a cache line
+
 // c[m, n] = a[m, k] @ packed, for float and double.
 template <typename T>
 void product(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m, int64_t n,
