@@ -1,6 +1,6 @@
 """Trains a character-level language model with my_ops, beside the same model in plain PyTorch.
 
-    python examples/char_lm.py [--steps N] [--output demo.png] [--device cpu|cuda]
+    python examples/char_lm.py [--steps N] [--output FILE] [--device cpu|cuda]
 
 The text is Python's own language reference, which every Python ships (``pydoc_data.topics``). The
 model: embedding, LLTM, a linear layer with sigmoid, round (each character is predicted from 256
