@@ -114,9 +114,7 @@ def plot(shares: list[float], reset: Tensor, ends: Tensor, rewards: Tensor) -> F
 def main() -> int:
     parser = argparse.ArgumentParser(description="Recurrent PPO with resets inside the rollouts.")
     parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument(
-        "--output", type=plots.image, default="recurrent_ppo.png", help="of the plot"
-    )
+    parser.add_argument("--output", type=plots.image, default="recurrent_ppo.png")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     torch.manual_seed(0)

@@ -92,7 +92,7 @@ def plot(model: Recognizer, voice: Tensor, losses: list[float], errors: dict[int
     curve.set(title="Training", xlabel="training step", ylim=(0, None))
     curve.legend(frameon=False)
     frames, lengths, said, count = utterances(voice)
-    row = int(lengths.argmin())
+    row = int(lengths.median(0).indices)
     end, spoken = int(lengths[row]), said[row, : count[row]].tolist()
     chances = model(frames, lengths)[:, row].exp().T.cpu()
     heard.imshow(chances[:, :end], aspect="auto", cmap="Reds", origin="lower", vmin=0, vmax=1)
