@@ -257,7 +257,7 @@ def plot(ours: Trainer, plain: Trainer, device: torch.device, speeds: bool) -> p
     curves.legend(frameon=False)
     for panel in bars:
         ratio = ours.tokens_per_second() / plain.tokens_per_second()
-        panel.set(title=f"Training speed: my_ops at {ratio:.2f}x")
+        panel.set(title=f"Speed: my_ops at {ratio:.2f}x")
         panel.set(ylabel="thousand characters per second")
         panel.margins(y=0.12)
     return figure
@@ -270,10 +270,9 @@ def losses_agree(ours: Trainer, plain: Trainer) -> bool:
     last = abs(ours.last_loss() / plain.last_loss() - 1) / LAST_BOUND
     agree = first <= 1 and last <= 1
     print(
-        f"The losses of the two differ by {first:.1%} of the bound in the first {FIRST_STEPS} steps",
-        end="",
+        f"Difference of the losses, as a share of its bound: {first:.1%} in the first {FIRST_STEPS}"
     )
-    print(f" and by {last:.1%} of it in the last {LAST_STEPS}:", "ok" if agree else "OFF")
+    print(f"steps, {last:.1%} in the mean of the last {LAST_STEPS}   {'ok' if agree else 'OFF'}")
     return agree
 
 
