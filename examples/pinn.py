@@ -72,12 +72,11 @@ def exact(x: np.ndarray, t: float) -> np.ndarray:
 def plot(x: np.ndarray, found: np.ndarray, true: np.ndarray, losses: list[float]) -> Figure:
     title = "Burgers' equation by a network, trained in strict float32"
     figure, (solution, curve) = plots.panels(title, 1.4, 1)
-    for t, ours, theirs in zip(TIMES, found, true, strict=True):
+    for t, line, ours, theirs in zip(TIMES, (":", "--", "-"), found, true, strict=True):
         solution.plot(x, theirs, color=plots.FAINT, linewidth=5, alpha=0.5)
-        solution.plot(x, ours, color=plots.OURS)
-        place = dict(xytext=(-4, 4), textcoords="offset points", ha="right")
-        solution.annotate(f"t = {t:g}", (x[80], ours[80]), **place)
+        solution.plot(x, ours, line, color=plots.OURS, label=f"t = {t:g}")
     solution.set(title="Solution: the network, on the exact one in grey", xlabel="x", ylabel="u")
+    solution.legend(frameon=False, loc="lower left")
     curve.semilogy(plots.means(losses), color=plots.OURS)
     curve.set(title="Loss: mean square of the residual", xlabel="training step, means of 10")
     return figure
