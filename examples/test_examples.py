@@ -139,6 +139,12 @@ def test_char_lm_compares_the_losses(first, second, word, capsys):
     assert capsys.readouterr().out.endswith(f"   {word}\n")
 
 
+def test_char_lm_judges_a_run_that_was_stopped_early_by_its_end():
+    trainer = trained(2.0)
+    trainer.losses = [4.0] * 72 + [2.5] * 24
+    assert trainer.last_loss() == 2.5
+
+
 @pytest.mark.parametrize("speeds", [True, False])
 def test_char_lm_titles_its_plot_with_versions_and_where_speeds_are_shown_the_machine(speeds):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
