@@ -297,6 +297,20 @@ class Results:
         head = ["case", "one thread, ms (ratio to eager)", "two threads", "ratio to `nn.LSTM`"]
         return table(head, rows)
 
+    def cpu_layers(self) -> str:
+        sections = [self.host[f"cpu layers, {threads} thread(s)"] for threads in (1, 2)]
+        rows: dict[str, list[str]] = {}
+        for pair in zip(*sections, strict=True):
+            layer = pair[0]["case"].partition(" forward")[0]
+            rows.setdefault(layer, [layer]).extend(
+                f"{row['my_ops us'] / 1e3:.3f} ({row['x torch']:.2f})" for row in pair
+            )
+        one_two = "one thread, ms (speed over torch's)", "two threads"
+        passes = "forward", "forward + backward"
+        return table(
+            ["layer", *(f"{p}, {n}" for p in passes for n in one_two)], list(rows.values())
+        )
+
     def compatibility(self) -> str:
         rows = []
         for run in self.runs:
