@@ -1,6 +1,6 @@
-# make demo    train a small language model with my_ops beside plain PyTorch; writes demo.png
+# make demo    train a small language model with my_ops and with plain PyTorch; writes demo.png
 # make test    build the wheel, install it into a clean environment, test it from outside this folder
-# Both do all of their own set-up, and name what the machine lacks before they download anything.
+# Both set up everything they need, and name what the machine lacks before they download anything.
 
 PYTHON ?= python3
 VENV := build/venv
@@ -13,9 +13,9 @@ SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
   $(wildcard csrc/* kernels/*/* kernels/*/*/* include/* tools/build/*.py my_ops/*.py my_ops/*/*.py) \
   $(shell find my_ops/include my_ops/share -type f)
 
-# Compiles into a wheel against the torch of the environment, after pip's CUDA compiler where the
-# wheel is to have the CUDA kernels and the machine has no toolkit. build/lib*: what an earlier
-# build copied there would be in the wheel.
+# Compiles a wheel against the environment's torch. Installs pip's CUDA compiler first, if the wheel
+# has the CUDA kernels and the machine has no toolkit. Removes build/lib*, because the wheel would
+# include what an earlier build copied there.
 WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
   { test -z "$$toolkit" || $(PIP) install "$$toolkit"; } && rm -rf build/lib* && \
   $(PY) tools/build/progress.py build/compile.log \
@@ -31,8 +31,8 @@ test: build/installed
 	$(SAY) 'Testing: about 12 minutes on two cores'
 	@$(IN_BUILD) $(PYTEST_HERE) ../tests $(PYTEST)
 
-# Random calls of every op and layer against their specifications in float64, on the CPU and on the
-# GPU where there is one: make fuzz SECONDS=3600 SEED=7 OUTPUT=benchmarks/results/fuzz-NAME.json
+# Compares random calls of every op and layer with their specifications in float64, on the CPU and on
+# a GPU if there is one: make fuzz SECONDS=3600 SEED=7 OUTPUT=benchmarks/results/fuzz-NAME.json
 SECONDS := 60
 fuzz: build/installed
 	$(IN_BUILD) python ../tests/fuzz.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED)) \
@@ -42,7 +42,7 @@ fuzz: build/installed
 examples: build/installed
 	$(IN_BUILD) $(PYTEST_HERE) ../examples
 
-# The guide, into build/site: its Python is run, its links are checked, a warning is an error.
+# The guide, into build/site. Runs its Python and checks its links; a warning is an error.
 docs: build/installed
 	$(PIP) install -q 'mkdocs-material>=9.7' 'mkdocstrings[python]>=1' 'sybil>=9'
 	$(IN_BUILD) TORCH_EXTENSIONS_DIR="$(CURDIR)/build/extensions" $(PYTEST_HERE) ../docs -W default
@@ -52,8 +52,8 @@ docs: build/installed
 
 wheel: build/wheel
 
-# What the demo needs: my_ops with the kernels of this machine's GPUs, or of the CPU where there are
-# none. The wheel of `make test`, if that is what is installed, will do.
+# What the demo needs: my_ops with kernels for this machine's GPUs, or for the CPU if there are none.
+# If the wheel of `make test` is installed, that is enough.
 build/runnable: $(SOURCES) build/environment
 	@rm -rf build/installed build/demo
 	@if test "$$MY_OPS_WITH_CUDA" != 0 && \
@@ -66,13 +66,13 @@ build/runnable: $(SOURCES) build/environment
 	@$(PIP) install -q --force-reinstall --no-deps build/demo/*.whl
 	@touch $@
 
-# The wheel as a user installs it.
+# Installs the wheel as a user would.
 build/installed: build/wheel
 	@$(PIP) install -q --force-reinstall --no-deps dist/*.whl
 	@cd build && venv/bin/python -c 'import my_ops; print("installed my_ops", my_ops.__version__)'
 	@touch $@ build/runnable
 
-# Checked as users' machines will meet it.
+# Builds the wheel for users, and checks it.
 build/wheel: $(SOURCES) build/tools
 	@rm -rf dist
 	$(SAY) 'Compiling for the CPU and all GPUs: about 6 minutes on two cores'
@@ -153,13 +153,13 @@ coverage: build/tools
 	PYTHONPATH=build/coverage $(PY) tools/line_coverage.py build/coverage/python.json build/temp.* \
 	  benchmarks/results/coverage.json
 
-# Random mistakes, one at a time, and which of them no test sees:
+# Makes random mistakes, one at a time, and lists those that no test notices:
 # make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
 mutants: build/environment
 	$(PIP) install -q cosmic-ray coverage
 	$(PY) tools/mutants.py $(MUTANTS)
 
-# A wheel for aarch64, cross-compiled, and tests of it under qemu.
+# Cross-compiles a wheel for aarch64, and tests it under qemu.
 aarch64: build/tools
 	tools/aarch64.sh $(PYTEST)
 

@@ -1,14 +1,14 @@
-"""Builds my_ops/_C: one module for every Python >= 3.10 and torch >= 2.10, CPU-only ones included.
+"""Builds my_ops/_C: one module for every Python >= 3.10 and torch >= 2.10, on CPU builds too.
 
-MY_OPS_WITH_CUDA=1      with the CUDA kernels, or fail (the default)
-                 auto   with them where the CUDA compiler works, else for the CPU only
-                 0      for the CPU only
-MY_OPS_CUDA=13.0        compile with this release of CUDA, and call the wheel X.Y.Z+cu130
+MY_OPS_WITH_CUDA=1      build the CUDA kernels, or fail (the default)
+                 auto   build them if the CUDA compiler works, else for the CPU only
+                 0      build for the CPU only
+MY_OPS_CUDA=13.0        compile with this release of CUDA, and name the wheel X.Y.Z+cu130
 CUDA_HOME               the toolkit to use (default: the newest installed one, then pip's)
-TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them, or native: of this machine's GPUs
+TORCH_CUDA_ARCH_LIST    GPU architectures, as torch spells them, or native for this machine's GPUs
                         (default: all, see preflight.py)
 MY_OPS_HOME             the repository's URL, for the links of the page on PyPI (default: none)
-MAX_JOBS                compilers at a time (default: as cores and free memory allow)
+MAX_JOBS                compilers that run at once (default: as cores and free memory allow)
 """
 
 import json
@@ -41,8 +41,8 @@ def version():
 
 
 def commit():
-    """The git commit of the source, with a + when files differ from it; None outside git."""
-    # --git-dir: of this folder alone, not of a repository that an sdist was unpacked in.
+    """The git commit of the source, with a + if files differ from it; None outside git."""
+    # --git-dir: only this folder's, not that of a repository in which an sdist was unpacked.
     git = ["git", "-c", "safe.directory=*", "-C", str(HERE), "--git-dir=.git", "--work-tree=."]
     try:
         text = subprocess.run(
@@ -61,14 +61,14 @@ def extension(cuda):
     import torch.utils.cpp_extension as cpp
 
     macros = [("TORCH_TARGET_VERSION", TORCH_2_10)]
-    # C++20 for torch's headers; source paths out of the binary. No traps on floating exceptions:
-    # else the loops of the CPU kernels, which compute both sides of a choice, stay scalar.
+    # C++20 for torch's headers; no source paths in the binary. No traps on floating exceptions:
+    # otherwise the loops of the CPU kernels, which compute both sides of a choice, stay scalar.
     flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-fvisibility=hidden"]
     for folder in (HERE, Path(torch.__file__).resolve().parents[1]):
         flags.append(f"-ffile-prefix-map={folder}/=")
     sources = sorted([*HERE.glob("csrc/*.cpp"), *HERE.glob("kernels/*/*_cpu.cpp")])
     kwargs = {
-        # libtorch.so is what brings libtorch_cuda.so, where it exists, into the module's scope.
+        # libtorch.so brings libtorch_cuda.so, if it exists, into the module's scope.
         "extra_link_args": [
             *("-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
             *("-Wl,--version-script=csrc/exports.map", "-Wl,-s"),
@@ -84,14 +84,14 @@ def extension(cuda):
             extra_compile_args={"cxx": [*flags, "-Wall"]},
             **kwargs,
         )
-        # stdc++ first: else a few of its symbols bind, unversioned, to the copies in libc10.so.
+        # stdc++ first: otherwise a few of its symbols bind, unversioned, to copies in libc10.so.
         ext.libraries = ["stdc++", "dl"]
         return ext
 
     toolkit, archs = cuda
     cpp.CUDA_HOME = os.environ["CUDA_HOME"] = str(toolkit.home)
-    # The module holds the CUDA runtime itself, so torch's own CUDA version does not matter; whether
-    # nvcc takes the host compiler, preflight has tried.
+    # The module contains the CUDA runtime, so torch's own CUDA version does not matter. preflight
+    # has checked that nvcc works with the host compiler.
     cpp._check_cuda_version = lambda *_: None
     names = ", ".join(archs)
     ext = cpp.CUDAExtension(
@@ -100,12 +100,12 @@ def extension(cuda):
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
             "cxx": [*flags, "-Wall", f'-DMY_OPS_ARCHITECTURES="{names}"'],
-            # The seed takes the place of nvcc's process number in the names of kernels. They hold
-            # the file's path too, so one seed does for all.
+            # The seed replaces nvcc's process id in the names of kernels. These contain the file's
+            # path too, so one seed is enough for all files.
             "nvcc": [
                 *("-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"),
                 *(["-frandom-seed=my_ops"] if toolkit.takes("--frandom-seed") else []),
-                # Half the size, for every driver that CUDA 13 runs on.
+                # Half the size, and works with every driver that CUDA 13 supports.
                 *(["--compress-mode=size"] if toolkit.release >= (13, 0) else []),
                 *preflight.gencode(archs),
             ],
@@ -113,13 +113,13 @@ def extension(cuda):
         library_dirs=[str(toolkit.home / d) for d in ("lib64", "lib")],
         **kwargs,
     )
-    # The CUDA runtime is linked in: the wheel needs a driver, and no CUDA library of any version.
+    # The CUDA runtime is linked in: the wheel needs a driver, but no CUDA library of any version.
     ext.libraries = ["stdc++", "cudart_static", "rt", "pthread", "dl"]
     return ext
 
 
 def record(cuda):
-    """What `python -m my_ops` says of this build. No time, no folder: builds can be repeated."""
+    """What `python -m my_ops` says about this build. No time or folder: builds are repeatable."""
     import torch
 
     return {
@@ -134,7 +134,7 @@ def record(cuda):
 
 
 def build():
-    """The extension and the command that compiles it; stops with a paragraph when it cannot."""
+    """The extension and the command that compiles it; stops with a message if it cannot build."""
     try:
         preflight.check_system()
         preflight.check_torch()
@@ -152,7 +152,7 @@ def build():
             text = json.dumps(record(cuda), indent=2)
             module.with_name("_build.json").write_text(text + "\n")
 
-    # _C.so: it is no module of Python, and belongs to no version of it.
+    # Named _C.so, because it is not a Python module and belongs to no version of Python.
     command = Build.with_options(no_python_abi_suffix=True)
     return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": command}}
 
@@ -166,7 +166,7 @@ class Wheel(bdist_wheel):
     def write_wheelfile(self, folder, *arguments, **kwargs):
         super().write_wheelfile(folder, *arguments, **kwargs)
         record = Path(self.bdist_dir, "my_ops/_build.json")
-        if record.exists():  # an editable wheel has none: its module stays in this folder
+        if record.exists():  # not in an editable wheel, whose module stays in this folder
             bom = Path(folder, sbom.PLACE)
             bom.parent.mkdir(exist_ok=True)
             bom.write_text(json.dumps(sbom.sbom(json.loads(record.read_text())), indent=2) + "\n")

@@ -1,9 +1,10 @@
-"""Every op beside its peers, in the same run on the same data.
+"""Every op compared with its peers, in the same run on the same data.
 
     python benchmarks/bench.py [FAMILY ...] [--output results.json]
 
-Times are medians of alternating runs; shares are of a ceiling measured in this run (a copy_ or
-fill_ of 1 GiB, a cuBLAS product at 8192 cubed). Only ``cpu`` and ``overhead`` run without a GPU.
+Times are medians of alternating runs. Shares are relative to a ceiling measured in this run: a
+copy_ or fill_ of 1 GiB, or a cuBLAS product at 8192 cubed. Only ``cpu`` and ``overhead`` run
+without a GPU.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ def gemm() -> Iterator[Case]:
 
 
 def sweep_sizes() -> list[list[int]]:
-    """m, n and k from 1 to 8192, spread evenly over their logarithms: any aspect ratio."""
+    """m, n and k from 1 to 8192, spread evenly on a logarithmic scale, with any aspect ratio."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(200, 3, generator=generator).mul(13).exp2().round().int().tolist()
 
@@ -390,10 +391,30 @@ def cpu() -> Iterator[Case]:
         )
         yield from cpu_lltm(size, step, h, weights, bias)
         yield from cpu_lltm(f"T64 {size}", steps, h, weights, bias)
+    for hidden, batch in product((32, 128, 256, 512, 1024), (1, 16, 64)):
+        yield from cpu_layers(hidden, batch)
+
+
+def cpu_layers(hidden: int, batch: int) -> Iterator[Case]:
+    """Layers beside torch's; LLTM, which has 3 gates, beside torch's LSTM."""
+    x = torch.randn(16, batch, hidden)
+
+    def train(layer: torch.nn.Module) -> Run:
+        return lambda: layer(x)[0].sum().backward()
+
+    for name, peer in (("LSTM", "LSTM"), ("GRU", "GRU"), ("LLTM", "LSTM")):
+        ours, torchs = (
+            getattr(lib, n)(hidden, hidden) for lib, n in ((my_ops.nn, name), (torch.nn, peer))
+        )
+        size = f"nn.{name} float32 T16 B{batch} H{hidden}"
+        forward = {f"torch.nn.{peer}": no_grad(lambda x=x, layer=torchs: layer(x))}
+        yield Case(f"{size} forward", no_grad(lambda x=x, layer=ours: layer(x)), forward)
+        yield Case(f"{size} forward + backward", train(ours), {f"torch.nn.{peer}": train(torchs)})
 
 
 def cpu_lltm(size: str, x: Any, h: Any, weights: Any, bias: Any) -> Iterator[Case]:
-    """Cell or layer beside the eager loop and torch's LSTM, which has 4 gates and not 3."""
+    """Cell or layer compared with the eager loop, and with torch's LSTM, which has 4 gates, not
+    3."""
     one = x.dim() == 2
     module = (torch.nn.LSTMCell if one else torch.nn.LSTM)(x.shape[-1], h.shape[1])
     state = h if one else h.unsqueeze(0)

@@ -1,6 +1,6 @@
-"""Every row of two results of bench.py side by side, ours and the peers': python compare.py A B
+"""Compares every row of two results of bench.py, ours and the peers': python compare.py A B
 
-A row whose peers changed as much as ours was disturbed, or its library was.
+If the peers of a row changed as much as ours, the machine was disturbed, or the library changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def ratios(old: dict[str, Any], new: dict[str, Any]) -> dict[str, float]:
-    """New time over old, of every column of times."""
+    """The new time divided by the old, for every column of times."""
     times = [name for name, value in old.items() if name.endswith(" us") and value]
     return {name: new[name] / old[name] for name in times if new.get(name)}
 

@@ -1,10 +1,11 @@
-"""Training of the character model on 1, 2 and 4 GPUs: my_ops layers beside torch.nn's.
+"""Training of the character model on 1, 2 and 4 GPUs: my_ops layers compared with torch.nn's.
 
     python benchmarks/distributed.py --output FILE
 
-The model of examples/char_lm.py, and the same with nn.LSTM and nn.Linear, split as
-examples/train_distributed.py does it. The batch grows with the GPUs (weak scaling). On a machine
-without a GPU, 1 and 2 processes with gloo: a check that it runs, for sizes to match.
+The model is that of examples/char_lm.py, and its peer has nn.LSTM and nn.Linear; they are
+distributed as in examples/train_distributed.py. The batch grows with the number of GPUs (weak
+scaling). Without a GPU it runs 1 and 2 processes with gloo at matching sizes, to check that it
+works.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from char_lm import BITS, EMBEDDING, CharLM
 from train_distributed import adam, parallel, train_step
 
 VOCABULARY = 128
-WAYS = {  # name: what train_distributed.py calls it, and whether in bfloat16
+WAYS = {  # name: what train_distributed.py calls it, and whether it uses bfloat16
     "ddp": ("ddp", False),
     "fsdp": ("fsdp", False),
     "fsdp bf16": ("fsdp", True),
     "tp": ("tp", False),
 }
 WARM_UP, ROUNDS = 5, 5
-ROUND = 0.2  # seconds that the steps of a round take, about
-TIMEOUT = 240  # seconds for all that one number of processes does
+ROUND = 0.2  # approximate seconds for the steps of a round
+TIMEOUT = 240  # seconds for everything with one number of processes
 
 RULES = {
     "global batch": "batch x GPUs; a GPU runs its share of it; with tp, its part of the linear "
@@ -54,7 +55,7 @@ RULES = {
 
 
 class TorchCharLM(nn.Module):
-    """CharLM of torch.nn's layers, LSTM (4 gates) in the place of LLTM (3)."""
+    """CharLM with torch.nn's layers: LSTM (4 gates) instead of LLTM (3)."""
 
     def __init__(self, vocabulary: int, hidden: int) -> None:
         super().__init__()
@@ -66,19 +67,19 @@ class TorchCharLM(nn.Module):
     def forward(self, text: Tensor) -> tuple[Tensor, Any]:
         output, state = self.lstm(self.embedding(text))
         bits = torch.sigmoid(self.encode(output))
-        bits = bits + (bits.round() - bits).detach()  # straight through
+        bits = bits + (bits.round() - bits).detach()  # straight-through gradient
         return self.decode(bits), state
 
 
 class Trainee:
-    """A model that is split over the processes, its optimizer and its batch."""
+    """A model that is distributed over the processes, its optimizer and its batch."""
 
     def __init__(self, model: nn.Module, tf32: bool, batch: Tensor) -> None:
         self.model, self.tf32, self.batch = model, tf32, batch
         self.optimizer = adam(model)
 
     def seconds(self, steps: int) -> float:
-        """Seconds a step, on this process, all having begun together."""
+        """Seconds per step on this process, after all have started together."""
         torch.backends.cudnn.allow_tf32 = self.tf32
         meet(self.batch.device)
         begin = time.perf_counter()
@@ -94,13 +95,13 @@ def meet(device: torch.device) -> None:
 
 
 def slowest(seconds: Tensor) -> list[float]:
-    """The largest value of all processes, each element for itself."""
+    """The largest value over all processes, for each element."""
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return seconds.tolist()  # waits for the device
+    return seconds.tolist()  # this waits for the device
 
 
 def measure(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, float]:
-    """Seconds a step of each model, median over the rounds, in which they take turns."""
+    """Seconds per step of each model: the median over the rounds, in which the models alternate."""
     way, bf16 = WAYS[name]
     size = dist.get_world_size()
     mesh = init_device_mesh(device.type, (size,))
@@ -133,7 +134,7 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> dic
 def work(
     rank: int, size: int, store: str, rows: SimpleQueue[dict[str, Any]], options: argparse.Namespace
 ) -> None:
-    """What one process does."""
+    """The work of one process."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
@@ -157,7 +158,7 @@ def work(
 
 
 def results(size: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of so many processes, as they come; raises what a process raised."""
+    """Yields the rows for this many processes as they arrive; raises what a process raised."""
     rows = mp.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         arguments = (size, os.path.join(folder, "store"), rows, options)

@@ -1,11 +1,12 @@
-"""The costs that the plan of a matrix product goes by: measured, fitted, written for the compiler.
+"""The costs that the plan of a matrix product compares: measured, fitted, and written as a header.
 
     python benchmarks/fit_gemm.py measure    on a GPU: results/fit_gemm/<gpu>.json
-    python benchmarks/fit_gemm.py fit        anywhere: kernels/gemm/fitted_costs.h, from all these
+    python benchmarks/fit_gemm.py fit        anywhere: kernels/gemm/fitted_costs.h, from all of them
 
-`measure` times every plan that other costs would make of a thousand products: each kernel in each
-of its tiles, and the vendor's library. `fit` asks the same plan_gemm, compiled here, and changes a
-number at a time, from START on, as long as the products it then plans otherwise gain by it.
+`measure` times, for a thousand products, every plan that other costs would choose: each kernel with
+each of its tiles, and the vendor's library. `fit` uses the same plan_gemm, compiled here. Starting
+from START, it changes one number at a time as long as the products that are then planned
+differently gain.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from gemm_costs import ROOT, START, Numbers, Planner, Row, flat, initializer, lo
 
 RESULTS = ROOT / "benchmarks/results/fit_gemm"
 HEADER = ROOT / "kernels/gemm/fitted_costs.h"
-FIRST = "nvidia-h200"  # whose costs serve GPUs without their own
+FIRST = "nvidia-h200"  # GPUs without their own costs use these
 
-FACTORS = [0.95, 1.05, 0.9, 1.1, 0.8, 1.25, 0.7, 1.4, 0.5, 2, 0.25, 4]  # the nearest first
-NOISE = 0.02  # of the logarithm of a time
-LEAST_SIGMAS = 1  # of a gain, beside its spread among the products that change
-# Below this one product in place of three may have more error than cuBLAS with TF32
+FACTORS = [0.95, 1.05, 0.9, 1.1, 0.8, 1.25, 0.7, 1.4, 0.5, 2, 0.25, 4]  # the closest first
+NOISE = 0.02  # in the logarithm of a time
+LEAST_SIGMAS = 1  # a gain must exceed its spread among the products that change by this factor
+# Below this, one product instead of three may have a larger error than cuBLAS with TF32
 # (tests/test_gemm_accuracy.py, test_high_of_random_shapes).
 KEPT = ("fp32_sm90.single_min_work",)
-GUARDED, MOST = "bench", 0.01  # families of products none of which may take so much longer
+GUARDED, MOST = "bench", 0.01  # in these families no product may take longer by more than this
 
 
 def moved(name: str, value: float, factor: float) -> float:
@@ -38,12 +39,12 @@ def moved(name: str, value: float, factor: float) -> float:
 
 
 class Fit:
-    """The search from START for one GPU's numbers."""
+    """The search for one GPU's numbers, from START."""
 
     def __init__(self, planner: Planner, names: list[str], rows: list[Row]) -> None:
         self._planner, self.rows = planner, rows
         self._known: dict[int, str] = {}
-        # Of a call alone and of calls in a row, their mean.
+        # The mean of the times of a single call and of calls in a row.
         self._times = [
             {names[plan]: sum(map(math.log, us)) / len(us) for plan, *us in row["us"]}
             for row in rows
@@ -54,7 +55,7 @@ class Fit:
         self._most = [time + MOST for time in self.times]
 
     def _planned(self, numbers: Numbers) -> list[float]:
-        """Logarithms of microseconds; infinite of a plan that was not timed."""
+        """Logarithms of microseconds; infinite for a plan that was not timed."""
         codes = self._planner.codes(numbers)
         for code in set(codes) - self._known.keys():
             self._known[code] = self._planner.describe(code)
@@ -64,12 +65,12 @@ class Fit:
         ]
 
     def regrets(self) -> list[float]:
-        """How much longer than the fastest plan's, logarithms."""
+        """How much longer the chosen plans take than the fastest ones, as logarithms."""
         best = [min(times.values()) for times in self._times]
         return [time - least for time, least in zip(self.times, best, strict=True)]
 
     def _gain(self, times: list[float]) -> float:
-        """Of all products together; 0 where it may be chance, or a guarded one loses."""
+        """The gain of all products together; 0 if it may be chance or a guarded one loses."""
         if math.inf in times or any(times[i] > self._most[i] for i in self._guarded):
             return 0
         gains = [old - new for old, new in zip(self.times, times, strict=True) if old != new]
@@ -96,7 +97,7 @@ class Fit:
 
 
 def fitted(path: Path, module: ctypes.CDLL) -> tuple[str, str]:
-    """Of a file of `measure` the GPU's entry in the header, and what the fit gained."""
+    """The GPU's entry in the header for a file of `measure`, and the gain of the fit."""
     results = json.loads(path.read_text())
     rows, device = results["products"], list(results["device"].values())
     planner = Planner(module, [problem_of(row, device) for row in rows])
@@ -126,7 +127,7 @@ def fitted(path: Path, module: ctypes.CDLL) -> tuple[str, str]:
 
 
 def header(folder: Path) -> tuple[str, str]:
-    """fitted_costs.h of all committed measurements, and what the fits gained."""
+    """fitted_costs.h from all committed measurements, and the gains of the fits."""
     module = load(folder)
     paths = sorted(RESULTS.glob("*.json"), key=lambda path: (path.stem != FIRST, path.stem))
     fits = [fitted(path, module) for path in paths]

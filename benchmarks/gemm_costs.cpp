@@ -1,5 +1,5 @@
-// What gemm_costs.py compiles: plan_gemm with costs of any value, which needs no GPU; with CUDA
-// also the kernels, by such a plan.
+// Compiled by gemm_costs.py: plan_gemm with costs of any value, which needs no GPU; with CUDA also
+// the kernels that such a plan runs.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -30,7 +30,7 @@ using Half = cpu::Half;
 using BFloat16 = cpu::BFloat16;
 #endif
 
-// use: a function of arguments.
+// Calls use(arguments).
 template <typename Use>
 auto with_args(const Problem& problem, Use use) {
   const std::string_view dtype = problem.dtype;
@@ -52,8 +52,8 @@ constexpr int64_t kTiles = 8, kLibraryCalls = 8;
 
 }  // namespace
 
-// Of each problem a number for its plan, which `describe` puts into words, and the workspace. In
-// how many k-slices a sum is cut follows from the tile, whatever the costs.
+// For each problem, a number for its plan, which `describe` puts into words, and the workspace. The
+// number of k-slices follows from the tile, whatever the costs are.
 extern "C" void plans(const Problem* problems, int64_t count, const double* numbers, int64_t* codes,
                       int64_t* workspaces) {
   const GemmCosts costs = costs_from(numbers);
@@ -102,7 +102,7 @@ extern "C" int multiply(const Problem* problem, const double* numbers, void* con
   });
 }
 
-// What follows a library's product of 16 bits, or of float sums, in place.
+// The epilogue after a library's product of 16 bits, or with float sums, in place.
 extern "C" int finish(const Problem* problem, bool float_sums, const void* sums,
                       void* const* operands, cudaStream_t stream) {
   return with_args(*problem, [&]<typename T>(const GemmArgs<T, T>& args) -> cudaError_t {

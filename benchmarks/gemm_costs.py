@@ -1,4 +1,4 @@
-"""The plan of a matrix product, asked with costs of any value, for fit_gemm.py."""
+"""Runs the plan of a matrix product with costs of any value, for fit_gemm.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[
     str, Any
 ]  # a product's family, the fields of a Problem that are not DEFAULT, and its times
 
-START: dict[str, Any] = {  # GemmCosts, as the first fits by hand left it
+START: dict[str, Any] = {  # GemmCosts, as first fitted by hand
     "fp32_skinny": {
         "few_min_columns": 256,
         "few_min_input": 8192,
@@ -76,7 +76,7 @@ START: dict[str, Any] = {  # GemmCosts, as the first fits by hand left it
 
 
 def flat(tree: dict[str, Any], path: str = "") -> Numbers:
-    """By the names of GemmCosts, `fp32_sm90.element`, in its order."""
+    """The numbers by their names in GemmCosts, such as `fp32_sm90.element`, in its order."""
     numbers: Numbers = {}
     for name, value in tree.items():
         inner = flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
@@ -85,7 +85,7 @@ def flat(tree: dict[str, Any], path: str = "") -> Numbers:
 
 
 def initializer(tree: dict[str, Any], numbers: dict[str, str], column: int, path: str = "") -> str:
-    """{.fp32_skinny = {.few_min_columns = 256, ...}}, formatted as clang-format does."""
+    """{.fp32_skinny = {.few_min_columns = 256, ...}}, in clang-format's style."""
     items = []
     for name, value in tree.items():
         start = f".{name} = "
@@ -101,7 +101,7 @@ def initializer(tree: dict[str, Any], numbers: dict[str, str], column: int, path
 
 
 def load(folder: Path, architecture: str | None = None) -> ctypes.CDLL:
-    """gemm_costs.cpp: the plan alone, or with the kernels, compiled for that GPU by nvcc."""
+    """Loads gemm_costs.cpp: only the plan, or with the kernels, compiled for that GPU by nvcc."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / (f"{architecture or 'plan'}.so")
     driver = Path(__file__).with_suffix(".cpp")
@@ -145,7 +145,7 @@ def problem_of(row: Row, device: list[int]) -> Problem:
 
 
 class Planner:
-    """plan_gemm, asked for the plans of many problems at once."""
+    """Runs plan_gemm for many problems at once."""
 
     def __init__(self, module: ctypes.CDLL, problems: list[Problem]) -> None:
         self._module = module
@@ -159,11 +159,11 @@ class Planner:
         return list(self._codes)
 
     def workspaces(self) -> list[int]:
-        """Of the plans of the last call of `codes`."""
+        """The workspaces of the plans of the last call of `codes`."""
         return list(self._workspaces)
 
     def describe(self, code: int) -> str:
-        """As `python -m my_ops explain` does."""
+        """The words of `python -m my_ops explain`."""
         text = ctypes.create_string_buffer(256)
         self._module.describe(ctypes.c_int64(code), text, ctypes.c_int64(len(text)))
         return text.value.decode()

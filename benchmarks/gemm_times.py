@@ -1,5 +1,5 @@
-"""Times of the plans of matrix products, for fit_gemm.py: every kernel, in each of its tiles, that
-could form a product, and the vendor's library."""
+"""Times the plans of matrix products for fit_gemm.py: every kernel that could compute a product,
+with each of its tiles, and the vendor's library."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bench import GEMM_SIZES, sweep_sizes
 from gemm_costs import DEFAULT, ROOT, START, Numbers, Planner, Problem, Row, flat, load, problem_of
 from measure import Run, environment, gpu_times
 
-ALWAYS, NEVER = 0, 1 << 40  # of a lower limit; of an upper one the other way round
+ALWAYS, NEVER = 0, 1 << 40  # a lower limit; for an upper limit the two are swapped
 
 
 def candidates() -> Iterator[Numbers]:
-    """Costs that make one kernel, in one of its tiles, the choice wherever it can run."""
+    """Costs for which one kernel, with one of its tiles, is chosen wherever it can run."""
     library: Numbers = flat(START) | {
         "fp32_skinny.few_min_columns": NEVER,
         "fp32_skinny.min_k": NEVER,
@@ -46,7 +46,7 @@ def candidates() -> Iterator[Numbers]:
         for name in flat(START)
         if name.startswith("fp32_skinny.")
     }
-    chosen, left = 1e-6, 1e6  # of tiles
+    chosen, left = 1e-6, 1e6  # for tiles
     tiles = ["fp32_sm90.wide_slowdown", "fp32_sm90.medium_slowdown", "fp32_sm90.small_slowdown"]
     free = ["min_side", "min_k", "launches", "second_pass", "element", "strided_element"]
     free += ["tf32_launches", "tf32_element", "reduce", "reduce_element"]
@@ -78,13 +78,13 @@ HALF = {"dtype": ["bfloat16", "float16"]}
 
 
 def sizes(low: int, high: int) -> Row:
-    """Half of them whole vectors."""
+    """A range of sizes, half of which are whole vectors."""
     return {name: [(low, high, 1), (low, high, 8)] for name in "mnk"}
 
 
-# Of products, at the edges of where kernels pay: a name, how many, the least and the most
-# multiply-adds, and what they are. A tuple is a range of sizes, even in their logarithms, and what
-# these are multiples of; of a list one is picked.
+# Families of products, at the limits where kernels start to pay: a name, how many, the fewest and
+# the most multiply-adds, and a description. A tuple is a range of sizes, even on a logarithmic
+# scale, and what they are multiples of; from a list one is picked.
 FAMILIES: list[tuple[str, int, float, float, Row]] = [
     ("float32", 200, 1e6, 2e10, sizes(48, 6000) | LAYOUT | BATCHES),
     (
@@ -131,7 +131,7 @@ FAMILIES: list[tuple[str, int, float, float, Row]] = [
 
 
 def products() -> Iterator[Row]:
-    """Those of bench.py and some of each family, without fields that are DEFAULT."""
+    """The products of bench.py and some of each family, without fields that are DEFAULT."""
     pick = random.Random(0)
 
     def drawn(field: Any) -> Any:
@@ -165,7 +165,7 @@ def work(row: Row) -> int:
 def runs_of(
     row: Row, problem: Problem, module: ctypes.CDLL, plans: dict[str, Numbers], bytes_: int
 ) -> Any:
-    """Of each plan in words a function that runs it, on the same random data."""
+    """For each plan, in words, a function that runs it on the same random data."""
     dtype, batch = getattr(torch, problem.dtype.decode()), problem.batch
 
     def matrix(rows: int, columns: int, transposed: int) -> torch.Tensor:
@@ -209,7 +209,7 @@ def runs_of(
         check(module.finish(ctypes.byref(problem), floats, at, operands, stream))
 
     def library(words: str) -> None:
-        """As csrc/gemm_cuda.cpp calls it."""
+        """Calls it as csrc/gemm_cuda.cpp does."""
         if words.startswith("library: its product in float32"):
             return finish(torch.mm(a, b, out_dtype=torch.float32))
         if not problem.linear:
@@ -239,7 +239,7 @@ def runs_of(
 
 
 def timed(runs: dict[str, Run]) -> dict[str, tuple[float, float]]:
-    """Microseconds of each alone, behind other work, and as one of a few in a row."""
+    """Microseconds of each alone, after other work, and as one of a few in a row."""
     alone = gpu_times(runs, repeats=5)
     calls = {words: max(1, min(5, int(200 / us))) for words, us in alone.items()}
     graphs = {}
@@ -254,14 +254,14 @@ def timed(runs: dict[str, Run]) -> dict[str, tuple[float, float]]:
 
 
 def measure(results: Path) -> None:
-    """Writes <gpu>.json into a folder; Control-C ends it early."""
+    """Writes <gpu>.json into a folder. Control-C ends it early."""
     major, minor = torch.cuda.get_device_capability()
     module = load(ROOT / "build/fit_gemm", f"sm_{major}{minor}{'a' if major == 9 else ''}")
     device = Problem()
     module.ask_device(ctypes.byref(device))
     facts = {name: getattr(device, name) for name, _ in Problem._fields_[:7]}
     rows = list(products())
-    random.Random(0).shuffle(rows)  # so that Control-C leaves some of every family
+    random.Random(0).shuffle(rows)  # so that after Control-C there are some of every family
     planner = Planner(module, [problem_of(row, list(facts.values())) for row in rows])
     plans: list[dict[str, Numbers]] = [{} for _ in rows]
     bytes_ = [0] * len(rows)
@@ -275,7 +275,7 @@ def measure(results: Path) -> None:
     print(f"{len(rows)} products, {sum(map(len, plans))} plans")
     names = sorted({words for found in plans for words in found})
     try:
-        with torch.cuda.stream(torch.cuda.Stream()):  # the default one cannot be captured
+        with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
             for i, row in enumerate(rows):
                 torch.backends.cuda.matmul.allow_tf32 = bool(row.get("library_tf32"))
                 runs = runs_of(row, planner.problems[i], module, plans[i], bytes_[i])

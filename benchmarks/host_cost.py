@@ -1,9 +1,9 @@
-"""Host time of one call on tensors of eight elements, beside native ops and other registrations.
+"""Host time of one call on tensors of eight elements, of native ops and of other registrations.
 
     python benchmarks/host_cost.py [--device cpu|cuda]
 
-Microseconds, the least of many runs: what Python, the dispatcher and autograd cost, without the
-kernel (on CUDA the launch is included, its end is not waited for).
+Microseconds, the least of many runs. This is the time of Python, the dispatcher and autograd
+without the kernel; on CUDA it includes the launch, but does not wait for its end.
 """
 
 from __future__ import annotations

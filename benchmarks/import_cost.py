@@ -1,6 +1,6 @@
-"""What `import my_ops` costs over `import torch`: python benchmarks/import_cost.py
+"""What `import my_ops` adds to `import torch`: python benchmarks/import_cost.py
 
-Processor time, median of fifteen processes that have imported torch, in ms.
+Processor time in ms: the median of fifteen processes that have imported torch.
 """
 
 import statistics
@@ -22,7 +22,7 @@ def cost(statement: str) -> float:
 
 
 def main() -> None:
-    cost("import my_ops")  # fills the file cache
+    cost("import my_ops")  # this fills the file cache
     times = [cost("import my_ops") for _ in range(15)]
     print(f"import my_ops after import torch: {statistics.median(times):.1f} ms")
 

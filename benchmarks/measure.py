@@ -1,4 +1,4 @@
-"""Timing, ceilings and the record of a run, for the benchmarks beside this file."""
+"""Timing, ceilings and the record of a run, for the benchmarks in this folder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ Run = Callable[[], Any]
 
 @dataclass
 class Case:
-    """One row: the same problem by my_ops and by others, in one process on the same data."""
+    """One row: the same problem, solved by my_ops and by others, in one process on the same
+    data."""
 
     name: str
     ours: Run
     others: dict[str, Run] = field(default_factory=dict)
     bytes: float = 0  # least traffic: every input read once, every output written once
     flops: float = 0
-    ceiling: str = ""  # which measured ceiling bounds it
+    ceiling: str = ""  # the measured ceiling that limits it
 
 
 def synchronize() -> None:
@@ -40,10 +41,12 @@ def synchronize() -> None:
 
 
 def gpu_times(runs: dict[str, Run], repeats: int = 30, budget: float = 1.5) -> dict[str, float]:
-    """Median GPU microseconds of each, in random order, the L2 cache overwritten before every run.
+    """Median GPU microseconds of each, in random order, with the L2 cache overwritten before every
+    run.
 
-    The device is kept busy until the run is queued, so that host time is not counted: wall_times
-    measures that. Random, because every fourth run, whatever it is, takes 0.9 us longer.
+    The device is kept busy until the run is queued, so that host time does not count; wall_times
+    measures that. The order is random because every fourth run, whatever it is, takes 0.9 us
+    longer.
     """
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -70,7 +73,8 @@ def gpu_times(runs: dict[str, Run], repeats: int = 30, budget: float = 1.5) -> d
 
 
 def wall_times(runs: dict[str, Run], calls: int = 2000, rounds: int = 7) -> dict[str, float]:
-    """Median microseconds per call on the host clock, in turn, work queued by a round awaited."""
+    """Median microseconds per call on the host clock, alternating; each round waits for its
+    work."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         for _ in range(min(50, calls)):
@@ -87,7 +91,7 @@ def wall_times(runs: dict[str, Run], calls: int = 2000, rounds: int = 7) -> dict
 
 
 def calls_in(run: Run, seconds: float) -> int:
-    """How many calls take that long, and at least 10."""
+    """How many calls take that long, but at least 10."""
     run()
     begin = time.perf_counter()
     run()
@@ -95,7 +99,7 @@ def calls_in(run: Run, seconds: float) -> int:
 
 
 def ceilings(elements: int = 1 << 28) -> dict[str, float]:
-    """What this GPU reaches: copy_ and fill_ of 1 GiB in GB/s, cuBLAS at 8192 cubed in TFLOP/s."""
+    """The rates of this GPU: copy_ and fill_ of 1 GiB in GB/s, cuBLAS at 8192 cubed in TFLOP/s."""
     source = torch.randn(elements, device="cuda")
     target = torch.empty_like(source)
     times = gpu_times({"copy": lambda: target.copy_(source), "fill": lambda: target.fill_(1.0)})

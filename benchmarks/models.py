@@ -1,13 +1,13 @@
-"""Training steps of whole models: by torch, by torch under the switch, with converted layers.
+"""Training steps of whole models: with torch, with torch under the switch, with converted layers.
 
     python benchmarks/models.py [CASE ...] [--layers N] [--budget SECONDS] [--output results.json]
 
-Forward, loss and backward, in one process and in turn: the model as it is, the same model under
-``my_ops.fast_fp32()``, and a copy that ``my_ops.convert`` has been at; in float32 without TF32 and
+A step is forward, loss and backward. The model itself, the same model under ``my_ops.fast_fp32()``
+and a copy converted by ``my_ops.convert`` alternate in one process: in float32 without TF32 and
 after ``model.bfloat16()``, eager and compiled. Times are medians in milliseconds, from the call to
-the end of the GPU's work. Losses are of some steps of SGD from the same weights. BERT, Llama and
-ViT are transformers', from a configuration, with random weights; without a GPU they are tiny.
-CASE is a part of the cases' names, such as "bert", "bfloat16" or "vit float32 eager".
+the end of the GPU's work. Losses are those of some steps of SGD from the same weights. BERT, Llama
+and ViT come from transformers, built from a configuration with random weights; without a GPU they
+are tiny. CASE is a part of the cases' names, such as "bert", "bfloat16" or "vit float32 eager".
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def vit(layers: int | None) -> tuple[nn.Module, Loss]:
 
 
 def pinn(layers: int | None) -> tuple[nn.Module, Loss]:
-    """Poisson's equation by a network whose Laplacian is taken by autograd."""
+    """Poisson's equation, solved by a network whose Laplacian comes from autograd."""
     width, points = (512, 65536) if FULL else (16, 32)
     inner = [part for _ in range(layers or 6) for part in (nn.Linear(width, width), nn.Tanh())]
     model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), *inner, nn.Linear(width, 1))
@@ -103,13 +103,13 @@ def cases() -> Iterator[tuple[str, str, str]]:
     for name in MODELS:
         for kind in ("float32", "bfloat16"):
             for way in ("eager", "compiled"):
-                # Second derivatives: torch.compile takes none, and 16 bits lose them.
+                # Second derivatives: torch.compile does not support them, and 16 bits lose them.
                 if name != "pinn" or (kind, way) == ("float32", "eager"):
                     yield name, kind, way
 
 
 def losses(model: nn.Module, loss: Loss) -> list[float]:
-    """Of a few steps of training, after which the model is as it was."""
+    """The losses of a few training steps. The model is restored afterwards."""
     before = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     values = []
@@ -137,7 +137,7 @@ def step(model: nn.Module, loss: Loss) -> Run:
 
 
 def times(runs: dict[str, Run], budget: float) -> dict[str, float]:
-    """Median milliseconds of each, one after the other in turn."""
+    """Median milliseconds of each; the runs alternate."""
     found: dict[str, list[float]] = {name: [] for name in runs}
     begin = time.monotonic()
     while time.monotonic() - begin < budget or len(found["torch"]) < 5:

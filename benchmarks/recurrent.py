@@ -1,10 +1,10 @@
-"""LSTM, GRU and LLTM layers beside cuDNN's, in the same run on the same data.
+"""LSTM, GRU and LLTM layers compared with cuDNN's, in the same run on the same data.
 
     python benchmarks/recurrent.py [table] [sweep] [--output results.json]
 
-``table``: sizes that people train, forward and forward + backward, all included. ``sweep``: sizes
-drawn at even distances of their logarithms. Times are medians of alternating runs, in microseconds
-of the GPU; the layers of both are called as they come, with the TF32 that each is allowed.
+``table``: sizes that people train, forward and forward + backward, everything included. ``sweep``:
+sizes drawn evenly on a logarithmic scale. Times are medians of alternating runs, in microseconds of
+the GPU. The layers of both are called with their defaults, with the TF32 that each is allowed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def cases(name: str, steps: int, batch: int, size: int, dtype: torch.dtype) -> I
     for way, run, passes in (("forward", inference, 1), ("forward + backward", training, 3)):
         peers = {"cuDNN": run(theirs)}
         mine = run(ours)
-        if dtype == torch.float32:  # as allowed: cuDNN's default is TF32
+        if dtype == torch.float32:  # cuDNN's default is TF32
             mine = strict(mine)
             peers["cuDNN strict"] = strict(run(theirs))
         yield Case(

@@ -1,4 +1,4 @@
-// The activation of a name.
+// Finds an activation by its name.
 #pragma once
 
 #include <iterator>
@@ -9,7 +9,7 @@
 
 namespace my_ops {
 
-// Throws at a name that there is not.
+// Throws if there is no activation of this name.
 inline Activation activation_of(const std::string& name) {
   struct Named {
     const char* name;

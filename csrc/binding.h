@@ -1,7 +1,7 @@
 // What every binding needs: checks, typed pointers, dtype dispatch, calls of ATen.
 //
-// A binding function does, in this order: check, contiguous, allocate, launch. Checks throw before
-// any work, with a message that names op, argument, rule and value; torch turns it into
+// A binding function checks, makes contiguous, allocates and launches, in this order. Checks throw
+// before any work, with a message that names op, argument, rule and value; torch turns it into a
 // RuntimeError.
 #pragma once
 
@@ -99,7 +99,7 @@ inline std::string show(ScalarType dtype) {
       return "complex64";
     case ScalarType::ComplexDouble:
       return "complex128";
-    default:  // "BFloat16", "Float8_e5m2": the same in small letters
+    default:  // "BFloat16", "Float8_e5m2": the same in lower case
       std::string name = torch::headeronly::toString(dtype);
       for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
       return name;
@@ -156,14 +156,14 @@ inline void check_shape(const Tensor& t, const char* name, const Sizes& want, co
         show(IntHeaderOnlyArrayRef(want.data(), want.size())), ", got ", show(t));
 }
 
-// Of a tensor that an op writes.
+// For a tensor that an op writes.
 inline void check_one_address_each(const Tensor& t, const char* name, const char* op) {
   std::vector<std::pair<int64_t, int64_t>> dims;
   for (int64_t d = 0; d < t.dim(); ++d) {
     if (t.size(d) > 1) dims.emplace_back(t.stride(d), t.size(d));
   }
   std::sort(dims.begin(), dims.end());
-  int64_t reach = 1;  // elements spanned by the dimensions of smaller stride
+  int64_t reach = 1;  // elements spanned by the dimensions with smaller strides
   for (const auto& [stride, size] : dims) {
     check(stride >= reach || t.numel() == 0, op, ": ", name,
           " must not hold two elements at one address, got strides ", show(t.strides()),
@@ -191,7 +191,7 @@ void dispatch_floating(ScalarType dtype, const F& f) {
   }
 }
 
-// As above, and integers, whose two's complement arithmetic needs no sign.
+// As above, with integers too. Two's complement arithmetic does not need the sign.
 template <typename Types, typename F>
 void dispatch_real(ScalarType dtype, const F& f) {
   switch (dtype) {
@@ -214,8 +214,8 @@ void dispatch_real(ScalarType dtype, const F& f) {
 
 // ------------------------------------------------------------------------------ calls of libtorch
 
-// An error of libtorch comes through its C interface as a status. The text can be had since 2.13,
-// under a name that older ones lack; the class of the exception is lost.
+// libtorch's C interface returns an error as a status. The text is available since 2.13, with a
+// function that older releases lack; the class of the exception is lost.
 inline void check_torch(int32_t status, const char* call) {
   if (status == TORCH_SUCCESS) return;
   using Text = const char* (*)();
@@ -224,7 +224,7 @@ inline void check_torch(int32_t status, const char* call) {
   check(false, "my_ops: ", call, " failed", text ? ": " : "", text ? text() : "");
 }
 
-// The ATen op "aten::name" with all of its arguments; the first of its results.
+// Calls the ATen op "aten::name" with all of its arguments, and returns its first result.
 template <typename... Args>
 Tensor aten(const char* name, const char* overload, const Args&... args) {
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
@@ -232,16 +232,16 @@ Tensor aten(const char* name, const char* overload, const Args&... args) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-struct SizeTypes {  // of dispatch_real, where only sizes matter
+struct SizeTypes {  // for dispatch_real, where only sizes matter
   using Half = uint16_t;
   using BFloat16 = uint16_t;
 };
 
-// Throws what libtorch said of a tensor that it did not make. Python finds the class of the error
-// again by the words added here: my_ops/_errors.py.
+// Throws libtorch's error about a tensor that it could not make. The words added here let Python
+// raise the right class of error: my_ops/_errors.py.
 [[noreturn]] inline void fail_allocation(const std::exception& error, IntHeaderOnlyArrayRef sizes,
                                          ScalarType dtype, const std::string& device) {
-  int64_t bytes = 1;  // of bool, which no kernel computes with
+  int64_t bytes = 1;  // for bool, which no kernel computes with
   if (dtype != ScalarType::Bool) {
     dispatch_real<SizeTypes>(dtype, [&]<typename T>() { bytes = sizeof(T); });
   }
@@ -253,7 +253,7 @@ struct SizeTypes {  // of dispatch_real, where only sizes matter
   throw std::runtime_error(message.str());
 }
 
-// make(), which makes a tensor of the given sizes on the device of like.
+// Calls make(), which makes a tensor of the given sizes on the device of like.
 template <typename F>
 Tensor allocated(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarType dtype, const F& make) {
   try {
@@ -292,8 +292,8 @@ inline Sizes contiguous_strides(const Sizes& sizes) {
   return strides;
 }
 
-// On the device of like. torch::stable::new_empty, which finds aten::new_empty by name and boxes
-// its arguments, takes three times as long.
+// A new tensor on the device of like. torch::stable::new_empty takes three times as long: it looks
+// up aten::new_empty by name and boxes its arguments.
 inline Tensor empty_strided(const Tensor& like, const Sizes& sizes, const Sizes& strides,
                             ScalarType dtype) {
   return allocated(like, sizes, dtype, [&] {
@@ -307,7 +307,7 @@ inline Tensor empty_strided(const Tensor& like, const Sizes& sizes, const Sizes&
     return Tensor(result);
   });
 }
-// A contiguous tensor.
+// A new contiguous tensor.
 inline Tensor empty(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   return empty_strided(like, sizes, contiguous_strides(sizes), dtype);
 }
@@ -326,7 +326,7 @@ inline Tensor cast(const Tensor& t, ScalarType dtype) {
                    [&] { return aten("aten::to", "dtype", t, dtype, false, false, std::nullopt); });
 }
 
-// A new contiguous tensor of t's values. (clone and to keep the strides of empty tensors.)
+// A new contiguous tensor with t's values. (clone and to would keep the strides of empty tensors.)
 inline Tensor copy(const Tensor& t, ScalarType dtype) {
   Tensor result = empty(t, sizes_of(t), dtype);
   torch::stable::copy_(result, t);
@@ -345,7 +345,7 @@ inline ScalarType compute_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? dtype : ScalarType::Float;
 }
 
-// A view of t's storage; offset in elements from t's own first element.
+// A view of t's storage; offset is in elements from t's first element.
 inline Tensor as_strided(const Tensor& t, const Sizes& sizes, const Sizes& strides,
                          int64_t offset = 0) {
   AtenTensorHandle view = nullptr;

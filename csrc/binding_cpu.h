@@ -11,8 +11,8 @@ struct CpuTypes {
   using BFloat16 = cpu::BFloat16;
 };
 
-// Shares [0, n) out among torch's threads, each of which calls f(begin, end); grain is the least
-// share of one.
+// Divides [0, n) among torch's threads. Each calls f(begin, end) with its share, which is at least
+// grain.
 template <typename F>
 void parallel(int64_t n, int64_t grain, const F& f) {
   if (n <= grain) {

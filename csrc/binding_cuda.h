@@ -8,12 +8,12 @@
 
 #include "binding.h"
 
-#ifndef MY_OPS_ARCHITECTURES  // setup.py names them; other builds are for the machine at hand
+#ifndef MY_OPS_ARCHITECTURES  // setup.py defines it; other builds are for this machine
 #define MY_OPS_ARCHITECTURES "the GPU of the machine that built it"
 #endif
 
-// Lives in libtorch_cuda.so, which CPU builds of torch lack: weak, so that one module loads on
-// both.
+// Defined in libtorch_cuda.so, which CPU builds of torch lack. It is weak, so that one module loads
+// with both.
 #pragma weak aoti_torch_get_current_cuda_stream
 
 namespace my_ops {
@@ -39,15 +39,15 @@ class Device {
   cudaStream_t stream_;
 };
 
-// Throws what a launcher has returned; where this build cannot run on this machine, both sides in
-// one sentence.
+// Throws a launcher's error. If this build cannot run on this machine, the message says what each
+// of them has.
 inline void check_launch(cudaError_t status, const char* op) {
   if (status == cudaSuccess) return;
   int device = 0, major = 0, minor = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  // It is reported here: left with the runtime, it would be reported again, of another call.
+  // Clears the error, which is reported here. Otherwise another call would report it again.
   static_cast<void>(cudaGetLastError());
   const bool no_code =
       status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;

@@ -1,5 +1,5 @@
-// The ops' schemas; loading the module registers them. Kernels: elementwise_*, gemm_*, lltm_*,
-// lstm_*, gru_*.cpp.
+// The ops' schemas, registered when the module is loaded. The kernels are in elementwise_*, gemm_*,
+// lltm_*, lstm_* and gru_*.cpp.
 #include "elementwise_checks.h"
 
 namespace my_ops {

@@ -1,4 +1,4 @@
-// The C interface over the launch interface: checks of its own, for there is no torch above it.
+// The C interface over the launch interface. It has its own checks, because no torch is above it.
 #include "../my_ops/include/my_ops/c_api.h"
 
 #include <initializer_list>
@@ -22,7 +22,7 @@ bool valid(int64_t n, std::initializer_list<const float*> arrays) {
   return true;
 }
 
-// The size of a matrix, or -1 where it is none.
+// The number of elements of a matrix, or -1 if the sizes are invalid.
 int64_t area(int64_t height, int64_t width) {
   int64_t n;
   if (height < 0 || width < 0 || __builtin_mul_overflow(height, width, &n)) return -1;

@@ -1,4 +1,5 @@
-// The elementwise family: the checks. my_ops/ops/_checks.py makes them of fake tensors.
+// The checks of the elementwise family. my_ops/ops/_checks.py makes the same checks of fake
+// tensors.
 #pragma once
 
 #include <limits>

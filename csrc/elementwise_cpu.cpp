@@ -7,8 +7,8 @@
 namespace my_ops {
 namespace {
 
-constexpr int64_t kGrain = 32768;    // elements a thread: below it, waking another costs more
-constexpr int64_t kGrainExp = 4096;  // the same where an element costs an exp
+constexpr int64_t kGrain = 32768;    // elements per thread; for fewer, waking a thread costs more
+constexpr int64_t kGrainExp = 4096;  // the same if an element costs an exp
 
 Tensor add_one(const Tensor& x) {
   check_real(x, "add_one", "x");

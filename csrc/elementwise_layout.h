@@ -1,4 +1,5 @@
-// The layout of elementwise results: that of torch's own operators, which follow the operands.
+// The layout of elementwise results. It is that of torch's own operators, which follow the
+// operands.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 namespace my_ops {
 
-// Dimensions as they lie in memory, the innermost first.
+// Dimensions in memory order, innermost first.
 using Order = std::vector<size_t>;
 
 struct Layout {
@@ -19,7 +20,7 @@ struct Layout {
 };
 
 inline Sizes dense_strides(const Sizes& sizes, const Order& order) {
-  // Without elements, torch multiplies the zeros in unless the order is row-major.
+  // Without elements, torch multiplies sizes of 0 in too, unless the order is row-major.
   if (std::is_sorted(order.rbegin(), order.rend())) return contiguous_strides(sizes);
   Sizes strides(sizes.size());
   int64_t stride = 1;
@@ -30,7 +31,7 @@ inline Sizes dense_strides(const Sizes& sizes, const Order& order) {
   return strides;
 }
 
-// Whether two layouts are the same: the stride of a dimension of size 1 addresses nothing.
+// Whether two layouts are the same. The stride of a dimension of size 1 does not matter.
 inline bool lie_alike(const Sizes& sizes, const Sizes& a, const Sizes& b) {
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] != 1 && a[d] != b[d]) return false;
@@ -48,9 +49,9 @@ inline Sizes broadcast_strides(const Tensor& t, const Sizes& sizes) {
   return strides;
 }
 
-// Sorts dimensions by the strides of the first operand that tells two of them apart: one that is
-// broadcast along either does not. The comparison is not a strict ordering, so the sorting method
-// is part of the rule: insertion sort, from row-major order.
+// Sorts dimensions by the strides of the first operand that distinguishes two of them; an operand
+// that is broadcast along one of them does not. The comparison is not a strict ordering, so the
+// sorting method is part of the rule: insertion sort, from row-major order.
 template <size_t kOperands>
 Order memory_order(const Sizes& sizes, const std::array<Sizes, kOperands>& operands) {
   const auto compare = [&](size_t i, size_t j) {
@@ -75,8 +76,8 @@ Order memory_order(const Sizes& sizes, const std::array<Sizes, kOperands>& opera
   return order;
 }
 
-// Of operands that broadcast to sizes and are not all contiguous and of that shape.
-// my_ops/ops/_strides.py says the same of fake tensors.
+// The layout for operands that broadcast to sizes, unless all are contiguous and of that shape.
+// my_ops/ops/_strides.py does the same for fake tensors.
 template <typename... Tensors>
 Layout result_layout(const Sizes& sizes, const Tensors&... tensors) {
   const std::array operands{broadcast_strides(tensors, sizes)...};
@@ -106,10 +107,10 @@ inline bool lies_as(const Tensor& t, const Tensor& like) {
 }
 
 struct Unary {
-  Tensor x, out;  // of one dense layout: elements correspond by position in memory
+  Tensor x, out;  // with the same dense layout: elements correspond by position in memory
 };
 
-// Other layouts are copied into out, and the kernel then runs in place.
+// A tensor with another layout is copied into out, and the kernel then runs in place.
 inline Unary unary(const Tensor& x) {
   const Sizes sizes = sizes_of(x);
   if (x.is_contiguous()) return {x, empty(x, sizes)};
@@ -119,9 +120,9 @@ inline Unary unary(const Tensor& x) {
   return {out, out};
 }
 
-// Two tensors of one shape and dtype.
+// Two tensors with the same shape and dtype.
 struct Gradient {
-  Tensor grad, x, out;  // of one dense layout
+  Tensor grad, x, out;  // with the same dense layout
 };
 
 inline Gradient gradient(const Tensor& grad, const Tensor& x) {
@@ -133,14 +134,14 @@ inline Gradient gradient(const Tensor& grad, const Tensor& x) {
           out};
 }
 
-// a and b in one dtype, and how to walk them.
+// a and b in the same dtype, and how to walk them.
 struct Binary {
   Tensor a, b, out;
-  bool flat;  // one dense layout: the broadcast is not needed
+  bool flat;  // both have the same dense layout: the broadcast is not needed
   Broadcast shape;
 };
 
-// Merges dimensions that are neighbours in memory and that both operands walk as one. False if more
+// Merges dimensions that are adjacent in memory and that both operands walk as one. False if more
 // than kMaxDims remain.
 inline bool coalesce(const Sizes& sizes, const Order& order, const Sizes& a, const Sizes& b,
                      Broadcast* shape) {
@@ -171,7 +172,7 @@ inline bool coalesce(const Sizes& sizes, const Order& order, const Sizes& a, con
 
 inline Binary binary(const Tensor& a, const Tensor& b, const Sizes& sizes, ScalarType dtype) {
   Binary plan{cast(a, dtype), cast(b, dtype), {}, true, {}};
-  // On the CPU torch casts its operands first, and their layouts are those of the casts.
+  // On the CPU torch casts its operands first, so the layouts of the casts decide.
   const Tensor &like_a = a.is_cuda() ? a : plan.a, &like_b = b.is_cuda() ? b : plan.b;
   if (like_a.is_contiguous() && like_b.is_contiguous() &&
       std::ranges::equal(a.sizes(), b.sizes())) {

@@ -1,17 +1,16 @@
-// Runs torch's own products (mm, bmm, addmm, baddbmm) on our kernels where the switch is on and
-// these are faster; all others go to the kernels that torch came with. A backend is what differs
-// between devices:
+// Runs torch's own products (mm, bmm, addmm, baddbmm) on our kernels if the switch is on and these
+// are faster. All others go to torch's own kernels. A backend has what differs between devices:
 //
 //   kKey                         the dispatch key
-//   on_device(tensor)            whether it is one of that key
+//   on_device(tensor)            whether a tensor belongs to that key
 // run(op, product, added, out) computes the product with what is added, out.make() giving the place
 //                                for it; returns why it did not, in which case nothing is written
 //   mm_out, bmm_out, addmm_out, baddbmm_out
 //                                torch's own, of its C interface
 //   kMm, kMmOut, kBmm, kBmmOut   the C++ symbols of torch's own
 //
-// The kernels stay registered once they are: other threads may be inside them, and others' kernels
-// may hold them as what to fall back to. Off, they do nothing but call torch's.
+// Once registered, the kernels stay registered: other threads may be inside them, and kernels of
+// other packages may fall back to them. When switched off, they only call torch's.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -28,12 +27,12 @@
 namespace my_ops::fast_fp32 {
 
 #define MY_OPS_LEFT(F)                                                      \
-  F(kOther, "of another dtype, layout or shape, or into an out of its own") \
-  F(kPlan, "that torch forms as fast")                                      \
+  F(kOther, "of another dtype, layout or shape, or into an unsuitable out") \
+  F(kPlan, "that torch computes as fast")                                   \
   F(kPrecision, "while TF32 is allowed")                                    \
-  F(kFailed, "where ours failed, for want of memory as a rule")
+  F(kFailed, "where ours failed, usually for lack of memory")
 
-// Why a product stays torch's, in the order of the questions.
+// Why a product stays torch's, in the order of the checks.
 #define MY_OPS_ENUMERATOR(left, text) left,
 enum class Left { MY_OPS_LEFT(MY_OPS_ENUMERATOR) };
 #undef MY_OPS_ENUMERATOR
@@ -51,7 +50,7 @@ struct State {
   std::map<Shape, int64_t> taken;
 };
 inline State& state() {
-  static State* const state = new State;  // for threads that outlive main
+  static State* const state = new State;  // never freed: threads may outlive main
   return *state;
 }
 
@@ -63,7 +62,7 @@ inline void count(const Shape& shape) {
   ++state().taken[shape];
 }
 
-// "taken mm 1 4096 4096 4096 12", a line for each shape, and "left 3 that torch forms as fast".
+// "taken mm 1 4096 4096 4096 12", a line for each shape, and "left 3 that torch computes as fast".
 inline std::string report() {
   std::ostringstream text;
   {
@@ -80,7 +79,7 @@ inline std::string report() {
   return text.str();
 }
 
-// What addmm adds to a product: a row, or an array walked by these strides. Null: nothing.
+// What addmm adds to a product: a row, or an array with these strides. Null: nothing.
 struct Added {
   const float* bias = nullptr;
   const float* residual = nullptr;
@@ -111,23 +110,23 @@ inline std::optional<Added> broadcast(const Tensor& self, const Sizes& sizes) {
   return Added{.residual = values, .batch = strides[0], .row = strides[1], .col = strides[2]};
 }
 
-// A tensor as torch's C++ functions return it: an object with a destructor, in memory. What it
-// points to is handed on to a handle.
+// A tensor as torch's C++ functions return it: an object with a destructor, in memory. Its pointer
+// is passed on to a handle.
 struct Returned {
   void* implementation;
   ~Returned() {}
 };
 
-// Handles are addresses of torch's tensors, and references are passed as addresses. Only for
-// releases of torch that were tested: my_ops/_fast_fp32.py.
+// Relies on handles being addresses of torch's tensors, and on references being passed as
+// addresses. Only for releases of torch that were tested: my_ops/_fast_fp32.py.
 using NativeProduct = Returned (*)(AtenTensorHandle a, AtenTensorHandle b);
 using NativeProductOut = void* (*)(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b);
 
 template <typename Backend>
 class Kernels {
  public:
-  // native: whether to call torch's products by their C++ symbols, as the dispatcher does, errors
-  // and their classes included. The C interface, the other way, keeps no more than an error's text.
+  // native: whether to call torch's products by their C++ symbols, as the dispatcher does, which
+  // keeps the class of an error. The alternative, the C interface, keeps only an error's text.
   static void start(bool native) {
     if (native) {
       find(Backend::kMm, &native_mm_);
@@ -135,7 +134,7 @@ class Kernels {
       find(Backend::kBmm, &native_bmm_);
       find(Backend::kBmmOut, &native_bmm_out_);
     }
-    // What goes through Python: my_ops/_fast_fp32.py.
+    // The ops that go through Python: my_ops/_fast_fp32.py.
     library(StableLibrary::Kind::FRAGMENT, "my_ops", nullptr)
         .def("fast_fp32_bmm(Tensor a, Tensor b) -> Tensor")
         .def("fast_fp32_addmm(Tensor self, Tensor a, Tensor b) -> Tensor")
@@ -153,7 +152,7 @@ class Kernels {
         .impl("fast_fp32_baddbmm.out", TORCH_BOX(&baddbmm_out));
   }
 
-  // Overrides aten's op of that name with ours; returns whether there is such an op.
+  // Overrides aten's op of that name with ours. Returns whether there is such an op.
   static bool override_op(std::string_view op) {
     const auto put = [](const char* name, auto* kernel) {
       library(StableLibrary::Kind::IMPL, "aten", Backend::kKey).impl(name, kernel);
@@ -169,7 +168,7 @@ class Kernels {
  private:
   using StableLibrary = torch::stable::detail::StableLibrary;
 
-  // Never freed: that would unregister its kernels.
+  // Never freed, as that would unregister its kernels.
   static StableLibrary& library(StableLibrary::Kind kind, const char* space, const char* key) {
     return *new StableLibrary(kind, space, key, "my_ops/csrc/fast_fp32.h", __LINE__);
   }
@@ -184,7 +183,7 @@ class Kernels {
            t.get_device_index() == like.get_device_index() && is_strided(t);
   }
 
-  // Whether torch would accept these operands too.
+  // Whether torch would accept these operands.
   static bool fits(const Tensor& a, const Tensor& b, int64_t dim) {
     return is_ours(a, a) && is_ours(b, a) && a.dim() == dim && b.dim() == dim &&
            a.size(dim - 1) == b.size(dim - 2) && (dim == 2 || a.size(0) == b.size(0));
@@ -195,8 +194,8 @@ class Kernels {
            !overlap(out, a) && !overlap(out, b) && !(self && overlap(out, *self));
   }
 
-  // a @ b, and self, by ours: into out or, undefined, a new tensor there. Otherwise returns why
-  // not.
+  // Computes a @ b, plus self, with our kernels into out, or into a new tensor if out is undefined.
+  // Otherwise returns why not.
   static std::optional<Left> run(const char* op, int64_t dim, const Tensor& a, const Tensor& b,
                                  const Tensor* self, Tensor* out) {
     if (!fits(a, b, dim) || (self && !is_ours(*self, a))) return Left::kOther;
@@ -229,7 +228,7 @@ class Kernels {
     std::optional<Left> left;
     try {
       left = run(op, dim, a, b, self, out);
-    } catch (const std::exception&) {  // torch's product needs less memory, and raises its own
+    } catch (const std::exception&) {  // torch's product needs less memory, or raises its own error
       left = Left::kFailed;
     }
     if (left) count(*left);
@@ -259,7 +258,7 @@ class Kernels {
     }
   }
 
-  // For the result of torch's product; where none is possible, of no size, which torch says.
+  // A tensor for the result of torch's product. If shapes do not fit it is empty, and torch raises.
   static Tensor room(const Tensor& a, const Tensor& b) {
     if (a.dim() == 2 && b.dim() == 2) return empty(a, {a.size(0), b.size(1)});
     if (a.dim() == 3 && b.dim() == 3) return empty(a, {a.size(0), a.size(1), b.size(2)});
@@ -289,8 +288,8 @@ class Kernels {
     return out;
   }
 
-  // addmm of matrices and baddbmm of batches, beta and alpha being 1. An error of torch's Python
-  // has raised again, of its class.
+  // addmm of matrices and baddbmm of batches, with beta = alpha = 1. After an error, Python calls
+  // torch's product, which raises its own.
   template <int64_t kDim>
   static Tensor add_product(const Tensor& self, const Tensor& a, const Tensor& b, Tensor out) {
     constexpr bool kBatched = kDim == 3;
@@ -320,7 +319,7 @@ class Kernels {
 
 }  // namespace my_ops::fast_fp32
 
-// The functions that Python calls, of one backend: a module has one.
+// The functions that Python calls, for one backend. A module has one backend.
 #define MY_OPS_FAST_FP32_EXPORT extern "C" __attribute__((visibility("default")))
 #define MY_OPS_FAST_FP32(Backend)                                                     \
   MY_OPS_FAST_FP32_EXPORT int64_t my_ops_fast_fp32_start(int native) {                \

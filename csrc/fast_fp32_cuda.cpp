@@ -5,7 +5,7 @@
 
 #include "gemm_cuda.h"
 
-// Weak, as the stream in binding_cuda.h.
+// Weak, like the stream in binding_cuda.h.
 #pragma weak aoti_torch_cuda_mm_out
 #pragma weak aoti_torch_cuda_bmm_out
 #pragma weak aoti_torch_cuda_addmm_out
@@ -15,13 +15,13 @@
 namespace my_ops {
 namespace {
 
-// Whether cuBLAS may round products to TF32, or torch does not tell: torch sets its handle as all
-// of its flags and guards say at the time.
+// Whether cuBLAS may round products to TF32, or torch does not tell. torch sets its handle from all
+// of its flags and guards.
 bool library_may_round() {
   using GetMathMode = int (*)(void*, int*);
   static const auto get_math_mode =
       reinterpret_cast<GetMathMode>(dlsym(RTLD_DEFAULT, "cublasGetMathMode"));
-  constexpr int kOfReducedPrecisionReductions = 16;  // which are of 16-bit types
+  constexpr int kOfReducedPrecisionReductions = 16;  // these flags are for 16-bit types
   void* handle = nullptr;
   int mode = -1;
   return !get_math_mode || torch_get_current_cuda_blas_handle(&handle) != TORCH_SUCCESS ||

@@ -1,5 +1,5 @@
-// gemm and linear: the checks, which my_ops/ops/_checks.py makes of fake tensors, the problem in
-// sizes and strides, and the library path that both backends share.
+// gemm and linear: the checks, which my_ops/ops/_checks.py also makes of fake tensors, the problem
+// as sizes and strides, and the library path that both backends share.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace my_ops {
 
-// out = a @ b, every operand as [batch, rows, columns] with strides in elements. A batch of rows
-// that one pitch walks is folded into m, so that one weight serves it in one product.
+// out = a @ b, with every operand as [batch, rows, columns] and strides in elements. If all rows of
+// a batch have the same pitch, the batch is folded into m, so that a weight needs a single product.
 struct Product {
   Tensor a, b, out;
   int64_t batch, m, n, k;
@@ -21,7 +21,7 @@ struct Product {
   int64_t out_batch, out_row, out_col;
 };
 
-// What float32 products need, and what cuBLAS, whose setting is torch's, would give them:
+// The accuracy that a float32 product needs, and the one that cuBLAS has with torch's setting:
 //   absent       float32's own accuracy; cuBLAS has it
 //   "highest"    float32's own accuracy; cuBLAS may not have it
 //   "high"       TF32's accuracy; cuBLAS has more
@@ -43,7 +43,8 @@ inline void check_gemm(const Tensor& a, const Tensor& b, const char* op) {
         show(a), " and ", show(b));
   if (a.dim() == 3 && b.dim() == 3) {
     check(a.size(0) == b.size(0) || a.size(0) == 1 || b.size(0) == 1, op,
-          ": the batch of b must be that of a, or either 1, got ", show(a), " and ", show(b));
+          ": the batch of b must equal that of a, or one must be 1, got ", show(a), " and ",
+          show(b));
   }
 }
 
@@ -55,7 +56,7 @@ inline Sizes gemm_sizes(const Tensor& a, const Tensor& b) {
   return {in_a == 1 ? in_b : in_a, m, n};
 }
 
-// First and one-past-last byte that t touches.
+// The first byte of t's elements, and the one after the last.
 inline std::pair<const char*, const char*> extent(const Tensor& t) {
   int64_t last = 0;
   for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
@@ -88,7 +89,7 @@ inline void check_out(const Tensor& out, const Tensor& a, const Tensor& b, const
   check_no_overlap(out, b, "b", op);
 }
 
-// out may be undefined: then of these strides.
+// If out is undefined, the result is a new tensor with these strides.
 inline Product product(const Tensor& a, const Tensor& b, const Tensor& out,
                        const Sizes& out_strides) {
   const auto batch_stride = [](const Tensor& t) {
@@ -121,11 +122,11 @@ inline Product product(const Tensor& a, const Tensor& b, const Tensor& out) {
   return product(a, b, out, strides_of(out));
 }
 
-// Operands as aten::mm and aten::bmm want them.
+// Operands in the form that aten::mm and aten::bmm take.
 inline Tensor matrices(const Tensor& t, int64_t batch, int64_t rows, int64_t columns,
                        int64_t batch_stride, int64_t row, int64_t column) {
   if (batch != 1) return as_strided(t, {batch, rows, columns}, {batch_stride, row, column});
-  const bool as_it_is = t.dim() == 2 && t.size(0) == rows;  // and no batch is folded into it
+  const bool as_it_is = t.dim() == 2 && t.size(0) == rows;  // no batch is folded into it
   return as_it_is ? t : as_strided(t, {rows, columns}, {row, column});
 }
 inline Tensor a_matrices(const Product& p) {
@@ -134,13 +135,13 @@ inline Tensor a_matrices(const Product& p) {
 inline Tensor b_matrices(const Product& p) {
   return matrices(p.b, p.batch, p.k, p.n, p.b_batch, p.b_row, p.b_col);
 }
-// A view, whose version counter is its own: register_out moves that of the tensor.
+// A view with its own version counter: register_out increments that of the tensor.
 inline Tensor out_matrices(const Product& p) {
   if (p.batch == 1) return as_strided(p.out, {p.m, p.n}, {p.out_row, p.out_col});
   return as_strided(p.out, {p.batch, p.m, p.n}, {p.out_batch, p.out_row, p.out_col});
 }
 
-// The product by ATen, which is oneDNN, MKL or cuBLAS underneath.
+// ATen's product, which calls oneDNN, MKL or cuBLAS.
 inline void aten_gemm(const Product& p) {
   aten(p.batch == 1 ? "aten::mm" : "aten::bmm", "out", a_matrices(p), b_matrices(p),
        out_matrices(p));
@@ -194,7 +195,7 @@ inline void check_linear(const Tensor& x, const Tensor& weight, const std::optio
   }
 }
 
-// x as a matrix [rows, in_features]: a view where one row pitch walks it.
+// x as a matrix [rows, in_features]: a view if all rows have the same pitch.
 inline Tensor rows_of(const Tensor& x) {
   if (x.dim() == 2) return x;
   const int64_t columns = x.size(x.dim() - 1);
@@ -203,8 +204,8 @@ inline Tensor rows_of(const Tensor& x) {
   return as_strided(as_contiguous(x), {rows, columns}, {columns, 1});
 }
 
-// An activation in place, by the op to which ATen gives the same name; where it has none, calling
-// it is the error.
+// Applies an activation in place, with ATen's op of the same name. If ATen has none, the call
+// raises.
 inline void aten_activate(const std::string& activation, const Tensor& y) {
   if (activation == "none") return;
   if (activation == "gelu" || activation == "gelu_tanh") {
@@ -214,11 +215,11 @@ inline void aten_activate(const std::string& activation, const Tensor& y) {
   }
 }
 
-// The whole of linear by ATen.
+// Computes all of linear with ATen.
 inline Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                           const std::string& activation, const std::optional<Tensor>& residual) {
   try {
-    // As one matrix: else ATen may add the bias after rounding the product.
+    // As one matrix; otherwise ATen may add the bias after rounding the product.
     Tensor y = aten("aten::linear", "", rows_of(x), weight, bias);
     if (x.dim() != 2) y = aten("aten::view", "", y, linear_sizes(x, weight));
     aten_activate(activation, y);

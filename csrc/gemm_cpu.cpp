@@ -1,4 +1,4 @@
-// gemm and linear on the CPU, where ATen's libraries are the best known answer.
+// gemm and linear on the CPU, where no kernel is known to be faster than ATen's libraries.
 #include "gemm_checks.h"
 
 #include "binding_cpu.h"
@@ -6,7 +6,7 @@
 namespace my_ops {
 namespace {
 
-// precision is about tensor cores; here it is checked, and without effect.
+// precision is about tensor cores. Here it is checked, but has no effect.
 void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
   check_precision(precision, "gemm");
@@ -29,7 +29,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   return aten_linear(x, weight, bias, activation, residual);
 }
 
-// Nothing: what ATen does not know, it does not need.
+// The packed form is empty: ATen's products take the weight itself.
 Tensor prepack(const Tensor& weight) {
   check_prepack(weight);
   return empty(weight, {0}, ScalarType::Byte);

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
-// Weak, as the stream in binding_cuda.h; a torch without it takes two kernels.
+// Weak, like the stream in binding_cuda.h. If torch lacks it, two kernels are used.
 #pragma weak aoti_torch_cuda__addmm_activation
 
 namespace my_ops {
@@ -56,7 +56,7 @@ Tensor prepack(const Tensor& weight) {
   return packed(b, device.stream(), "prepack");
 }
 
-// What prepack made of weight, or null; kernels other than Hopper's leave it aside.
+// The packed form of the weight, or null. Only Hopper's kernels use it.
 const void* packed_data(const std::optional<Tensor>& packed, const Tensor& weight) {
   if (!packed) return nullptr;
   if (packed->numel() == 0 || weight.scalar_type() != ScalarType::Float) return nullptr;
@@ -125,7 +125,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     args.bias = in<T>(bias_);
     args.activation = act;
     args.linear = true;
-    // As exact as ours: good to 2^-18, bfloat16's last place but not float16's.
+    // As accurate as ours: to 2^-18, which is enough for bfloat16 but not for float16.
     args.library_gelu = std::is_same_v<T, __nv_bfloat16> && aoti_torch_cuda__addmm_activation;
     if (residual_) {
       args.residual = in<T>(*residual_);

@@ -12,7 +12,7 @@
 
 namespace my_ops {
 
-// A plain product; the caller adds an epilogue. precision: as check_precision describes it.
+// A plain product; the caller adds an epilogue. For precision see check_precision.
 template <typename T, typename Out>
 cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& precision) {
   return {.a = in<T>(p.a),
@@ -55,7 +55,7 @@ inline cuda::PackArgs pack_args(const Tensor& b) {
           .col_stride = b.stride(1)};
 }
 
-// MY_OPS_LOG=plan: every plan on stderr.
+// With MY_OPS_LOG=plan, every plan is printed to stderr.
 inline bool logs_plans() {
   static const bool logs = [] {
     const char* wanted = std::getenv("MY_OPS_LOG");
@@ -75,7 +75,7 @@ inline Tensor packed(const Tensor& b, cudaStream_t stream, const char* op) {
   return parts;
 }
 
-// Plans a product for the current device, which is that of like.
+// Plans a product for the current device, which is the device of like.
 template <typename T, typename Out>
 cuda::GemmPlan planned(const cuda::GemmArgs<T, Out>& args, const Tensor& like, const char* op) {
   cuda::GemmPlan plan;
@@ -89,18 +89,18 @@ cuda::GemmPlan planned(const cuda::GemmArgs<T, Out>& args, const Tensor& like, c
   return plan;
 }
 
-// Runs a plan whose kernel is not kLibrary.
+// Runs a plan; its kernel must not be kLibrary.
 template <typename T, typename Out>
 void launch_plan(const cuda::GemmArgs<T, Out>& args, const cuda::GemmPlan& plan, const Tensor& like,
                  cudaStream_t stream, const char* op) {
-  std::optional<Tensor> workspace;  // freed into torch's allocator, which orders it by stream
+  std::optional<Tensor> workspace;  // freed to torch's allocator, which orders reuse by stream
   if (plan.workspace > 0) workspace = empty(like, {plan.workspace}, ScalarType::Byte);
   check_launch(cuda::gemm(args, plan, workspace ? workspace->mutable_data_ptr() : nullptr, stream),
                op);
 }
 
-// Plans a product and runs the plan, unless its kernel is kLibrary: that is the caller's to do.
-// like: a tensor of the problem's device.
+// Plans a product and runs the plan, unless its kernel is kLibrary; then the caller runs it. like:
+// a tensor on the problem's device.
 template <typename T, typename Out>
 cuda::GemmPlan launch_gemm(const cuda::GemmArgs<T, Out>& args, const Tensor& like,
                            cudaStream_t stream, const char* op) {

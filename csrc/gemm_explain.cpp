@@ -1,4 +1,4 @@
-// What plan_gemm decides for a product of which only the sizes are known, on any device: c_api.h.
+// Returns plan_gemm's decision for a product of given sizes, on any device: see c_api.h.
 #include "gemm_explain.h"
 
 #include <algorithm>

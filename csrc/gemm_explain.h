@@ -59,8 +59,8 @@ inline std::string show(const cuda::GemmPlan& plan) {
   return text.str();
 }
 
-// "  fp32_skinny: no, takes 2 to 64 rows and no batch", a line for each kernel that is asked, and
-// the plan.
+// A line such as "  fp32_skinny: no, takes 2 to 64 rows and no batch" for each kernel that the plan
+// tried, and then the plan.
 template <typename T, typename Out>
 std::string explain(const cuda::GemmArgs<T, Out>& args, const cuda::DeviceFacts& device) {
   std::ostringstream text;

@@ -1,4 +1,4 @@
-// A my_ops_gemm_problem (c_api.h) in the terms of plan_gemm.
+// Turns a my_ops_gemm_problem (c_api.h) into arguments of plan_gemm.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ inline cuda::DeviceFacts facts_of(const my_ops_gemm_problem& problem) {
           .hopper_code = problem.device.hopper_code != 0};
 }
 
-// Its operands are at an aligned address that is never read.
+// Operands get an aligned address that is never read.
 template <typename T>
 cuda::GemmArgs<T, T> args_of(const my_ops_gemm_problem& problem, Activation activation,
                              bool bfloat16) {

@@ -1,5 +1,5 @@
-// Recurrent ops: their arguments and the checks of them. my_ops/recurrent/_checks.py makes the same
-// checks of fake tensors.
+// Recurrent ops: their arguments and checks. my_ops/recurrent/_checks.py makes the same checks of
+// fake tensors.
 //
 // Op: the ops of a cell; see recurrent_ops.h.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace my_ops {
 
-// h and, where the cell carries a value, c.
+// h and, if the cell carries a value, c.
 template <typename Cell>
 constexpr size_t kStates = 1 + Cell::kCarried;
 template <typename Cell>
@@ -19,7 +19,7 @@ using GivenStates = std::array<std::optional<Tensor>, kStates<Cell>>;
 template <typename Op>
 using Parameters = std::array<std::optional<Tensor>, Op::Weights::kNames.size()>;
 
-// What a call of all steps takes besides.
+// What a call of all steps also takes.
 struct Masks {
   std::optional<Tensor> lengths, reset;
 };
@@ -86,7 +86,7 @@ inline void check_masks(const Masks& masks, const Tensor& like, const char* like
   }
 }
 
-// The input is (batch, input_size), or with steps (steps, batch, input_size).
+// The input is (batch, input_size), or (steps, batch, input_size) if steps is true.
 template <typename Op>
 void check_inputs(const Tensor& input, bool steps, const Parameters<Op>& parameters,
                   const States<typename Op::Cell>& states, const char* const (&names)[2],

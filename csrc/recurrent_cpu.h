@@ -1,14 +1,17 @@
 // Recurrent ops on the CPU, for any cell. The 16-bit types are computed in float from end to end.
 #pragma once
 
+#include <algorithm>
+
 #include "binding_cpu.h"
 #include "recurrent_steps.h"
 
 namespace my_ops {
 
-constexpr int64_t kGrain = 2048;             // units a thread: each costs four exps
-constexpr int64_t kGrainProducts = 1 << 20;  // multiplications a thread: 10 us or more
-constexpr int64_t kCache = 1 << 20;          // bytes: of the second level, today's least
+constexpr int64_t kGrain = 2048;             // units per thread: each costs four exps
+constexpr int64_t kGrainProducts = 1 << 20;  // multiplications per thread: 10 us or more
+constexpr int64_t kRowsOfARead = 16;  // reading a weight takes as long as multiplying it so often
+constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-level cache
 
 template <typename Op>
 struct Cpu {
@@ -24,7 +27,9 @@ struct Cpu {
   }
   void step(const StepTensors& step) const {
     rows(step.gates_h, [&]<typename T>(int64_t begin, int64_t end) {
-      cpu::recurrent_step<Cell>(step.args<T, T>(), begin, end);
+      auto args = step.args<T, T>();
+      args.gates_h += begin * step.gates_h.size(1);
+      cpu::recurrent_step<Cell>(args, {begin, end}, {0, args.hidden});
     });
   }
   void step_backward(const StepBackwardTensors& step) const {
@@ -46,36 +51,12 @@ struct Cpu {
   }
 
   bool sequence(const SequenceTensors& s) const {
-    const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
     const int64_t weights = s.weights.x.numel() + s.weights.h.numel();
-    if (!stays_in_cache(weights, s.output)) return false;
-    dispatch(s.output.scalar_type(), [&]<typename T>() {
-      const Tensor input = as_contiguous(s.input);
-      const Tensor packed_x = pack<T>(transposed(s.weights.x));
-      const Tensor packed_h = pack<T>(transposed(s.weights.h));
-      const Tensor workspace = empty(s.output, {batch, 2 * s.weights.h.size(0)});
-      const cpu::RecurrentSequence<T> args{.input = in<T>(input),
-                                           .bias_x = in<T>(s.weights.bias_x),
-                                           .bias_h = in<T>(s.weights.bias_h),
-                                           .weights_x = in<T>(packed_x),
-                                           .weights_h = in<T>(packed_h),
-                                           .h0 = in<T>(s.h0),
-                                           .carried0 = in<T>(s.c0),
-                                           .lengths = in<int64_t>(s.masks.lengths),
-                                           .reset = in<bool>(s.masks.reset),
-                                           .output = out<T>(s.output),
-                                           .carried_n = out<T>(s.c_n),
-                                           .saved = out<T>(s.saved),
-                                           .carried = out<T>(s.carried),
-                                           .workspace = out<T>(workspace),
-                                           .steps = steps,
-                                           .batch = batch,
-                                           .inputs = input.size(2),
-                                           .hidden = hidden};
-      parallel(batch, rows_a_thread(steps, weights), [&](int64_t begin, int64_t end) {
-        cpu::recurrent_sequence<Cell>(args, begin, end);
-      });
-    });
+    if (stays_in_cache(weights, s.output)) {
+      by_rows(s, weights);
+    } else {
+      by_units(s);
+    }
     return true;
   }
 
@@ -112,6 +93,79 @@ struct Cpu {
   }
 
  private:
+  // Each thread takes some rows through all steps.
+  void by_rows(const SequenceTensors& s, int64_t weights) const {
+    const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
+    dispatch(s.output.scalar_type(), [&]<typename T>() {
+      const Tensor input = as_contiguous(s.input);
+      const Tensor packed_x = pack<T>(transposed(s.weights.x));
+      const Tensor packed_h = pack<T>(transposed(s.weights.h));
+      const Tensor workspace = empty(s.output, {batch, 2 * s.weights.h.size(0)});
+      const cpu::RecurrentSequence<T> args{.input = in<T>(input),
+                                           .bias_x = in<T>(s.weights.bias_x),
+                                           .bias_h = in<T>(s.weights.bias_h),
+                                           .weights_x = in<T>(packed_x),
+                                           .weights_h = in<T>(packed_h),
+                                           .h0 = in<T>(s.h0),
+                                           .carried0 = in<T>(s.c0),
+                                           .lengths = in<int64_t>(s.masks.lengths),
+                                           .reset = in<bool>(s.masks.reset),
+                                           .output = out<T>(s.output),
+                                           .carried_n = out<T>(s.c_n),
+                                           .saved = out<T>(s.saved),
+                                           .carried = out<T>(s.carried),
+                                           .workspace = out<T>(workspace),
+                                           .steps = steps,
+                                           .batch = batch,
+                                           .inputs = input.size(2),
+                                           .hidden = hidden};
+      parallel(batch, rows_a_thread(steps, weights), [&](int64_t begin, int64_t end) {
+        cpu::recurrent_sequence<Cell>(args, begin, end);
+      });
+    });
+  }
+
+  // At each step every thread takes some units of all rows and finds their weights in its cache.
+  void by_units(const SequenceTensors& s) const {
+    const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
+    const int64_t all = batch * hidden, blocks = (hidden - 1) / cpu::kUnitsTogether + 1;
+    const int64_t products =  // per block
+        (batch + kRowsOfARead) * hidden * Cell::kGates * cpu::kUnitsTogether;
+    const Tensor gates_x = gates_of_input(*this, s);
+    dispatch(s.output.scalar_type(), [&]<typename T>() {
+      const Tensor packed_h = pack_gates<T>(s.weights.h);
+      RecurrentStep<T, T> step{.gates_x = in<T>(gates_x),
+                               .gates_h = nullptr,
+                               .bias_x = in<T>(s.weights.bias_x),
+                               .bias_h = in<T>(s.weights.bias_h),
+                               .h = in<T>(s.h0),
+                               .carried = in<T>(s.c0),
+                               .reset = in<bool>(s.masks.reset),
+                               .new_h = out<T>(s.output),
+                               .new_carried = out<T>(s.carried ? s.carried : s.c_n),
+                               .saved = out<T>(s.saved),
+                               .batch = batch,
+                               .hidden = hidden};
+      for (int64_t t = 0; t < steps; ++t) {
+        parallel(blocks, kGrainProducts / products + 1, [&](int64_t begin, int64_t end) {
+          cpu::recurrent_units<Cell>(
+              step, in<T>(packed_h),
+              {begin * cpu::kUnitsTogether, std::min(end * cpu::kUnitsTogether, hidden)});
+        });
+        step.gates_x += Cell::kGates * all;
+        step.h = step.new_h;
+        step.new_h += all;
+        step.carried = step.new_carried;
+        if (s.carried) step.new_carried += Cell::kCarried * all;
+        if (step.reset) step.reset += batch;
+        if (step.saved) step.saved += Cell::kSaved * all;
+      }
+      if (step.carried != out<T>(s.c_n)) {
+        std::copy_n(step.carried, Cell::kCarried * all, out<T>(s.c_n));
+      }
+    });
+  }
+
   // Whether every thread may read all weights at every step.
   static bool stays_in_cache(int64_t weights, const Tensor& like) {
     return weights * static_cast<int64_t>(like.element_size()) <= kCache;
@@ -124,6 +178,20 @@ struct Cpu {
     const int64_t k = b.size(0), n = b.size(1);
     const Tensor packed = empty(b, {cpu::packed_size<T>(k, n)});
     cpu::pack(in<T>(b), b.stride(0), b.stride(1), k, n, out<T>(packed));
+    return packed;
+  }
+  // The weights of h, gate by gate.
+  template <typename T>
+  static Tensor pack_gates(const Tensor& weights_h) {
+    const int64_t hidden = weights_h.size(1), size = cpu::packed_size<T>(hidden, hidden);
+    const Tensor packed = empty(weights_h, {Cell::kGates * size});
+    const int64_t row = weights_h.stride(0), col = weights_h.stride(1);
+    parallel(Cell::kGates, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t gate = begin; gate < end; ++gate) {
+        cpu::pack(in<T>(weights_h) + gate * hidden * row, col, row, hidden, hidden,
+                  out<T>(packed) + gate * size);
+      }
+    });
     return packed;
   }
   template <typename F>

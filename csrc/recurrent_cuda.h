@@ -139,7 +139,7 @@ class Cuda {
   }
 
  private:
-  // Calls f where the persistent kernels take the problem. like: of its type, empty if it is.
+  // Calls f if the persistent kernels take the problem. like has its dtype, and is empty if it is.
   template <typename Supported, typename F>
   static bool persistent(const Tensor& like, const Supported& supported, const F& f) {
     bool taken = false;

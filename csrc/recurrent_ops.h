@@ -1,16 +1,16 @@
 // Recurrent ops: the ops themselves, for any cell and on both backends.
 //
-// Op says whose ops they are: Cell, a cell of kernels/recurrent/cells that carries one value, c, or
-// none; Weights, a kind of parameters of recurrent_weights.h; and the names of its ops in messages,
-// kCell, kCellBackward, kLayer and kLayerBackward. The schemas, in the order in which the arguments
-// are read here, are in bindings.cpp.
+// Op describes the ops of a cell: Cell, a cell of kernels/recurrent/cells that carries one value,
+// c, or none; Weights, a kind of parameters of recurrent_weights.h; and the names of the ops in
+// messages: kCell, kCellBackward, kLayer and kLayerBackward. The schemas are in bindings.cpp, with
+// arguments in the order in which they are read here.
 #pragma once
 
 #include "recurrent_steps.h"
 
 namespace my_ops {
 
-// The arguments of a boxed call, each to be taken once and in order.
+// The arguments of a boxed call; each must be taken once, in order.
 class Stack {
  public:
   explicit Stack(StableIValue* values) : next_(values) {}
@@ -31,7 +31,7 @@ class Stack {
     for (auto& t : taken) t = optional();
     return taken;
   }
-  // Those that must be given, then what may be None.
+  // First the required arguments, then those that may be None.
   template <typename Op>
   Parameters<Op> parameters() {
     Parameters<Op> taken;
@@ -52,7 +52,7 @@ class Stack {
   StableIValue* next_;
 };
 
-// The results: tensors and, of what an op may lack, those that are there.
+// The results: tensors and, if an op has them, optional ones.
 template <typename... Results>
 void give(StableIValue* stack, const Results&... results) {
   const auto put = [&](const std::optional<Tensor>& t) {

@@ -1,5 +1,5 @@
-// What surrounds the steps, of ragged batches and resets: from tensors to the structs of
-// include/recurrent.h. Backend: see recurrent_steps.h.
+// The work around the steps for ragged batches and resets: turns tensors into the structs of
+// include/recurrent.h. For Backend see recurrent_steps.h.
 #pragma once
 
 #include "../include/recurrent.h"
@@ -7,7 +7,7 @@
 
 namespace my_ops {
 
-// Rows of `some` where a row has a step, else of `none`, or zero.
+// Rows of `some` for rows that have a step, and else those of `none`, or zero.
 template <typename Backend>
 Tensor rows_with_steps(const Backend& backend, const Tensor& lengths, int64_t steps,
                        const Tensor& some, const std::optional<Tensor>& none) {
@@ -50,7 +50,7 @@ void shut_gates(const Backend& backend, const Tensor& lengths, const Tensor& gat
   }
 }
 
-// Clears the output beyond the ends; h_n.
+// Sets the output after the rows' ends to 0. Returns h_n.
 template <typename Backend>
 Tensor output_ends(const Backend& backend, const Tensor& lengths, const Tensor& output,
                    const Tensor& h0) {
@@ -86,7 +86,7 @@ Tensor output_ends_backward(const Backend& backend, const Tensor& lengths, const
   return grad;
 }
 
-// Resets without those beyond the ends.
+// Resets without those after the rows' ends.
 template <typename Backend>
 Tensor resets_of_steps(const Backend& backend, const Tensor& lengths, const Tensor& reset) {
   const Tensor result = empty(reset, sizes_of(reset));
@@ -98,7 +98,7 @@ Tensor resets_of_steps(const Backend& backend, const Tensor& lengths, const Tens
   return result;
 }
 
-// The gradient of the first h, of dtype.
+// The gradient of the first h, in dtype.
 template <typename Backend>
 Tensor start_backward(const Backend& backend, const Tensor& through,
                       const std::optional<Tensor>& direct, const std::optional<Tensor>& reset,

@@ -1,12 +1,12 @@
-// Recurrent ops: the walk over the steps, for any cell and on both backends.
+// Recurrent ops: the loop over the steps, for any cell and on both backends.
 //
-// A Backend<Op> (recurrent_cpu.h, recurrent_cuda.h) is made from a tensor, whose device it makes
-// current, and has
+// A Backend<Op> (recurrent_cpu.h, recurrent_cuda.h) is made from a tensor and makes its device
+// current. It has
 //   storage(dtype)             the type in which it keeps activations of that dtype,
 //   matmul(a, b, out)          out in the type of the arithmetic,
-//   prepared(b, rows)          b of many products of that many rows, which matmul takes as its b,
+//   prepared(b, rows)          prepares b for many products with that many rows,
 //   step(...), step_backward(...)   the pointwise part of a step,
-//   sequence(...), sequence_backward(...)   all steps in one launch, or false where it has none,
+//   sequence(...), sequence_backward(...)   all steps in one launch, or false if it cannot,
 //   dispatch(dtype, f)         f.operator()<T>() with the storage type,
 //   ragged(args)               one of the structs Ragged... of include/recurrent.h.
 #pragma once
@@ -71,8 +71,8 @@ struct StepBackwardTensors {
   }
 };
 
-// The tensors of all steps; see include/recurrent.h for shapes. In the type of the input but for
-// carried; contiguous but for the input and the weights.
+// The tensors of all steps; see include/recurrent.h for shapes. All except carried have the input's
+// type; all except the input and the weights are contiguous.
 struct SequenceTensors {
   Tensor input;
   Weights weights;
@@ -103,7 +103,7 @@ inline std::optional<Tensor> step_of(const std::optional<Tensor>& t, int64_t ste
   return t ? std::optional(step_of(*t, step)) : std::nullopt;
 }
 
-// t[step] of a contiguous (steps, batch); none beyond the last.
+// t[step] of a contiguous (steps, batch); none after the last step.
 inline std::optional<Tensor> reset_of(const std::optional<Tensor>& t, int64_t step) {
   if (!t || step >= t->size(0)) return std::nullopt;
   return as_strided(*t, {t->size(1)}, {1}, step * t->size(1));
@@ -119,8 +119,8 @@ inline Tensor transposed(const Tensor& t) {
   return as_strided(t, {t.size(1), t.size(0)}, {t.stride(1), t.stride(0)});
 }
 
-// The columns of the terms' gradients, (batch, kTerms * hidden), that the product with h has: a
-// view.
+// The columns of the terms' gradients, (batch, kTerms * hidden), that belong to the product with h,
+// as a view.
 inline Tensor product_terms(const Tensor& grad_terms, int64_t columns) {
   if (grad_terms.size(1) == columns) return grad_terms;
   return as_strided(grad_terms, {grad_terms.size(0), columns}, {grad_terms.size(1), 1});
@@ -130,7 +130,7 @@ inline std::optional<Tensor> cast(const std::optional<Tensor>& t, ScalarType dty
   return t ? std::optional(cast(*t, dtype)) : std::nullopt;
 }
 
-// new_h, new_carried in the type of the arithmetic, and with save the saved values.
+// Returns new_h, new_carried in the type of the arithmetic and, with save, the saved values.
 template <typename Backend>
 StepTensors one_step(const Backend& backend, const Tensor& input, const Weights& weights,
                      const Tensor& old_h, const std::optional<Tensor>& old_carried, bool save) {
@@ -155,7 +155,7 @@ StepTensors one_step(const Backend& backend, const Tensor& input, const Weights&
   return step;
 }
 
-// The gradients of the terms, of h other than through the weights, and of the carried values.
+// The gradients of the terms, of h without the part through the weights, and of carried values.
 template <typename Backend>
 StepBackwardTensors one_step_backward(const Backend& backend, const std::optional<Tensor>& grad_h,
                                       const std::optional<Tensor>& grad_carried,
@@ -183,8 +183,8 @@ StepBackwardTensors one_step_backward(const Backend& backend, const std::optiona
   return step;
 }
 
-// The share of the input in the pre-activations of all steps, (steps, batch, kGates * hidden), shut
-// beyond the ends.
+// The input's share of the pre-activations of all steps, (steps, batch, kGates * hidden), shut
+// after the rows' ends.
 template <typename Backend>
 Tensor gates_of_input(const Backend& backend, const SequenceTensors& s) {
   const Tensor gates_x = empty(s.input, {s.input.size(0), s.input.size(1), s.weights.x.size(0)},
@@ -199,7 +199,7 @@ struct Forward {
   std::optional<Tensor> c_n, saved, carried;
 };
 
-// With lengths: beyond the ends c stays and the output is 0, or NaN where c is.
+// With lengths: after a row's end c stays, and the output is 0, or NaN where c is NaN.
 template <typename Backend>
 Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor& h0,
                       const std::optional<Tensor>& c0, const Weights& weights, const Masks& masks,
@@ -257,7 +257,7 @@ Forward forward_ragged(const Backend& backend, const Tensor& input, const Tensor
                        bool save) {
   const int64_t steps = input.size(0);
   const Tensor& lengths = *masks.lengths;
-  // Rows without a step start from zero: what their state holds stays out of the gradients' sums.
+  // Rows without a step start from zero, so that their state does not enter the gradients' sums.
   const Tensor start_h = rows_with_steps(backend, lengths, steps, h0, std::nullopt);
   std::optional<Tensor> start_c;
   if (c0) start_c = rows_with_steps(backend, lengths, steps, *c0, std::nullopt);
@@ -272,7 +272,7 @@ struct Backward {
   std::optional<Tensor> grad_c0;
 };
 
-// What backward reads besides the gradients, contiguous but for weights_h.
+// What backward reads besides the gradients. All except weights_h are contiguous.
 struct KeptTensors {
   Tensor saved;
   std::optional<Tensor> carried, output, h0, c0;
@@ -346,7 +346,8 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
   return {s.grad_terms, grad_h0, cast(grad_carried, dtype)};
 }
 
-// c0 is finite in rows without a step: the caller, who keeps such rows out of its sums, sees to it.
+// c0 must be finite in rows without a step; the caller ensures this, as it keeps them out of its
+// sums.
 template <typename Backend>
 Backward backward_ragged(const Backend& backend, const std::optional<Tensor>& grad_output,
                          const std::optional<Tensor>& grad_h_n,

@@ -1,7 +1,7 @@
-// How the parameters of a cell make pre-activations: my_ops/recurrent/_weights.py.
+// How pre-activations are computed from a cell's parameters; see my_ops/recurrent/_weights.py.
 //
-// A kind of parameters says how many tensors it takes, their names, what of them backward takes,
-// its checks, and which matrices and biases they are.
+// A kind of parameters defines how many tensors it takes, their names, which of them backward
+// takes, its checks, and which matrices and biases they are.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace my_ops {
 
-// Of all gates; the matrices as (gates * hidden, columns), views. A bias is (gates * hidden,).
+// For all gates. The matrices are views (gates * hidden, columns); a bias is (gates * hidden,).
 struct Weights {
   Tensor x, h;
   std::optional<Tensor> bias_x, bias_h;
@@ -29,7 +29,7 @@ inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
                     first * matrix.stride(1));
 }
 
-// Weights of h and of the input side by side, (gates * hidden, hidden + inputs), and one bias.
+// Weights of h and of the input in one matrix, (gates * hidden, hidden + inputs), and one bias.
 struct OneMatrix {
   static constexpr std::array kNames{"weights", "bias"};
   static constexpr size_t kRequired = 2;
@@ -62,7 +62,7 @@ struct OneMatrix {
   static Tensor of_h(const Tensor& weights, int64_t hidden) { return columns(weights, 0, hidden); }
 };
 
-// As torch.nn.LSTM and GRU have them.
+// The parameters of torch.nn.LSTM and GRU.
 struct TwoMatrices {
   static constexpr std::array kNames{"weight_ih", "weight_hh", "bias_ih", "bias_hh"};
   static constexpr size_t kRequired = 2;  // the biases may be None

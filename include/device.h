@@ -1,5 +1,5 @@
-// What a plan asks of a device: plain numbers, so that it can be made for any device on any
-// machine.
+// What a plan needs to know about a device. These are plain numbers, so a plan can be made for any
+// device on any machine.
 #pragma once
 
 #ifdef MY_OPS_WITH_CUDA
@@ -8,10 +8,10 @@
 
 namespace my_ops::cuda {
 
-// What a launch needs, where not every device has it. Threads and registers are bounded by
-// __launch_bounds__, static shared memory by the compiler.
+// What a launch needs that not every device has. __launch_bounds__ limits threads and registers,
+// and the compiler limits static shared memory.
 struct Needs {
-  int code = 0;          // the compute capability that the kernel's body is compiled from, 80 or 90
+  int code = 0;          // the least compute capability with the kernel's body, 80 or 90
   int shared_bytes = 0;  // of a block, static and dynamic
   int cluster = 1;       // blocks
   int resident = 1;      // blocks that must run at once
@@ -24,8 +24,8 @@ struct DeviceFacts {
   int shared_bytes = 0;      // of a block, at most
   int l2_bytes = 0;          // of the L2 cache
   int code = 0;              // compute capability of this build's code for it, 90 for 9.0; 0: none
-  bool hopper_code = false;  // that code is of 9.0a, with Hopper's own instructions, which the
-                             // driver supports with tensor maps
+  bool hopper_code = false;  // the code is for 9.0a, with Hopper's own instructions, and the driver
+                             // supports tensor maps
 
   constexpr bool is(int wanted_major, int wanted_minor) const {
     return major == wanted_major && minor == wanted_minor;

@@ -1,7 +1,7 @@
 // Launch interface of the elementwise family. No torch here: raw pointers, sizes, a stream.
 //
-// T is the storage type. Floating types compute in float (double in double), integers modulo
-// 2^bits, which is why one unsigned type serves both signs of a width.
+// T is the storage type. Floating types compute in float (double in double). Integers compute
+// modulo 2^bits, so one unsigned type serves both signs.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace my_ops {
 
-// Index space of custom_add when its operands do not share one dense layout: out is contiguous over
+// Index space of custom_add if its operands do not share one dense layout. out is contiguous over
 // sizes; strides are in elements, 0 where an operand is broadcast.
 struct Broadcast {
   static constexpr int kMaxDims = 8;
@@ -22,7 +22,7 @@ struct Broadcast {
   int64_t b_strides[kMaxDims];
 };
 
-// x, a, b, grad and out hold n elements. out may be one of the inputs, but may not overlap one at
+// x, a, b, grad and out have n elements. out may be one of the inputs, but may not overlap one at
 // another offset.
 namespace cpu {
 

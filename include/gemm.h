@@ -9,8 +9,8 @@
 namespace my_ops {
 
 // The activations, applied after the bias, and their names in Python. kGelu is the erf form,
-// kGeluTanh its tanh approximation. Formulas: kernels/gemm/activation.cuh; a name that is not also
-// that of ATen's op: aten_activate in csrc/gemm_checks.h.
+// kGeluTanh its tanh approximation. The formulas are in kernels/gemm/activation.cuh. If ATen's op
+// has another name, add it to aten_activate in csrc/gemm_checks.h.
 #define MY_OPS_ACTIVATIONS(F) \
   F(kNone, "none")            \
   F(kRelu, "relu")            \
@@ -23,16 +23,16 @@ namespace my_ops {
 enum class Activation { MY_OPS_ACTIVATIONS(MY_OPS_ENUMERATOR) };
 #undef MY_OPS_ENUMERATOR
 
-// Of float products: kHighest is float's own accuracy, kHigh that of TF32, 11 bits of each factor.
-// A hint: where lower precision is not faster, kHigh computes as kHighest.
+// Of float products. kHighest has float's accuracy, kHigh that of TF32, 11 bits of each factor.
+// This is a hint: where lower precision is not faster, kHigh computes as kHighest.
 enum class Precision { kHighest, kHigh };
 
 namespace cuda {
 
 // out[z][i][j] = activation(sum_l a[z][i][l] * b[z][l][j] + bias[j]) + residual[z][i][j]
 //
-// Strides are in elements: a transposed operand is a pair of strides the other way round, a batch
-// stride of 0 repeats the matrix. out may not overlap an input.
+// Strides are in elements. A transposed operand has its two strides swapped; a batch stride of 0
+// repeats the matrix. out may not overlap an input.
 template <typename T, typename Out>
 struct GemmArgs {
   const T* a;     // [batch, m, k]
@@ -47,15 +47,15 @@ struct GemmArgs {
   int64_t residual_batch, residual_row, residual_col;
   Activation activation;
   Precision precision;
-  bool linear;        // bias and all are added before the one rounding, by a library too
+  bool linear;        // bias and the rest are added before a single rounding, by a library too
   bool library_tf32;  // the vendor library's float products have TF32's accuracy
   bool library_gelu;  // it has kGeluTanh in the epilogue of a bfloat16 product
-  const void* packed_b = nullptr;  // what gemm_pack made of b, or null; b is needed all the same
+  const void* packed_b = nullptr;  // b packed by gemm_pack, or null; b itself is needed too
 
   bool has_activation_or_residual() const { return activation != Activation::kNone || residual; }
-  // Less accurate than is asked for.
+  // Less accurate than requested.
   bool library_too_inaccurate() const { return library_tf32 && precision == Precision::kHighest; }
-  // As accurate as is asked for, with a tensor core's speed.
+  // As accurate as requested, at tensor core speed.
   bool library_has_fast_tf32() const { return library_tf32 && precision == Precision::kHigh; }
 };
 
@@ -66,19 +66,19 @@ enum class GemmKernel {
   kFp32Sm80,    // float on compute capability 8.0, large: six bf16 products
   kHalfSm90,    // 16 bits on Hopper: tensor cores, epilogue on the sums
   kSmall,       // small problems of any type
-  kLibrary,     // the vendor's library, as LibraryCall says
+  kLibrary,     // the vendor's library: see LibraryCall
 };
 
-// How the vendor's library computes a product, and what is left to do after it.
+// How the vendor's library computes a product, and what remains to be done.
 enum class LibraryCall {
-  kProduct,         // a @ b alone; of GemmArgs::linear: and bias, activation, residual, in its way
+  kProduct,         // a @ b alone; with GemmArgs::linear also bias, activation and residual
   kGelu,            // bias and kGeluTanh in the product's epilogue
   kProductAndBias,  // with the bias; then linear_epilogue
   kSums,            // a @ b in float; then linear_epilogue
 };
 
-// How a product is computed, as plan_gemm decides. tile and slices are the kernel's own: which of
-// its tiles, and in how many k-slices, which a second kernel adds.
+// How a product is computed, as decided by plan_gemm. tile is one of the kernel's own tiles; slices
+// is the number of k-slices, which a second kernel adds.
 struct GemmPlan {
   DeviceFacts device;
   GemmKernel kernel = GemmKernel::kNone;
@@ -87,7 +87,7 @@ struct GemmPlan {
   int slices = 1;
   int64_t workspace = 0;  // bytes
 
-  // Of a float product: large enough that the kernel's gain outweighs any host time.
+  // A float product so large that the kernel's gain outweighs any host time.
   bool on_tensor_cores() const {
     return kernel == GemmKernel::kFp32Skinny || kernel == GemmKernel::kFp32Sm90 ||
            kernel == GemmKernel::kFp32Sm80;
@@ -95,12 +95,12 @@ struct GemmPlan {
   bool reads_packed() const { return kernel == GemmKernel::kFp32Sm90; }
 };
 
-// Of batch * m * n * k: no plan of a smaller float product is on tensor cores
+// A float product with a smaller batch * m * n * k is never planned on tensor cores
 // (tests/test_fast_fp32.py).
 inline constexpr int64_t kTensorCoresMinWork = int64_t{1} << 22;
 
-// A float b prepared once for many products, where that makes them faster: the parts its products
-// are made of. Element (z, l, j) lies at z * batch_stride + l * row_stride + j * col_stride.
+// A float b to be packed: split into its parts once for many products, where that makes them
+// faster. Element (z, l, j) lies at z * batch_stride + l * row_stride + j * col_stride.
 struct PackArgs {
   const float* b;  // [batch, k, n]
   int64_t batch, k, n;
@@ -110,36 +110,37 @@ struct PackArgs {
 #ifdef MY_OPS_WITH_CUDA
 
 // T: double, float, __half, __nv_bfloat16; Out: T, or float for the 16-bit types. Products are
-// accumulated in float (double for double); float products on Hopper are made of several 16-bit
-// ones, as accurate as float's own (kernels/gemm/fp32_sm90.h). Any size may be 0; k = 0 gives
+// accumulated in float (double for double). Float products on Hopper are computed as several 16-bit
+// ones with float's accuracy (kernels/gemm/fp32_sm90.h). Any size may be 0; k = 0 gives
 // activation(bias) + residual.
 //
-// The plan for the current device.
+// Returns the plan for the current device.
 template <typename T, typename Out>
 cudaError_t plan_gemm(const GemmArgs<T, Out>& args, GemmPlan* plan);
 
-// Runs a plan for these arguments whose kernel is not kLibrary, on the device it was made for.
-// workspace: plan.workspace bytes, null if that is 0, 256-byte aligned, contents irrelevant before
-// and after; not shared with work on other streams.
+// Runs a plan for these arguments, on the device it was made for; its kernel must not be kLibrary.
+// workspace: plan.workspace bytes, 256-byte aligned, null if that is 0. Its contents do not matter
+// before and after. It must not be shared with work on other streams.
 template <typename T, typename Out>
 cudaError_t gemm(const GemmArgs<T, Out>& args, const GemmPlan& plan, void* workspace,
                  cudaStream_t stream);
 
-// Whether products gain by a packed b on the current device.
+// Whether a packed b makes products faster on the current device.
 bool gemm_packs(const PackArgs& args);
 
-// Bytes of a packed b, on whatever device.
+// Bytes of a packed b, the same on every device.
 int64_t gemm_packed_bytes(const PackArgs& args);
 
-// packed: gemm_packed_bytes() bytes, 256-byte aligned. Valid as GemmArgs<float, float>::packed_b,
-// with these sizes and values of b, any strides, on every device, until b changes. workspace:
-// gemm_pack_workspace() bytes, as that of gemm.
+// packed: gemm_packed_bytes() bytes, 256-byte aligned. The result is valid as
+// GemmArgs<float, float>::packed_b for a b of these sizes and values and any strides, on every
+// device, until b changes. workspace: gemm_pack_workspace() bytes, with the rules of gemm's.
 int64_t gemm_pack_workspace(const PackArgs& args);
 cudaError_t gemm_pack(const PackArgs& args, void* packed, void* workspace, cudaStream_t stream);
 
-// out[i][j] = activation(product[i][j] + bias[j]) + residual[i][j], outputs in all, rows of n, all
-// contiguous: the epilogue of linear behind a vendor library's product. T: __half, __nv_bfloat16;
-// P: float or T, where product may be out. bias and residual may be null.
+// out[i][j] = activation(product[i][j] + bias[j]) + residual[i][j]: the epilogue of linear after a
+// vendor library's product. All arrays are contiguous, with rows of n; outputs is the number of
+// elements. T: __half, __nv_bfloat16. P: float, or T, and then product may be out. bias and
+// residual may be null.
 template <typename P, typename T>
 cudaError_t linear_epilogue(const P* product, const T* bias, const T* residual, T* out,
                             int64_t outputs, int64_t n, Activation activation, cudaStream_t stream);

@@ -3,17 +3,16 @@
 // stream.
 //
 // Cell names a cell; kGates, kTerms, kCarried, kSaved, kReadsH and kReadsPrevious are its constants
-// (cells/cell.h). What a cell does not read or have may be null. T is the type of activations, Acc
-// that of the arithmetic and of the carried values: float for float and the 16-bit types, double
-// for double.
+// (cells/cell.h). Arrays that a cell does not read or have may be null. T is the type of
+// activations. Acc is the type of the arithmetic and of the carried values: float for float and the
+// 16-bit types, double for double.
 //
-// A ragged batch takes the same steps: beyond a row's end the cell is shut, so that the carried
-// values stay, h is 0 and no gradient arises. The work around the steps is in the structs
-// RaggedRows to RaggedStartBackward; row b ends after lengths[b] steps, of which values below 0 and
-// above `steps` count as these.
+// A ragged batch takes the same steps. After a row's end the cell is shut: carried values stay, h
+// is 0 and there is no gradient. The structs RaggedRows to RaggedStartBackward do the work around
+// the steps. Row b ends after lengths[b] steps; lengths are clamped to the range from 0 to `steps`.
 //
 // Where `reset`, [steps, batch], is true, h and the carried values count as zero before that step:
-// whatever they hold reaches no result and gets no gradient.
+// their contents reach no result and get no gradient.
 #pragma once
 
 #include <cstddef>
@@ -51,15 +50,15 @@ struct RecurrentStepBackward {
   const T* h;                // [batch, hidden] before the step; kReadsH
   const Acc* carried;        // [batch, kCarried, hidden] before the step
   T* grad_terms;             // [batch, kTerms, hidden] of the pre-activations
-  Acc* grad_h_direct;        // [batch, hidden]; kReadsH. In: a third term of grad_h; out: the
-                             // gradient of h other than through the product
+  Acc* grad_h_direct;        // [batch, hidden]; kReadsH. In: a third term of grad_h. Out: the
+                             // gradient of h that does not pass through the product
   Acc* grad_carried_before;  // [batch, kCarried, hidden]; may be grad_carried
   const bool* reset;         // [batch] of this step, or null
-  const bool* reset_next;    // [batch] of the step after, whose grad_h_next does not count; or null
+  const bool* reset_next;    // [batch] of the step after, or null; true: grad_h_next is ignored
   int64_t batch, hidden;
 };
 
-// Rows of a state: of `some` where a row has a step, else of `none`, or zero.
+// Rows of a state: those of `some` for rows that have a step, and else those of `none`, or zero.
 template <typename T>
 struct RaggedRows {
   const T* some;  // [batch, hidden]
@@ -69,29 +68,29 @@ struct RaggedRows {
   int64_t steps, batch, hidden;
 };
 
-// The input's share of the pre-activations beyond the ends: that which shuts the cell.
+// Sets the input's share of the pre-activations after the rows' ends, so that it shuts the cell.
 template <typename Acc>
 struct RaggedShut {
   static constexpr int kMaxGates = 8;
 
   Acc* gates_x;  // [steps, batch, gates, hidden]
   int gates;
-  Acc shut[kMaxGates];  // one value a gate
+  Acc shut[kMaxGates];  // one value per gate
   const int64_t* lengths;
   int64_t steps, batch, hidden;
 };
 
-// The output beyond the ends, 0, and the last h of every row.
+// Sets the output after the rows' ends to 0, and h_n to the last h of every row.
 template <typename T>
 struct RaggedEnds {
   T* output;    // [steps, batch, hidden]
-  const T* h0;  // [batch, hidden], h_n of a row without a step
+  const T* h0;  // [batch, hidden], which is h_n of a row without a step
   T* h_n;       // [batch, hidden]
   const int64_t* lengths;
   int64_t steps, batch, hidden;
 };
 
-// The gradient of the steps' own output from those of RaggedEnds' results.
+// Computes the gradient of the steps' own output from those of RaggedEnds' results.
 template <typename T>
 struct RaggedEndsBackward {
   const T* grad_output;  // [steps, batch, hidden], or null for zero
@@ -101,7 +100,7 @@ struct RaggedEndsBackward {
   int64_t steps, batch, hidden;
 };
 
-// Resets, of which those beyond a row's end do not count.
+// Copies resets without those after a row's end.
 struct RaggedReset {
   static constexpr int64_t hidden = 1;
 
@@ -111,11 +110,11 @@ struct RaggedReset {
   int64_t steps, batch;
 };
 
-// The gradient of the first h. Of no ragged batch in particular: lengths is null.
+// The gradient of the first h, in ragged and other batches: lengths is null.
 template <typename T, typename Acc>
 struct RaggedStartBackward {
-  const Acc* through;  // [batch, hidden] through the product of the first step
-  const Acc* direct;   // [batch, hidden] otherwise, or null
+  const Acc* through;  // [batch, hidden] the part through the product of the first step
+  const Acc* direct;   // [batch, hidden] the rest, or null
   const bool* reset;   // [batch] of the first step, or null
   T* grad_h0;          // [batch, hidden]
   const int64_t* lengths;
@@ -165,15 +164,27 @@ struct RecurrentSequenceBackward {
 
 // All of these for float and double.
 
-// Elements of [k, n] packed, and the packing of b with its strides in elements.
+// The number of elements of a packed [k, n], and the packing of b, with strides in elements.
 template <typename T>
 int64_t packed_size(int64_t k, int64_t n);
 template <typename T>
 void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed);
 
-// Rows [begin, end) of the batch.
+// Rows and units [begin, end) of a step. gates_h holds only those: [rows, kGates, units].
+struct Range {
+  int64_t begin, end;
+};
 template <typename Cell, typename T>
-void recurrent_step(const RecurrentStep<T, T>& args, int64_t begin, int64_t end);
+void recurrent_step(const RecurrentStep<T, T>& args, Range rows, Range units);
+
+// Units [begin, end) of a step, all rows, including the product with h: args.gates_h is not read.
+// weights_h holds, gate by gate, the transposed weights of h, [hidden, hidden], packed. begin is a
+// multiple of kUnitsTogether.
+constexpr int64_t kUnitsTogether = 64;
+template <typename Cell, typename T>
+void recurrent_units(const RecurrentStep<T, T>& args, const T* weights_h, Range units);
+
+// Rows [begin, end) of the batch.
 template <typename Cell, typename T>
 void recurrent_step_backward(const RecurrentStepBackward<T, T>& args, int64_t begin, int64_t end);
 template <typename Cell, typename T>
@@ -202,13 +213,13 @@ cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 
 // Persistent kernels: one launch runs all time steps. The input's share and the weight gradients
 // are large products outside these launches. Defined for T = float, __half and __nv_bfloat16. Sums,
-// gates and carried values are float for every T; float results have float accuracy (an infinite
-// weight or h0 may give NaN for infinity). NaN and infinity in any input end in NaN or infinity,
-// never in a hang. Same inputs on the same device give the same bits.
+// gates and carried values are float for every T. Float results have float accuracy, except that an
+// infinite weight or h0 may give NaN instead of infinity. NaN and infinity in an input give NaN or
+// infinity, never a hang. The same inputs on the same device give the same bits.
 //
-// Every pointer is aligned to 16 bytes except the biases, reset and w_h, which need the alignment
-// of their type only (a w_h whose rows start at multiples of 16 bytes loads faster). Nothing may
-// alias.
+// Every pointer is aligned to 16 bytes except the biases, reset and w_h, which only need the
+// alignment of their type (a w_h whose rows start at multiples of 16 bytes loads faster). Nothing
+// may alias.
 template <typename T>
 struct RecurrentSequence {
   const float* gates_x;  // [steps, batch, kGates, hidden]
@@ -222,13 +233,13 @@ struct RecurrentSequence {
   T* output;          // [steps, batch, hidden]            h of every step
   T* carried_n;       // [batch, kCarried, hidden]         of the last step
   T* saved;           // [steps, batch, kSaved, hidden]    for backward; null in inference
-  float* carried;     // [steps, batch, kCarried, hidden]  of every step; null exactly when saved is
+  float* carried;  // [steps, batch, kCarried, hidden]  of every step; null if and only if saved is
   int64_t steps;
   int64_t batch;
   int64_t hidden;
 };
 
-// Gradients of the recurrence; grad_terms feeds the products for the weights, the bias and x.
+// Gradients of the recurrence. grad_terms is the input of the products for weights, bias and x.
 template <typename T>
 struct RecurrentSequenceBackward {
   const T* grad_output;     // [steps, batch, hidden], or null for zeros
@@ -250,20 +261,20 @@ struct RecurrentSequenceBackward {
   int64_t hidden;
 };
 
-// Whether the current device runs all steps in one launch: W_h on chip, all blocks resident
-// together, and so few rows that it beats a product and a step's kernel for each step. Where this
-// is false, the launchers below return cudaErrorNotSupported.
+// Whether the current device runs all steps in one launch: W_h fits on chip, all blocks are
+// resident together, and there are so few rows that this is faster than a product and a kernel for
+// each step. If this is false, the launchers below return cudaErrorNotSupported.
 template <typename Cell, typename T>
 bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden);
 
-// Bytes of scratch, aligned to 16. The launcher initialises it; two launches that may overlap need
-// two of them.
+// Bytes of scratch memory, aligned to 16. The launcher initialises it. Launches that may overlap
+// need one each.
 template <typename Cell, typename T>
 size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int64_t hidden);
 
-// Run on the current device; usable under stream capture. Zero steps are refused
-// (cudaErrorInvalidValue): there is nothing to write but the last state, which is the caller's
-// copy. An empty batch or hidden is cudaSuccess.
+// These run on the current device and can be captured. Zero steps are refused
+// (cudaErrorInvalidValue): only the last state would have to be written, and the caller copies
+// that. An empty batch or hidden is cudaSuccess.
 template <typename Cell, typename T>
 cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, void* workspace,
                                cudaStream_t stream);

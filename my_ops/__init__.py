@@ -1,7 +1,7 @@
 """Custom CUDA and C++ operators for PyTorch.
 
-Every operator is a function here, ``torch.ops.my_ops.X`` for TorchScript and C++, and where it has
-parameters a layer in :mod:`my_ops.nn`. :mod:`my_ops.reference` holds each in plain PyTorch.
+Every operator is a function here and ``torch.ops.my_ops.X`` in TorchScript and C++. Operators with
+parameters also have a layer in :mod:`my_ops.nn`. :mod:`my_ops.reference` has each in plain PyTorch.
 """
 
 import sys as _sys
@@ -13,7 +13,7 @@ if (
     and _sys.argv[1:2] != ["run"]
     and ("-m", "my_ops") in zip(_sys.orig_argv, _sys.orig_argv[1:], strict=False)
 ):
-    # python -m my_ops: the report must come where torch or the module does not load.
+    # python -m my_ops: the report must work even if torch or the module does not load.
     from my_ops.__main__ import main as _main
 
     raise SystemExit(_main())
@@ -65,9 +65,9 @@ __all__ = [
 
 
 def get_include() -> str:
-    """The folder of the C++ header: ``#include <my_ops/ops.h>``."""
+    """Returns the include folder of the C++ header ``my_ops/ops.h``."""
     return str(_Path(__file__).parent / "include")
 
 
-# Compiled gradients of another version must not come out of torch.compile's caches.
+# torch.compile's caches must not return gradients that were compiled with another version.
 _library.tag_compile_cache(__version__)

@@ -1,9 +1,9 @@
 """``python -m my_ops``: what is installed here, whether it fits this machine, and what to do.
 
-``--json`` prints the same for programs and bug reports; ``install-hint`` prints the one
-``pip install`` line for this machine, or fails and says why none would help. Works where torch is
-missing or the module does not load. ``explain gemm M N K`` says which kernel forms a product on a
-GPU, and why. ``run SCRIPT ARGS`` and ``run -m MODULE ARGS`` run a program, unchanged, with
+``--json`` prints the same for programs and bug reports. ``install-hint`` prints the ``pip install``
+line for this machine, or fails and says why none would help. These work even if torch is missing or
+the module does not load. ``explain gemm M N K`` says which kernel computes a product on a GPU, and
+why. ``run SCRIPT ARGS`` and ``run -m MODULE ARGS`` run an unchanged program with
 :class:`my_ops.fast_fp32` on.
 """
 
@@ -36,7 +36,7 @@ def covers(architectures: list[str], capability: tuple[int, int]) -> bool:
         code = int(match[1]), int(match[2])
         if code == capability:
             return True
-        if match[3]:  # machine code of one chip or family
+        if match[3]:  # machine code for one chip or family
             continue
         if code[0] == capability[0] and code[1] <= capability[1]:
             return True
@@ -46,7 +46,7 @@ def covers(architectures: list[str], capability: tuple[int, int]) -> bool:
 
 
 def driver() -> dict[str, Any] | None:
-    """The CUDA version that the driver knows, and its GPUs; None without a driver."""
+    """The CUDA version that the driver supports, and its GPUs; None without a driver."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -82,7 +82,7 @@ def torch_found() -> dict[str, Any]:
 
 
 def load_error() -> str | None:
-    """What `import my_ops` says in a process of its own, so that a crash is a finding too."""
+    """The error of `import my_ops`, run in its own process so that a crash is reported too."""
     done = subprocess.run(
         [sys.executable, "-c", "import my_ops"],
         capture_output=True,
@@ -97,7 +97,7 @@ def load_error() -> str | None:
 
 
 def fits(build: dict[str, Any] | None, here: dict[str, Any] | None) -> bool:
-    """Whether the driver and every GPU take this build."""
+    """Whether this build runs with the driver and on every GPU."""
     if build is None or not (here and here["gpus"]):
         return build is not None
     needed = int((build["nvcc"] or "99").split(".")[0])
@@ -132,7 +132,7 @@ def problems(report: dict[str, Any]) -> list[dict[str, str]]:
     needed = int(build["nvcc"].split(".")[0])
     if int(here["cuda"].split(".")[0]) < needed:
         add(
-            f"the driver knows CUDA {here['cuda']}, and this build needs CUDA {needed}",
+            f"the driver supports CUDA {here['cuda']}, and this build needs CUDA {needed}",
             f"update the NVIDIA driver, or {hint}" if report["install_hint"] else hint,
         )
     for gpu in here["gpus"]:
@@ -206,20 +206,20 @@ def show(report: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Returns 1 when something is wrong."""
+    """Returns 1 if something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m my_ops", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("install-hint", help="the pip install line for this machine")
-    text = "Which kernel forms a product on a GPU, and why."
+    text = "Say which kernel computes a product on a GPU, and why."
     _explain.add_arguments(commands.add_parser("explain", help=text, description=text))
-    text = "Run a program with my_ops.fast_fp32 on; what it took, on stderr."
+    text = "Run a program with my_ops.fast_fp32 on, and print its report to stderr."
     run = commands.add_parser("run", help=text, description=text, usage=_RUN_USAGE)
-    if sys.argv[1:2] == ["run"]:  # its arguments are the program's
+    if sys.argv[1:2] == ["run"]:  # the arguments after it belong to the program
         if len(sys.argv) < 3 or sys.argv[2:] in (["-m"], ["-h"], ["--help"]):
             run.print_help()
             return 0 if sys.argv[2:] in (["-h"], ["--help"]) else 2
-        from my_ops._run import run_program  # which needs torch
+        from my_ops._run import run_program  # imported here, as it needs torch
 
         run_program(sys.argv[2:])
         return 0

@@ -1,8 +1,8 @@
-"""Autocast: the ops made of products run in the dtype of ``torch.autocast``.
+"""Autocast: ops that compute products run in the dtype of ``torch.autocast``.
 
-gemm, linear and the recurrent ops cast their floating arguments, float64 excepted, as torch's own
-products do, and like these they cast a weight once in a region, not once a call. The elementwise
-ops follow their arguments: they need no rule.
+gemm, linear and the recurrent ops cast their floating arguments, except float64, as torch's own
+products do. Like these, they cast a weight once per region, not once per call. The elementwise ops
+follow their arguments and need no rule.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from my_ops.ops._common import ops
 
 
 class _Casts(dict[tuple[Tensor, torch.dtype], tuple[int | None, Tensor]]):
-    """Of weights: the version that was cast, and the cast."""
+    """For each weight and dtype, the version that was cast, and the cast."""
 
 
 _region: Callable[[], _Casts | None] = lambda: None  # noqa: E731
 
 
 def _casts(device: torch.device) -> _Casts:
-    """Those of this region, which ends where torch clears its own cache of casts.
+    """The casts of this autocast region, which ends when torch clears its own cache of casts.
 
-    That cache cannot be reached from outside, but it keeps what hangs on a cast in it: here on the
-    autograd node of one made for the purpose, of a tensor without elements, in an op that saves
-    nothing for backward.
+    That cache cannot be reached from outside, but it keeps alive whatever is attached to a cast in
+    it. So we make torch cast an empty tensor, in an op that saves nothing for backward, and attach
+    our casts to the autograd node of that cast.
     """
     global _region
     casts = _region()
@@ -47,7 +47,7 @@ def _casts(device: torch.device) -> _Casts:
 
 
 def _is_weight(value: Tensor) -> bool:
-    """What torch caches casts of; in torch.func and jit.trace it may be another's tensor."""
+    """Whether torch would cache its cast; in torch.func and jit.trace a tensor may be temporary."""
     return (
         value.requires_grad
         and value.is_leaf
@@ -62,10 +62,10 @@ def _cast_once(weight: Tensor, dtype: torch.dtype) -> Tensor:
     known = casts.get((weight, dtype))
     if known and known[0] == current:
         cast = known[1]
-        if cast.requires_grad or not torch.is_grad_enabled():  # else made where none was recorded
+        if cast.requires_grad or not torch.is_grad_enabled():  # else it was made under no_grad
             return cast
     cast = weight.to(dtype)
-    if type(cast) is Tensor:  # no fake one, of a weight that may be real
+    if type(cast) is Tensor:  # not a fake one, whose weight may be real
         _casts(weight.device)[weight, dtype] = current, cast
     return cast
 
@@ -94,7 +94,7 @@ def _kernel(op: Any, device: str) -> Callable[..., Any]:
 
 
 def register(op: Any) -> None:
-    """Gives the rule to an op of products."""
+    """Registers the rule for an op that computes products."""
     for device in ("cpu", "cuda"):
         library.impl(op.__name__, _kernel(op.default, device), f"Autocast{device.upper()}")
 

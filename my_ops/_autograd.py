@@ -1,11 +1,11 @@
-"""Puts gradients on the dispatcher's Autograd key.
+"""Registers gradients at the dispatcher's Autograd key.
 
 A gradient is a ``torch.autograd.Function`` with ``forward``, ``setup_context``, ``backward`` and,
-for forward mode, ``jvp``; ``forward`` may return more than the op does, for ``setup_context`` to
+for forward mode, ``jvp``. ``forward`` may return more than the op does, for ``setup_context`` to
 save. :func:`register_gradient` makes it the op's Autograd kernel, so that ``torch.ops.my_ops.X`` is
-differentiable alike from Python, TorchScript, ``torch.compile`` and the transforms of
-``torch.func``. ``torch.library.register_autograd`` would raise under ``torch.func.grad`` and give
-zero tangents under ``torch.func.jvp`` (torch 2.10 to 2.15).
+differentiable from Python, TorchScript, ``torch.compile`` and the transforms of ``torch.func``.
+``torch.library.register_autograd`` would raise under ``torch.func.grad`` and give zero tangents
+under ``torch.func.jvp`` (torch 2.10 to 2.15).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ library = torch.library.Library("my_ops", "IMPL")  # kept alive: it owns the reg
 
 
 def differentiated() -> bool:
-    """Whether what a backward computes is differentiated again, in reverse or forward mode."""
+    """Whether the result of a backward will be differentiated again, in reverse or forward mode."""
     return is_grad_enabled() or forward_mode()
 
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:
-    """Saves for backward, and for jvp if that may follow.
+    """Saves tensors for backward, and for jvp if that may follow.
 
-    What is saved for jvp lives as long as the graph, and a saved result keeps that alive.
+    Tensors saved for jvp live as long as the graph, and a saved result keeps the graph alive.
     """
     ctx.save_for_backward(*tensors)
     if transforms_active() or forward_mode():
@@ -57,12 +57,12 @@ def save(ctx: Any, *tensors: Tensor | None) -> None:
 def register_gradient(
     op: torch._ops.OpOverload, function: type[torch.autograd.Function], returns: int = 1
 ) -> Callable[..., Any]:
-    """Makes ``function`` the gradient of ``op``, which returns so many tensors.
+    """Makes ``function`` the gradient of ``op``; ``returns`` is the number of its results.
 
     ``function.forward`` has the arguments of the op, and their defaults. All are positional.
 
-    Returns ``op`` for callers in a hurry: the same result from the same arguments, all of them
-    given, without the way through the dispatcher to the Autograd key where nothing asks for it.
+    Returns a faster way to call ``op``. It takes all arguments and gives the same result, but skips
+    the dispatcher's Autograd key if no gradient and no transform needs it.
     """
     run, setup_context = function.forward, function.setup_context
     parameters = inspect.signature(run).parameters
@@ -73,7 +73,7 @@ def register_gradient(
 
     def forward(ctx: Any, *args: Any) -> Any:
         if transforms_active():
-            # Function.apply has switched the grad modes off; outer levels must still record.
+            # Function.apply has switched the grad modes off, but outer levels must still record.
             with torch.enable_grad(), forward_mode_enabled(True), BelowAutograd():
                 output = run(*args)
         else:
@@ -85,7 +85,7 @@ def register_gradient(
         return output
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        # Formulas see the primals of this level, with forward AD on for the levels above it.
+        # Formulas see the primals of this level; forward AD is on for the levels above it.
         with torch.enable_grad(), forward_mode_enabled(True):
             return function.jvp(_Primals(ctx), *tangents)
 
@@ -121,7 +121,7 @@ def register_gradient(
             if not (is_grad_enabled() and any_requires_grad(*args)):
                 with BelowAutograd():
                     return op(*args)
-            if any_autocast() or tracing():  # which act before the Autograd key
+            if any_autocast() or tracing():  # these act before the Autograd key
                 return op(*args)
             return apply(*args)
         except RuntimeError as error:
@@ -133,11 +133,11 @@ def register_gradient(
 
 
 def register_out(op: torch._ops.OpOverload, *names: str) -> Callable[..., None]:
-    """Gives an op whose arguments have these names, ``out`` among them, the rules of torch's
-    ``out=``.
+    """Gives an op the rules of torch's ``out=``. ``names`` are its arguments, including ``out``.
 
-    Refused while a gradient is being recorded; the version counter of ``out`` moves, so that
-    backward notices an overwritten saved tensor. Returns ``op`` for callers in a hurry, as above.
+    The op refuses calls while a gradient is recorded. It increments the version counter of ``out``,
+    so that backward notices an overwritten saved tensor. Returns a faster way to call ``op``, as
+    above.
     """
     at = names.index("out")
     name, below = _name(op).split(".")[0], BelowAutograd or nullcontext
@@ -152,7 +152,7 @@ def register_out(op: torch._ops.OpOverload, *names: str) -> Callable[..., None]:
         out = args[at]
         if isinstance(out, Tensor) and out.is_inference() and not is_inference_mode_enabled():
             raise RuntimeError(
-                f"{name}: out must not be an inference tensor outside of torch.inference_mode()"
+                f"{name}: out must not be an inference tensor outside torch.inference_mode()"
             )
         try:
             with below():
@@ -169,7 +169,7 @@ def register_out(op: torch._ops.OpOverload, *names: str) -> Callable[..., None]:
             kernel(*args)
 
     def negative(*args: Any) -> None:
-        """Of views that stand for their negative. torch's rule wants ``out`` returned."""
+        """For views with the negative bit. torch's own rule needs an op that returns ``out``."""
         resolved = [t.resolve_neg() if isinstance(t, Tensor) else t for t in args]
         op(*resolved)
         if args[at].is_neg():
@@ -186,7 +186,7 @@ def _has_tangent(value: Any) -> bool:
 
 
 def _name(op: torch._ops.OpOverload) -> str:
-    return op.name().split("::")[1]  # with the overload, but for the default one
+    return op.name().split("::")[1]  # with the overload, unless it is the default one
 
 
 class _Primals:
@@ -209,10 +209,10 @@ class _Primals:
 def _register_public(
     op: torch._ops.OpOverload, function: type[torch.autograd.Function], defaults: list[Any]
 ) -> None:
-    """Registration by public names only: no torch.func and no forward mode."""
+    """Registers a gradient with public names only: without torch.func and forward mode."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        # The dispatcher strips trailing defaults; backward must return as many gradients.
+        # The dispatcher strips trailing defaults; backward must return a gradient for the rest.
         ctx.given = len(inputs)
         function.setup_context(ctx, (*inputs, *defaults[len(inputs) :]), output)
 

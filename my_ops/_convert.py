@@ -23,11 +23,11 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """What :func:`convert` did, by the names of the model's modules; printed, one line each.
+    """What :func:`convert` did. Printed, it has one line per module.
 
     Attributes:
-        swapped: the modules that became layers of my_ops, and the name of their class before.
-        left: those of torch.nn's kinds that stayed as they were, and why.
+        swapped: for each module that became a layer of my_ops, the name of its class before.
+        left: for each of torch.nn's layers that was not converted, the reason.
     """
 
     swapped: dict[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Conversion:
     _modules: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Turns the swapped modules back, except those whose class has changed since."""
+        """Restores the swapped modules, except those whose class has changed since."""
         for module, kind in self._modules:
             if type(module) is KINDS[kind]:
                 module.__class__ = kind
@@ -54,22 +54,23 @@ class Conversion:
 def convert(model: nn.Module) -> Conversion:
     """Turns the model's Linear, LSTM, GRU, LSTMCell and GRUCell into those of :mod:`my_ops.nn`.
 
-    In place: each module stays the object it was, with its parameters, buffers, hooks, device and
-    mode, and only its class changes; so optimizers, state dicts and references to it stay valid.
-    Left as they are, and told of: modules of a subclass, parametrized ones, ones whose ``forward``
-    was replaced, ones being quantized, what my_ops has no kernel for, and Linear of 16 bits whose
-    features are multiples of 8, which would call torch's own product. LSTM and GRU then compute in
-    float32 where cuDNN had used TF32, which with hundreds of rows takes longer.
+    This happens in place. Each module stays the same object, with its parameters, buffers, hooks,
+    device and mode; only its class changes. So optimizers, state dicts and references to it stay
+    valid. These modules are left as they are, and reported: instances of a subclass, parametrized
+    modules, modules whose ``forward`` was replaced, modules being quantized, modules for which
+    my_ops has no kernel, and 16-bit Linear layers whose features are multiples of 8, which would
+    call torch's own product. A converted LSTM or GRU computes strict float32 where cuDNN used TF32;
+    with hundreds of rows that takes longer.
 
     Args:
         model: any module, which may itself be one of these layers.
 
     Returns:
-        A :class:`Conversion`: what was swapped, what was left and why; its ``undo()`` takes all
-        of it back.
+        A :class:`Conversion`: what was swapped, what was left, and why. Its ``undo()`` restores
+        torch's layers.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert: model must be a torch.nn.Module, got {type(model).__name__}")

@@ -1,9 +1,9 @@
-"""Rewords errors of an op that torch words badly.
+"""Replaces unclear errors of an op by clearer ones.
 
-Out of memory: the ops are compiled against torch's C interface, through which an error comes as a
-status, and from torch 2.13 on as text. What the module raises is a RuntimeError that ends in "(N
-bytes on cuda:0)"; the class of torch's error is found again. Arguments that no kernel takes: which
-one, and why.
+Out of memory: the ops are compiled against torch's C interface, which passes an error on as a
+status, and from torch 2.13 on as text. So the module raises a RuntimeError that ends in "(N bytes
+on cuda:0)", and this file raises the class of torch's error instead. For arguments that no kernel
+takes, the new error says which one, and why.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ALLOCATION = re.compile(r"my_ops: (\S+) failed(.*?) \((\d+) bytes on (\S+)\)", 
 
 
 def raise_out_of_memory(error: RuntimeError) -> None:
-    """Raises what torch raises where ``error`` says that memory was missing, else nothing.
+    """Raises torch's out-of-memory error if ``error`` means that; otherwise does nothing.
 
-    To be called from ``except RuntimeError``, before ``raise``.
+    Call it in ``except RuntimeError``, before ``raise``.
     """
-    if type(error) is not RuntimeError:  # torch's own, which is raised from Python below an op
+    if type(error) is not RuntimeError:  # torch's own class, raised by Python code below an op
         return
     text = str(error)
     match = _ALLOCATION.search(text)
@@ -32,7 +32,7 @@ def raise_out_of_memory(error: RuntimeError) -> None:
     if match:
         call, reason, size, device = match.groups()
         said |= device != "cpu" and "empty" in call and not reason
-        # torch's own error, with its figures. It raises none if memory has become free since.
+        # This raises torch's own error, with its numbers, unless memory has become free since.
         torch.empty(int(size), dtype=torch.uint8, device=device)
     if said:
         raise torch.OutOfMemoryError(text)
@@ -41,9 +41,9 @@ def raise_out_of_memory(error: RuntimeError) -> None:
 def raise_clearer(
     error: RuntimeError, op: torch._ops.OpOverload, names: Iterable[str], args: Iterable[Any]
 ) -> None:
-    """Raises what says more than ``error``, which ``op`` raised of these arguments, else nothing.
+    """Raises a clearer error than ``error``, which ``op`` raised for these arguments, if it can.
 
-    To be called from ``except RuntimeError``, before ``raise``.
+    Call it in ``except RuntimeError``, before ``raise``.
     """
     raise_out_of_memory(error)
     if not isinstance(error, NotImplementedError):
@@ -55,7 +55,7 @@ def raise_clearer(
         if value.is_nested:
             problem = "must not be nested, got a NestedTensor: pass its values() or unbind() it"
         elif hasattr(value, "placements") and "my_ops.distributed" not in sys.modules:
-            problem = "is a DTensor: import my_ops.distributed first, for its sharding rules"
+            problem = "is a DTensor: import my_ops.distributed first, which has the sharding rules"
         elif value.layout != torch.strided or value.is_quantized:
             kind = value.dtype if value.is_quantized else value.layout
             problem = f"must be a dense tensor of layout torch.strided, got {kind}"

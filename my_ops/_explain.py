@@ -1,7 +1,7 @@
 """``python -m my_ops explain gemm M N K``: which kernel computes a product on a GPU, and why.
 
-The answer is the module's own: the host code that plans a product asks nothing but sizes and the
-numbers of a device, so it answers for any GPU on any machine, in builds without CUDA too.
+The answer comes from the compiled module. The host code that plans a product needs only sizes and a
+few numbers of the device, so it answers for any GPU on any machine, in builds without CUDA too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ KIB, MIB = 1024, 1024**2
 
 
 class Gpu(NamedTuple):
-    """Its numbers, from the CUDA programming guide; of the L2 cache, from its white paper."""
+    """A GPU's numbers, from the CUDA programming guide; the L2 cache's, from its white paper."""
 
     major: int
     minor: int
     sm_count: int
     shared_bytes: int
     l2_bytes: int
-    code: int  # of a wheel with code for all GPUs
+    code: int  # the architecture that a wheel with code for all GPUs runs there
     hopper_code: int = 0
 
 
@@ -61,18 +61,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpu", choices=sorted(GPUS), default="h200", help="default: %(default)s")
     add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
     add("--batch", type=int, default=1)
-    add("--a-transposed", action="store_true", help="of gemm: M is a's contiguous index")
-    add("--b-transposed", action="store_true", help="of gemm: K is b's contiguous index")
-    add("--bias", action="store_true", help="of linear")
-    add("--activation", default="none", help="of linear, by its name there")
-    add("--residual", action="store_true", help="of linear")
-    add("--packed", action="store_true", help="of linear: with what prepack made of the weight")
+    add("--a-transposed", action="store_true", help="gemm: M is a's contiguous index")
+    add("--b-transposed", action="store_true", help="gemm: K is b's contiguous index")
+    add("--bias", action="store_true", help="linear: with a bias")
+    add("--activation", default="none", help="linear: the name of its activation")
+    add("--residual", action="store_true", help="linear: with a residual")
+    add("--packed", action="store_true", help="linear: with a weight prepared by prepack")
     add("--precision", choices=("highest", "high"), default="highest")
     add("--tf32", action="store_true", help="as if torch allowed TF32 in float32 products")
 
 
 def explain(options: argparse.Namespace) -> str:
-    """The lines that ``python -m my_ops explain`` prints; SystemExit where a size is invalid."""
+    """The lines that ``python -m my_ops explain`` prints; SystemExit if a size is invalid."""
     sizes = (options.batch, options.m, options.n, options.k)
     if min(sizes) < 0 or max(sizes) > 2**20:
         raise SystemExit(f"explain: sizes must be from 0 to 2^20, got {sizes}")
@@ -92,7 +92,7 @@ def explain(options: argparse.Namespace) -> str:
         options.tf32,
     )
     try:
-        import torch  # noqa: F401  whose libraries the module needs
+        import torch  # noqa: F401  loads the libraries that the module needs
 
         module = ctypes.CDLL(str(Path(__file__).with_name("_C.so")))
     except (ImportError, OSError) as error:

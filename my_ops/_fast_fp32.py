@@ -1,8 +1,8 @@
-"""Runs torch's own float32 products on our kernels: one switch per process.
+"""Runs torch's own float32 products on our kernels, with one switch per process.
 
 ``mm`` and ``bmm`` are overridden in C++, csrc/fast_fp32.h. ``addmm`` and ``baddbmm`` have scalar
-arguments, which torch's stable ABI does not carry: they go through Python. So does what torch has
-overridden in Python itself, as ``bmm`` for outer products (torch >= 2.13 for CUDA).
+arguments, which torch's stable ABI cannot pass, so they go through Python. So do ops that torch
+itself overrides in Python, such as ``bmm`` for outer products (torch >= 2.13, for CUDA).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TESTED_TORCH = (2, 15)  # the newest whose C++ symbols csrc/fast_fp32.h may call
 
 
 class Taken(NamedTuple):
-    """Products of one shape that the switch took: ``times`` of them."""
+    """Products of one shape that the switch took, and how many (``times``)."""
 
     op: str
     batch: int
@@ -37,12 +37,12 @@ class Taken(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the switch did since the process began. ``str()`` is a table of it."""
+    """What the switch has done since the process began. ``str()`` gives a table."""
 
     on: bool
     taken: tuple[Taken, ...]
-    left: dict[str, int]  # how many products stayed torch's while it was on, by the reason
-    others: tuple[str, ...]  # ops that another package had overridden, which keep its kernel
+    left: dict[str, int]  # how many products stayed torch's while it was on, for each reason
+    others: tuple[str, ...]  # ops that keep the kernel of another package
 
     def __str__(self) -> str:
         lines = [f"fast_fp32 is {'on' if self.on else 'off'}"]
@@ -59,7 +59,7 @@ def _torch_release() -> tuple[int, ...]:
 
 
 def _registered_at(op: str, key: str) -> Path | None:
-    """Where the kernel of an op at a key comes from, as far as torch tells."""
+    """The file that registered the kernel of an op at a key, if torch says so."""
     found = re.search(rf"^{key}: registered at (\S*)", dispatch_table(f"aten::{op}"), re.MULTILINE)
     return Path(found[1]) if found else None
 
@@ -69,7 +69,7 @@ def _is_torchs_python(kernel: Path | None) -> bool:
 
 
 def _is_torchs(kernel: Path | None, key: str) -> bool:
-    """Whether it is the one that torch came with."""
+    """Whether the kernel is torch's own."""
     return kernel is None or kernel.name.startswith(f"Register{key}") or _is_torchs_python(kernel)
 
 
@@ -79,13 +79,13 @@ class Switch:
     def __init__(self, path: Path, key: str) -> None:
         self._path, self._key = path, key
         self._lock = threading.Lock()
-        self._module: Any = None  # once its kernels are registered, which is for good
+        self._module: Any = None  # set once its kernels are registered; they stay registered
         self._library: torch.library.Library | None = None
         self._on = False
         self._others: tuple[str, ...] = ()
 
     def set(self, on: bool) -> bool:
-        """Returns what it was."""
+        """Returns the previous state."""
         with self._lock:
             if on and self._module is None:
                 self._register()
@@ -116,19 +116,19 @@ class Switch:
             return 0.0
 
         with warnings.catch_warnings():
-            # That an op is overridden, torch says: on stderr, but as a warning inside a call of it.
+            # torch reports an override on stderr, but as a warning if it happens inside an op.
             warnings.simplefilter("ignore")
             torch.zeros(1, device="cpu").apply_(override)
         self._module = module
 
     def _override_in_python(self, op: str, least: int) -> None:
-        """least: of batch * m * n * k, to save smaller products the question."""
+        """``least``: products with a smaller batch * m * n * k skip the plan."""
         call_torchs = torch.library.get_kernel(f"aten::{op}", self._key).call_boxed
         name, _, overload = op.partition(".")
         ours = getattr(getattr(torch.ops.my_ops, f"fast_fp32_{name}"), overload or "default")
 
-        # tensors: also the one that is added to; rest: out, and the scalars that are not the
-        # default, which is the integer 1. Outer products are never ours.
+        # tensors include the one that is added; rest has out, and scalars other than the default,
+        # the integer 1. We never take outer products.
         def kernel(keys: Any, *tensors: Tensor, **rest: Any) -> Tensor:
             *_, a, b = tensors
             if (
@@ -142,7 +142,7 @@ class Switch:
                 try:
                     return ours(*tensors, out=rest["out"]) if overload else ours(*tensors)
                 except RuntimeError:
-                    pass  # torch raises its own
+                    pass  # torch raises its own error below
             return call_torchs(keys, *tensors, **rest)
 
         assert self._library is not None
@@ -176,35 +176,36 @@ class Switch:
 _switch = Switch(Path(__file__).with_name("_C.so"), "CUDA")
 
 
-class fast_fp32:  # in small letters as torch.set_grad_enabled, which it is used as
+class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in the same way
     """Makes torch compute float32 products on CUDA with :func:`gemm`'s kernels where faster.
 
-    A call switches it on or off; used in a ``with`` statement, its end restores what was before::
+    A call switches it on or off. At the end of a ``with`` statement the previous state returns::
 
         my_ops.fast_fp32()  # from here on
         with my_ops.fast_fp32(False):
             ...  # torch's own
 
     It takes ``mm``, ``bmm``, ``addmm`` and ``baddbmm`` with ``beta = alpha = 1``, their ``out=``
-    forms, and what torch makes of them: ``matmul``, ``einsum``, ``linear``, gradients, and the
-    products that Inductor leaves to cuBLAS. Results have float32's accuracy, as those of
-    :func:`gemm` with ``precision="highest"``, not the same bits. Everything else stays torch's:
-    other dtypes, products that are as fast there, all of them while torch's settings allow TF32.
+    forms, and everything that calls them: ``matmul``, ``einsum``, ``linear``, gradients, and the
+    products that Inductor leaves to cuBLAS. Results have float32's accuracy, like those of
+    :func:`gemm` with ``precision="highest"``, but not the same bits as torch's. Everything else
+    stays torch's: other dtypes, products that torch computes as fast, and all products while
+    torch's settings allow TF32.
 
-    The switch is of the process, for all of its threads and GPUs, as ``torch.backends`` is. It is
-    asked when a product runs, in compiled code too, but not when a CUDA graph is replayed.
+    There is one switch for the process, with all its threads and GPUs, as with ``torch.backends``.
+    Products check it when they run, in compiled code too, but not when a CUDA graph is replayed.
     ``python -m my_ops run SCRIPT`` switches it on for a script.
 
     Args:
-        mode: whether it is on.
+        mode: whether to switch it on.
 
     Raises:
-        RuntimeError: called inside a function that ``torch.compile`` compiles.
+        RuntimeError: it was called inside a function that ``torch.compile`` compiles.
     """
 
     def __init__(self, mode: bool = True) -> None:
         if is_compiling():
-            raise RuntimeError("fast_fp32: it is switched outside of compiled functions")
+            raise RuntimeError("fast_fp32: must be called outside of compiled functions")
         self._previous = _switch.set(bool(mode))
 
     def __enter__(self) -> None:
@@ -215,5 +216,5 @@ class fast_fp32:  # in small letters as torch.set_grad_enabled, which it is used
 
     @staticmethod
     def report() -> Report:
-        """What it took, and left to torch: a named tuple, to be printed."""
+        """Returns what it took and what it left to torch, as a named tuple that can be printed."""
         return _switch.report()

@@ -1,8 +1,8 @@
-"""What Inductor compiles in the place of our ops.
+"""What Inductor compiles instead of our ops.
 
-Elementwise ops become expressions of ATen, which it fuses with what stands around them; products
-that a library forms become ATen's, which it plans and calls without Python. Of the others it calls
-our kernels: their functions return NotImplemented.
+Elementwise ops become ATen expressions, which Inductor fuses with their neighbours. Products that a
+library computes become ATen's, which Inductor plans and calls without Python. For other products
+the functions here return NotImplemented, and Inductor calls our kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from my_ops.ops._common import ops
 from my_ops.ops._strides import known
 from my_ops.ops.gemm import HALF, as_rows, in_whole_vectors
 
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # ATen has no arithmetic of these
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # ATen has no arithmetic for these
 
 
 def _add_one(x: Tensor) -> Tensor:
@@ -30,11 +30,11 @@ def _add_one(x: Tensor) -> Tensor:
 def _custom_add(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype in _UNSIGNED:
         return (a.to(torch.int64) + b.to(torch.int64) + 1).to(a.dtype)
-    return a + b + 1  # of 16 bits in float32, rounded once, as Inductor adds
+    return a + b + 1  # Inductor adds 16-bit types in float32 and rounds once
 
 
 def _wide(t: Tensor) -> Tensor:
-    """In the type that our kernels compute in."""
+    """``t`` in the type in which our kernels compute."""
     return t.float() if t.dtype in HALF else t
 
 
@@ -49,7 +49,7 @@ def _d_sigmoid(z: Tensor) -> Tensor:
 
 def _d_sigmoid_backward(grad: Tensor, z: Tensor) -> Tensor:
     wide = _wide(z)
-    # Not by expm1, of which Inductor makes exp(x) - 1 on the CPU. 1 - 2s = -tanh(z / 2).
+    # 1 - 2s = -tanh(z / 2). Not with expm1, which Inductor turns into exp(x) - 1 on the CPU.
     return (_wide(grad) * (_wide_d_sigmoid(wide) * -torch.tanh(wide / 2))).to(z.dtype)
 
 

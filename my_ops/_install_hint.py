@@ -1,7 +1,8 @@
-"""The one line that installs a my_ops which runs on this machine, from a place that is known.
+"""The line that installs a my_ops which runs on this machine.
 
-Known are what this copy was installed from, which pip notes (PEP 610); the folder it stands in; and
-for a released wheel the repository that released it, ``home`` in the build record.
+It installs from one of these places: what this copy was installed from, which pip records (PEP
+610); the folder this copy is in; or, for a released wheel, the repository that released it
+(``home`` in the build record).
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ TOOLKITS = Path("/usr/local")
 
 
 class NoBuildError(ImportError):
-    """No my_ops runs here, or none is known; the text says why."""
+    """No build of my_ops runs here, or none is known; the text says why."""
 
 
 def check_system() -> None:
     system = {"Darwin": "macOS"}.get(platform.system(), platform.system())
     if system != "Linux":
         raise NoBuildError(
-            f"my_ops runs on Linux only, and this machine runs {system}; on Windows, WSL is Linux"
+            f"my_ops runs on Linux only, and this machine runs {system}; on Windows, use WSL"
         )
 
 
 def origin(package: Path) -> str | None:
-    """What this copy was installed from or stands in, as pip takes it, if that is still there."""
+    """What this copy was installed from or is in, as an argument of pip, if it still exists."""
     if (package.parent / "kernels").is_dir():  # the source tree
         return str(package.parent)
     try:
@@ -53,7 +54,7 @@ def origin(package: Path) -> str | None:
 
 
 def cuda_of(here: dict[str, Any] | None) -> int | None:
-    """The major release of CUDA that the driver and a GPU take; None where there is no GPU."""
+    """The major CUDA release that the driver and a GPU support; None without a GPU."""
     if not (here and here["gpus"]):
         return None
     capabilities = [tuple(gpu["capability"]) for gpu in here["gpus"]]
@@ -66,14 +67,14 @@ def cuda_of(here: dict[str, Any] | None) -> int | None:
     cuda = int(here["cuda"].split(".")[0])
     if cuda < OLDEST_CUDA:
         raise NoBuildError(
-            f"my_ops needs a driver of CUDA 12 (525) or newer, and this one knows {here['cuda']}: "
-            "update the NVIDIA driver"
+            f"my_ops needs a driver for CUDA 12 (525) or newer, and this one supports "
+            f"{here['cuda']}: update the NVIDIA driver"
         )
     return cuda
 
 
 def from_source(source: str, cuda: int | None) -> str:
-    """A build on this machine: pip brings the compiler of CUDA 13, that of 12 must be there."""
+    """A build on this machine: pip installs the compiler of CUDA 13; CUDA 12's must be there."""
     line = f"{PIP} {shlex.quote(source)}"
     if cuda is None:
         return f"MY_OPS_WITH_CUDA=0 {line}"
@@ -83,8 +84,8 @@ def from_source(source: str, cuda: int | None) -> str:
     newest = max(toolkits, key=lambda f: int(f.name.split(".")[1]), default=None)
     if newest is None or int(newest.name.split(".")[1]) < 6:
         raise NoBuildError(
-            "the driver knows CUDA 12, and the compiler that pip brings is of CUDA 13: update the "
-            f"NVIDIA driver to 580, or install CUDA 12.9's toolkit and CUDA_HOME=... {line}"
+            "the driver supports CUDA 12, and the compiler that pip installs is CUDA 13's: update "
+            f"the NVIDIA driver to 580, or install CUDA 12.9's toolkit and run CUDA_HOME=... {line}"
         )
     return f"CUDA_HOME={shlex.quote(str(newest))} {line}"
 
@@ -92,7 +93,7 @@ def from_source(source: str, cuda: int | None) -> str:
 def install_hint(
     build: dict[str, Any] | None, here: dict[str, Any] | None, fits: bool, source: str | None
 ) -> str:
-    """Raises NoBuildError. ``fits``: this build runs on these GPUs; then it is the one named."""
+    """May raise NoBuildError. ``fits``: this build runs on these GPUs, so the line names it."""
     check_system()
     cuda = cuda_of(here)
     is_wheel = bool(source) and urlparse(str(source)).path.endswith(".whl")
@@ -100,8 +101,8 @@ def install_hint(
         return f"{PIP} {shlex.quote(source)}" if is_wheel else from_source(source, cuda)
     if build and build.get("home"):
         version = build["version"].split("+")[0]
-        return f"{PIP} my_ops=={version}"  # the plain wheel, for every driver of CUDA 12 and newer
+        return f"{PIP} my_ops=={version}"  # the plain wheel, for every driver from CUDA 12 on
     raise NoBuildError(
-        "this copy does not know where it came from: build my_ops from its source, by pip install "
-        "and the folder"
+        "this copy does not know where it came from: build my_ops from source, with pip install "
+        "and the source folder"
     )

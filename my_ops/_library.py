@@ -1,4 +1,4 @@
-"""Loads the compiled module, whose ops then stand under ``torch.ops.my_ops``."""
+"""Loads the compiled module, which registers its ops as ``torch.ops.my_ops``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _load() -> None:
             f"my_ops needs torch >= 2.10, found {torch.__version__}: pip install --upgrade torch"
         )
     if hasattr(torch.ops.my_ops, "gemm"):
-        # A second registration of the same ops would end the process without a Python error.
+        # A second registration of the same ops would abort the process without a Python error.
         raise ImportError(
             "my_ops: the operators of namespace 'my_ops' are registered already, by another copy "
             "of this package or by torch.ops.load_library; one process can hold one copy"
@@ -32,7 +32,7 @@ def _load() -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        reason = error.__cause__ or error  # the linker's own words; torch's name the file only
+        reason = error.__cause__ or error  # the linker's own words; torch's only name the file
         raise ImportError(
             f"my_ops: {path.name} does not load: {reason}. `python -m my_ops` says what does not "
             "fit on this machine"

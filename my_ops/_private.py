@@ -1,6 +1,6 @@
-"""Every private name of torch that my_ops uses, each with a substitute for a torch without it.
+"""Every private name of torch that my_ops uses, each with a substitute in case torch lacks it.
 
-All are there in torch 2.10 to 2.15. Most substitutes are public and slower; where one can do less,
+torch 2.10 to 2.15 have all of them. Most substitutes are public and slower. If one can do less,
 importing my_ops warns.
 """
 
@@ -62,15 +62,15 @@ forward_mode_enabled: Any = _torch(
     "forward mode around another transform does not",
 )
 
-# Whether torch.func, forward mode, any autocast or jit.trace is active; True where torch does not
-# tell, which only costs the longer way.
+# Whether torch.func, forward mode, any autocast or jit.trace is active. True if torch does not
+# tell; that only makes calls slower.
 transforms_active: Any = _torch("torch._C", "_are_functorch_transforms_active", _always)
 any_autocast: Any = _torch("torch._C", "_is_any_autocast_enabled", _always)
 tracing: Any = _torch("torch._C", "_get_tracing_state", torch.jit.is_tracing)
 
 
 def _forward_mode() -> bool:
-    return forward_ad._current_level >= 0  # read in its module, where it changes
+    return forward_ad._current_level >= 0  # read through the module, because the value changes
 
 
 forward_mode = _forward_mode if hasattr(forward_ad, "_current_level") else _always
@@ -84,19 +84,19 @@ any_requires_grad: Any = _torch("torch._C", "_any_requires_grad", _any_requires_
 
 
 def version(t: Tensor) -> int | None:
-    """How often ``t`` was written in place, None where torch does not count."""
+    """How often ``t`` was written in place, or None if torch does not count."""
     return None if t.is_inference() else getattr(t, "_version", None)
 
 
 # ------------------------------------------------------------------------------------------ layers
 
-# What stands for a tensor while torch traces. Without these a traced nn.Linear is torch's linear.
+# The tensor classes that torch traces with. Without them a traced nn.Linear is torch's linear.
 FakeTensor: Any = _torch("torch._subclasses.fake_tensor", "FakeTensor", Tensor)
 FunctionalTensor: Any = _torch("torch._subclasses.functional_tensor", "FunctionalTensor", Tensor)
 
 
 def hooked(module: torch.nn.Module) -> bool:
-    """Whether calling it may be more than its class's forward; True where torch does not tell."""
+    """Whether a call may do more than its class's forward; True if torch does not tell."""
     own = module.__dict__
     return bool(
         "forward" in own
@@ -115,7 +115,7 @@ _KeySet: Any = _torch("torch._C", "DispatchKeySet", None)
 
 
 def without_autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes contexts without the autocast of ``device``, in a sixth of torch.autocast's time."""
+    """Contexts that disable autocast on ``device``, in a sixth of torch.autocast's time."""
     if None in (_Guard, _Key, _KeySet):
         return lambda: torch.autocast(device, enabled=False)
     keys = _KeySet(getattr(_Key, f"Autocast{device.upper()}"))
@@ -126,12 +126,12 @@ def _fp32_precision(backend: str, op: str) -> str:
     return torch.backends.cuda.matmul.fp32_precision
 
 
-# In a sixth of the property's time.
+# Takes a sixth of the property's time.
 fp32_precision: Any = _torch("torch._C", "_get_fp32_precision_getter", _fp32_precision)
 
 
 def constant_when_compiled(function: Callable[[], bool]) -> Callable[[], bool]:
-    """torch.compiler.assume_constant_result, which would import the compiler."""
+    """Like torch.compiler.assume_constant_result, which would import the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -140,21 +140,21 @@ def _no_table(op: str) -> str:
     return ""
 
 
-# The kernels of an op, as text; without it the op is taken to have no other package's.
+# The kernels of an op, as text. Without it, we assume that no other package overrides the op.
 dispatch_table: Any = _torch("torch._C", "_dispatch_dump", _no_table)
 
 
 def inductor_tables() -> list[dict[Any, Any]]:
-    """What Inductor traces in the place of an op: of two tables, one of them a copy made at its
-    first use, it reads either. Without them our ops are opaque to it."""
+    """Inductor's tables of decompositions. It reads either of two; one is a copy made at its first
+    use. Without them our ops are opaque to Inductor."""
     table = _torch("torch._inductor.decomposition", "decompositions", {})
     chosen = _torch("torch._inductor.decomposition", "select_decomp_table", dict)
     return [table, chosen()]
 
 
 def declinable(op: str) -> bool:
-    """Has Inductor call an op whose decomposition has declined, which it takes for a mistake
-    otherwise. Whether it does; asked while it traces, as its lowerings take long to import."""
+    """Lets Inductor call an op whose decomposition returns NotImplemented, which would be an error
+    otherwise. Returns whether this worked. Called during tracing: lowerings take long to import."""
     calls = _torch("torch._inductor.lowering", "FALLBACK_ALLOW_LIST", None)
     if calls is not None:
         calls.add(op)

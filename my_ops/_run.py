@@ -1,4 +1,4 @@
-"""``python -m my_ops run``: a program as Python runs it, with :class:`my_ops.fast_fp32` on."""
+"""``python -m my_ops run``: runs a program as Python would, with :class:`my_ops.fast_fp32` on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import my_ops
 
 
 def run_program(arguments: list[str]) -> None:
-    """``SCRIPT ARGS`` or ``-m MODULE ARGS``; at its end, on stderr, what the switch took."""
+    """Runs ``SCRIPT ARGS`` or ``-m MODULE ARGS``, then prints the switch's report to stderr."""
     my_ops.fast_fp32()
     try:
         if arguments[0] == "-m":

@@ -1,8 +1,8 @@
-"""What ``torch.vmap`` does to each op: one call over the extra dimension, never a loop over it.
+"""The rules of ``torch.vmap`` for each op: one call over the extra dimension, never a loop over it.
 
-A rule gets the arguments with the dimension that is mapped over (``in_dims``, None for an argument
-without it) and returns the result and the place of that dimension in it. Rules fold the dimension
-into one the op has already. Those of the recurrent cells are in recurrent/_vmap.py.
+A rule gets the arguments and their mapped dimensions (``in_dims``, None for an argument without
+one). It returns the result and the position of that dimension in it. Rules fold the dimension into
+one that the op already has. The rules of the recurrent cells are in recurrent/_vmap.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def register_rule(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 
 def front(t: Tensor, dim: int | None, size: int) -> Tensor:
-    """``t`` with the mapped dimension, of ``size``, first: repeated where ``t`` had none."""
+    """``t`` with the mapped dimension, of ``size``, first; repeated if ``t`` has none."""
     return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
@@ -62,7 +62,7 @@ for _name in UNARY_BACKWARD:
 @register_rule("custom_add")
 def _(info: Any, in_dims: Dims, a: Tensor, b: Tensor) -> tuple[Tensor, int]:
     ranks = [t.dim() - (d is not None) for t, d in zip((a, b), in_dims, strict=True)]
-    if a.dtype != b.dtype:  # as of tensors without the mapped dimension: none have another rank
+    if a.dtype != b.dtype:  # as for tensors without the mapped dimension: none have another rank
         like = [t if d is None else t.select(d, 0) for t, d in zip((a, b), in_dims, strict=True)]
         dtype = torch.result_type(*like)
         a, b = a.to(dtype), b.to(dtype)

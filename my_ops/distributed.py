@@ -1,19 +1,19 @@
-"""Sharding of the ops over ``torch.distributed.tensor``: import this module to register it.
+"""Sharding rules of the ops for ``torch.distributed.tensor``. Import this module to register them.
 
-Afterwards every op takes ``DTensor`` arguments, and ``parallelize_module`` takes
-:class:`my_ops.nn.Linear`:
+After the import every op takes ``DTensor`` arguments, and ``parallelize_module`` takes
+:class:`my_ops.nn.Linear`. These dimensions may be sharded:
 
 - elementwise ops: any dimension;
-- gemm and linear: rows (and a batch), columns, or the summed dimension, whose result is
-  ``Partial`` (linear: without an activation, which needs the whole sum);
+- gemm and linear: rows (and a batch), columns, or the summed dimension. For the last, the result is
+  ``Partial``, and linear must have no activation, which would need the whole sum;
 - lltm, lstm and gru, and their cells: the batch;
-- before torch 2.13, which has it: ``torch.flip``, of which bidirectional layers are made: the
-  dimensions that it does not flip.
+- ``torch.flip``, which bidirectional layers call: the dimensions that it does not flip. (torch has
+  this rule itself from 2.13 on.)
 
-Arguments that are laid out otherwise are redistributed first, as for torch's own ops. Backward of
-linear and of the recurrent ops takes rows that are sharded in any dimension; those that are sharded
-unevenly it gathers for the gradient of the weight. DDP, ``fully_shard`` and
-``torch.distributed.checkpoint`` need none of this.
+Arguments with another layout are redistributed first, as for torch's own ops. Backward of linear
+and of the recurrent ops takes rows that are sharded along any dimension. If they are sharded
+unevenly, it gathers them for the gradient of the weight. DDP, ``fully_shard`` and
+``torch.distributed.checkpoint`` do not need this module.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from my_ops.recurrent._cell import CELLS, Cell
 
 __all__: list[str] = []
 
-Layout = tuple[list[Any], list[Any]]  # of the results, and of the arguments; None for no tensor
+Layout = tuple[list[Any], list[Any]]  # of results and arguments; None for what is not a tensor
 
 
 def _for_given(layouts: list[Layout], args: tuple[Any, ...]) -> list[Layout]:
-    """The layouts, with None in place of what is not a tensor."""
+    """The layouts, with None for arguments that are not tensors."""
     tensors = [hasattr(a, "ndim") for a in args]
     return [
         (results, [place if tensor else None for place, tensor in zip(places, tensors)])  # noqa: B905
@@ -151,8 +151,9 @@ if torch.__version__ < "2.13":
 def flattenable(tensors: Sequence[Any]) -> tuple[Any, ...]:
     """DTensors ``(*, size)``, laid out so that all but their last dimension can be flattened.
 
-    Before torch 2.13 only the first of flattened dimensions may be sharded, and evenly: a later one
-    is moved to the front, in all tensors alike. What is sharded otherwise is gathered.
+    Before torch 2.13 only the first of the flattened dimensions may be sharded, and only evenly. A
+    later sharded dimension is moved to the front, in all tensors alike. Tensors that are sharded in
+    another way are gathered.
     """
     last = tensors[0].ndim - 1
     sharded = [p.dim for t in tensors for p in t.placements if p.is_shard() and p.dim < last]
@@ -168,6 +169,6 @@ def _flattenable(t: Any, first: int, last: int) -> Any:
     ]
     if first == 0 and places == list(t.placements):
         return t
-    # The strides of what was gathered unevenly are not those that DTensor assumes: hence clone.
+    # Clone, because the strides after an uneven gather are not those that DTensor assumes.
     moved = t.redistribute(placements=places).movedim(first, 0)
     return moved.clone(memory_format=torch.contiguous_format)

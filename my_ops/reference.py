@@ -1,6 +1,7 @@
-"""Every operator in plain PyTorch: the specification, and the oracle of the tests.
+"""Every operator in plain PyTorch. This is the specification that the tests compare with.
 
-Slow, differentiable any number of times, any dtype and device.
+The functions are slow, work with any dtype and device, and can be differentiated any number of
+times.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def gemm(a: Tensor, b: Tensor) -> Tensor:
     return torch.matmul(a, b)
 
 
-# Of linear: the same names, in this order, as in include/gemm.h.
+# The activations of linear: the same names as in include/gemm.h, in the same order.
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid")
 
 
@@ -109,7 +110,7 @@ def _over_time(
     lengths: Tensor | None,
     reset: Tensor | None,
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """``h``, the first state, of every step, and all states at the end."""
+    """Returns ``h``, the first state, of every step, and all states at the end."""
     outputs = []
     for t, x in enumerate(input):
         before = states

@@ -1,4 +1,4 @@
-"""What the processes that test_integration.py spawns import by name."""
+"""Functions that processes spawned by test_integration.py import by name."""
 
 import torch
 
@@ -6,7 +6,7 @@ import my_ops
 
 
 class Squares(torch.utils.data.Dataset):
-    """Each item through an op, in the worker."""
+    """Each item is computed by an op, in the worker."""
 
     def __len__(self):
         return 8

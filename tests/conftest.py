@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-# cuBLAS reads this when it starts: without it, deterministic mode refuses matrix products.
+# cuBLAS reads this when it starts. Without it, deterministic mode refuses matrix products.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 sys.path.insert(0, str(Path(__file__).parent))  # for samples.py, under any import mode
 
@@ -25,7 +25,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("my_ops")
 
 LIBC = ctypes.CDLL(None)
-M_PERTURB = -6  # of glibc's malloc.h: the byte to fill with, inverted
+M_PERTURB = -6  # in glibc's malloc.h: the byte to fill with, inverted
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -37,7 +37,7 @@ def pytest_make_parametrize_id(val):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """A line for each reason to skip: on a machine without a GPU it is most of the tests."""
+    """Prints one line per reason to skip. On a machine without a GPU most tests are skipped."""
     skipped = terminalreporter.getreports("skipped")
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, count in reasons.most_common():
@@ -56,13 +56,13 @@ def cuda(request):
 
 @pytest.fixture
 def captures():
-    """For tests that capture: freeing the graph of an earlier one meanwhile ends the capture."""
+    """For tests that capture a graph: freeing an earlier graph meanwhile would end the capture."""
     gc.collect()
 
 
 @pytest.fixture
 def strict_cublas(cuda):
-    """torch's float32 products in float32, not TF32."""
+    """torch's float32 products are computed in float32, not TF32."""
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
@@ -71,9 +71,9 @@ def strict_cublas(cuda):
 
 @pytest.fixture(autouse=True)
 def poisoned_memory():
-    """Fills what torch.empty returns with NaN (the largest value of an integer type), so that an
-    output element that no kernel wrote fails the comparison. Results on the CPU come straight from
-    the allocator: there the C library does it, with the byte 0xff, of which NaN and -1 are made."""
+    """Fills what torch.empty returns with NaN (integers: the largest value), so that an output
+    element that no kernel wrote fails the comparison. Results on the CPU come straight from the
+    allocator. There the C library fills them with the byte 0xff, which makes NaN and -1."""
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     LIBC.mallopt(M_PERTURB, 0x100)
@@ -95,8 +95,8 @@ def no_stale_graphs():
 
 @pytest.fixture
 def run_pytest():
-    """``run_pytest(*arguments, **environment)`` passes in a process of its own, whatever options
-    this one has, and whatever plugins, which may not suit the child of a worker of xdist."""
+    """``run_pytest(*arguments, **environment)`` passes in its own process, without this one's
+    options and plugins, which may not suit a child of an xdist worker."""
     apart = {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
     def run(*arguments, **environment):
@@ -115,7 +115,7 @@ def run_pytest():
 
 @pytest.fixture
 def rejects():
-    """``with rejects(error, match, *tensors):`` it raises, and the tensors stay as they were."""
+    """``with rejects(error, match, *tensors):`` the block raises, and the tensors do not change."""
 
     @contextmanager
     def check(error, match, *tensors):

@@ -1,4 +1,4 @@
-"""What each of the two processes of test_distributed.py runs."""
+"""The checks that each of the two processes of test_distributed.py runs."""
 
 import copy
 import itertools
@@ -34,18 +34,18 @@ import my_ops
 import my_ops.distributed
 
 RANKS = 2
-LIMIT = 2.0**-45  # of float64 sums in another order
+LIMIT = 2.0**-45  # for float64 sums in another order
 OPS = {op.name: op for op in DIFFERENTIABLE}
 
 
 def serve(rank, device, store, tasks, results):
-    """Runs the checks that come in, until None does."""
+    """Runs the checks that arrive, until None does."""
     torch.set_num_threads(1)
     backend = "gloo"
     if device == "cuda":
         torch.cuda.set_device(rank)
         torch.set_default_device(torch.device(device, rank))
-        backend = "cpu:gloo,cuda:nccl"  # gloo for what a checkpoint exchanges
+        backend = "cpu:gloo,cuda:nccl"  # gloo for the data that a checkpoint exchanges
     dist.init_process_group(
         backend, store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS
     )
@@ -68,7 +68,7 @@ def assert_close(got, want, limit=LIMIT):
 
 
 def gradients(results, tensors, slopes):
-    """The gradients, and those of the sum of their squares, in so far as there are any."""
+    """The gradients, and those of the sum of their squares, if there are any."""
     first = torch.autograd.grad(results, tensors, slopes, create_graph=True)
     squares = [f.square().sum() for f in first if f.requires_grad]
     if not squares:
@@ -77,7 +77,7 @@ def gradients(results, tensors, slopes):
 
 
 def every_sharding(mesh, name, size):
-    """Each argument in turn sharded along each of its dimensions, or all replicated."""
+    """Shards each argument in turn along each of its dimensions, or replicates all."""
     op = OPS[name]
     tensors = op.tensors(size, torch.float64, mesh.device_type)
     plain = leaves(tensors)
@@ -143,7 +143,7 @@ def placements_of_products(mesh):
 
 
 def recurrent_batches(mesh):
-    """A sharded batch stays sharded, forward and backward."""
+    """A sharded batch stays sharded, in forward and backward."""
     for name, places in (
         ("lltm", [Shard(1), Shard(0), Shard(0), Replicate(), Replicate()]),
         ("lltm_cell", [Shard(0), Replicate(), Replicate(), Shard(0), Shard(0)]),
@@ -159,7 +159,7 @@ def recurrent_batches(mesh):
             for t, p in zip(tensors, places, strict=True)
         )
         got = op(*args)
-        with torch.no_grad():  # another op of the dispatcher's
+        with torch.no_grad():  # the dispatcher calls another op
             inferred = op(*args)
         for results in (got, inferred):
             assert all(r.placements[0].is_shard() for r in results)
@@ -191,7 +191,7 @@ def recurrent_batches(mesh):
 
 
 def rows_that_are_flattened(mesh):
-    """Nothing that is sharded evenly is gathered."""
+    """Evenly sharded rows are not gathered."""
     for shape, place, kept in [
         ((4, 3, 2), Shard(0), Shard(0)),
         ((3, 4, 2), Shard(1), Shard(0)),
@@ -266,7 +266,7 @@ def data_parallel(mesh, compiled):
 
 
 def fully_sharded(mesh, mixed, by_cell, bias):
-    """From parameters without values, layer by layer or by what these are made of."""
+    """From parameters without values, one layer or one of its cells at a time."""
     dtype = torch.float32 if mixed else torch.float64
     plain, x = Model(dtype, bias), batch(dtype)
     with torch.device("meta"):
@@ -287,7 +287,7 @@ def fully_sharded(mesh, mixed, by_cell, bias):
 
 
 def saved_and_loaded(mesh, folder):
-    """A checkpoint of sharded parameters, loaded into a model that is sharded otherwise."""
+    """A checkpoint of sharded parameters, loaded into a model with another sharding."""
     model, x = Model(), batch()
     fully_shard(model, mesh=mesh)
     want = whole_parameters(model)

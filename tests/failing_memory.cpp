@@ -1,5 +1,5 @@
-// Loaded before the C library: allocation number n of torch's allocator on the CPU fails. Not those
-// of libraries within torch: oneDNN writes to what it was not given.
+// Loaded before the C library: makes allocation number n of torch's CPU allocator fail. Allocations
+// of libraries inside torch do not fail, because oneDNN would write to memory it did not get.
 #include <dlfcn.h>
 
 #include <cerrno>

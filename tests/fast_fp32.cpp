@@ -1,5 +1,5 @@
-// fast_fp32 on the CPU, where nothing gains by it: a product of plain loops stands for ours, so
-// that everything about the switch but the GPU's kernels is tested on any machine.
+// fast_fp32 on the CPU, where it gains nothing. A product of plain loops replaces ours, so that
+// everything about the switch except the GPU's kernels is tested on any machine.
 #include "fast_fp32.h"
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>

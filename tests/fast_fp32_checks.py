@@ -1,6 +1,7 @@
-"""What test_fast_fp32.py has run in a process of its own, whose kernels of torch stay overridden.
+"""Checks that test_fast_fp32.py runs in their own process, where torch's kernels stay overridden.
 
-On the CPU the kernels are those of fast_fp32.cpp, at the path in FAST_FP32_MODULE; else CUDA's own.
+On the CPU the kernels are those of fast_fp32.cpp, at the path in FAST_FP32_MODULE; otherwise they
+are CUDA's own.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from my_ops import _fast_fp32
 MODULE = os.environ.get("FAST_FP32_MODULE")
 DEVICE = "cpu" if MODULE else "cuda"
 KEY = DEVICE.upper()
-# Of |a| @ |b|: ten times what is seen, and a tenth of what TF32 leaves.
+# Relative to |a| @ |b|: ten times the largest error seen, and a tenth of TF32's.
 LIMIT = 2.0**-19
 M, N, K = (160, 168, 176) if MODULE else (1024, 1024, 1024)
 BATCH = 2 if MODULE else 4
@@ -32,7 +33,7 @@ TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two C
 
 
 def wrong_calls():
-    """Calls that torch refuses, and what it says."""
+    """Calls that torch refuses, and its messages."""
     a, b = torch.randn(M, K, device=DEVICE), torch.randn(K, N, device=DEVICE)
     batched = torch.randn(BATCH, M, K, device=DEVICE)
     return {
@@ -92,7 +93,7 @@ def counts():
 
 @contextlib.contextmanager
 def takes(*ops):
-    """Inside, our kernels compute the products of these ops."""
+    """In this context our kernels compute the products of these ops."""
     before = counts()
     yield
     found = [
@@ -109,7 +110,7 @@ def left(reason):
 
 @contextlib.contextmanager
 def leaves(reason, times):
-    """Inside, torch's kernels compute the products, so many of them for that reason."""
+    """In this context torch's kernels compute the products: this many, for this reason."""
     with takes():
         before = left(reason)
         yield
@@ -400,10 +401,10 @@ def test_beside_an_override_made_later():
 
 
 @pytest.mark.skipif(**NO_INDUCTOR)
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # not allowed here, says Inductor
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # Inductor suggests allowing them
 def test_compiled_code_asks_when_it_runs():
     def mlp(x, weight, bias):
-        # Nothing follows addmm: Inductor would make a product and a sum of it.
+        # Nothing follows addmm, because Inductor would turn it into a product and a sum.
         return torch.addmm(bias, torch.relu(x @ weight), weight)
 
     x, weight, bias = randn(M, K), randn(K, K), randn(K)

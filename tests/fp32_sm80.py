@@ -1,5 +1,5 @@
-"""The float product of compute capability 8.0 on any later GPU, where few plans take it: its
-sources, compiled here."""
+"""The float product of compute capability 8.0, for tests on later GPUs, where few plans take it.
+Its sources are compiled here."""
 
 import ctypes
 import functools
@@ -57,7 +57,7 @@ def _library():
 
 
 def gemm_fp32_sm80(a, b, shared_bytes=163 * 1024):
-    """a @ b of float matrices, as on a device with that much shared memory a block."""
+    """a @ b of float matrices, as on a device with this much shared memory per block."""
     (m, k), n = a.shape, b.shape[1]
     out = torch.empty(m, n, device=a.device)
     if out.numel() == 0:

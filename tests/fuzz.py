@@ -1,11 +1,11 @@
-"""Random calls of every op and layer, each judged by its specification in float64.
+"""Random calls of every op and layer, each compared with its specification in float64.
 
     python tests/fuzz.py --seconds 60
     python tests/fuzz.py --seconds 3600 --seed 7 --output benchmarks/results/fuzz-nvidia-h200.json
 
-Ends with an error where a result is wrong, and prints the lines of Python that repeat it. Bounds
-are those of fuzzing/judge.py and precision.py. A product beyond its bound is wrong where torch's
-own, on the same device, is nearer; all such products are counted.
+If a result is wrong, it prints the lines of Python that repeat it, and ends with an error. Bounds
+are those of fuzzing/judge.py and precision.py. A product beyond its bound is wrong if torch's own,
+on the same device, is nearer to the exact result. All products beyond their bounds are counted.
 """
 
 import argparse
@@ -26,9 +26,9 @@ import measure
 import torch
 from fuzzing.run import draw, examine, lines, run
 
-TOGETHER = 64  # cases whose errors are read at a time: reading one waits for the GPU
-SHOWN = 5  # wrong cases that are printed, and repeated
-M_PERTURB = -6  # of glibc's malloc.h: the byte to fill with, inverted
+TOGETHER = 64  # errors are read for this many cases at a time: reading one waits for the GPU
+SHOWN = 5  # wrong cases that are printed and repeated
+M_PERTURB = -6  # in glibc's malloc.h: the byte to fill with, inverted
 
 
 class Fuzz:
@@ -38,11 +38,11 @@ class Fuzz:
         self.device = device
         self.choose = random.Random(f"{device} {seed}")
         self.calls = Counter()  # by op and kind
-        self.beyond = []  # of what is allowed, and nearer than torch's
+        self.beyond = []  # beyond the bound, but nearer than torch's
         self.wrong = []
 
     def some(self):
-        """Draws and judges ``TOGETHER`` cases."""
+        """Draws ``TOGETHER`` cases, and checks them."""
         torch.manual_seed(self.choose.randrange(1 << 31))
         judged = []
         for _ in range(TOGETHER):
@@ -51,7 +51,7 @@ class Fuzz:
                 found = run(case)
             except Exception as error:
                 self.report(case)
-                if "CUDA error" in str(error):  # of this case or one before it, and the end of all
+                if "CUDA error" in str(error):  # from this case or an earlier one; it is final
                     print("The cases before it:", *(lines(c) for c, _ in judged), sep="\n\n")
                     raise
                 continue
@@ -90,7 +90,7 @@ class Fuzz:
 
 
 def repeats(case):
-    """Whether the printed lines, in a process of their own, find it wrong."""
+    """Whether the printed lines, run in their own process, find the case wrong."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
         script.write(lines(case))
         script.flush()
@@ -107,7 +107,7 @@ def main():
     parser.add_argument("--output", type=Path, help="a JSON file for the counts")
     options = parser.parse_args()
     seed = random.randrange(1 << 31) if options.seed is None else options.seed
-    # As in conftest.py: what no kernel wrote is NaN.
+    # As in conftest.py: elements that no kernel wrote are NaN.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     ctypes.CDLL(None).mallopt(M_PERTURB, 0x100)

@@ -1,10 +1,9 @@
-// Reads questions, one a line, and answers each with what the package would launch: test_plan.py.
+// Reads one question per line, and answers with what the package would launch: see test_plan.py.
 //   gemm DEVICE WIDTH OUT_WIDTH BATCH M N K A_LAYOUT B_LAYOUT OUT_LAYOUT FOLLOWED HIGH TF32 PACKED
 //   lltm, lstm or gru DEVICE BACKWARD WIDTH BATCH HIDDEN
-//   packs DEVICE N K            1 where products gain by a packed weight
-// DEVICE: major, minor, multiprocessors, shared memory of a block, L2 cache, code, Hopper code.
-// Answers to the first two: kernel, code, shared memory, cluster, blocks that run at once. WIDTH:
-// bytes of a type.
+//   packs DEVICE N K            1 if products gain from a packed weight
+// DEVICE: major, minor, SMs, shared memory of a block, L2 cache, code, Hopper code. WIDTH: bytes of
+// a type. Answers to the first two: kernel, code, shared memory, cluster, blocks that run at once.
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -33,7 +32,7 @@ void answer(const char* kernel, const Needs& needs = {}) {
 }
 
 template <typename T>
-T* address() {  // aligned, and never followed
+T* address() {  // aligned, and never dereferenced
   return reinterpret_cast<T*>(uintptr_t{1} << 20);
 }
 

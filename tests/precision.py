@@ -1,24 +1,27 @@
-"""How exact results and gradients of the recurrent ops are: bounds, sizes, and the comparison."""
+"""How accurate results and gradients of the recurrent ops must be: bounds, sizes, the
+comparison."""
 
 import contextlib
 import math
 
 import torch
 
-# Times the root of how many terms a result sums, over all steps: float64's share of the largest.
+# Relative to the largest result, times the root of the number of terms in a sum over all steps.
 FLOAT64_LIMIT = 2.0**-51
 
-# float32 may be at most this much worse than the reference run in float32, plus the rounding of a
-# sum over the rows of all steps, which grows with the root of their number and which the reference
-# makes one sum a step.
+# The error in float32 may be at most this many times that of the reference run in float32, plus the
+# rounding of a sum over the rows of all steps. That rounding grows with the root of their number;
+# the reference has one such sum per step.
 FLOAT32_SHARE = 2.0
 FLOAT32_FLOOR = 2.0**-22
-# The 16-bit types are not worse than the reference run in the same type, up to chance: which of the
-# two has the worst single element, and all of a problem of a few elements.
+# The 16-bit types are not worse than the reference run in the same type, up to chance. Chance
+# decides which of the two has the worst single element, and decides all in a problem of a few
+# elements.
 SIXTEEN_BIT_MEAN = 1.1
 SIXTEEN_BIT_WORST = 1.5
-# LSTM and GRU round more often on the way than LLTM, whose bounds those above are: the excess over
-# the reference may be this many times as large, at most twice the most of 60 seeds and small sizes.
+# LSTM and GRU round more often on the way than LLTM, for which the bounds above are. Their excess
+# over the reference may be this many times as large: at most twice the largest for 60 seeds and
+# small sizes.
 MORE_ROUNDINGS = {torch.float64: 4.0, torch.float32: 6.0, torch.float16: 15.0, torch.bfloat16: 15.0}
 
 CELL_SIZES = [  # batch, inputs, hidden
@@ -34,15 +37,15 @@ SEQUENCE_SIZES = [
     (5, 3, 4, 7),
     (17, 31, 33, 9),
     (40, 8, 64, 128),
-    (3, 5, 40, 300),  # weights of more than the 1 MiB up to which the CPU runs all steps in one go
-    # rows from which CUDA runs 16-bit types a step at a time: backward, and forward too
+    (3, 5, 40, 300),  # weights above 1 MiB, up to which the CPU runs all steps in one call
+    # rows from which CUDA runs 16-bit types one step at a time: in backward, and in forward too
     (2, 200, 8, 600),
     (2, 260, 8, 600),
 ]
 
 
 def errors(got, want):
-    """Elementwise errors of each result, absolute where values are below 1 and relative above."""
+    """Elementwise errors of each result: absolute for values below 1, relative above."""
     found = []
     for ours, exact in zip(got, want, strict=True):
         assert ours.shape == exact.shape
@@ -69,7 +72,8 @@ def with_gradients(function, tensors, grads):
 
 @contextlib.contextmanager
 def yardstick_threads():
-    """torch's products round otherwise with other numbers of threads: here the same everywhere."""
+    """torch's products round differently with other numbers of threads; here the number is
+    fixed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -77,13 +81,14 @@ def yardstick_threads():
 
 
 def float64_limit(terms, exact, more=1.0):
-    """Of results equal but for the order of sums of ``terms``: by the largest, and at least 1."""
+    """For results that differ only in the order of sums of ``terms``: relative to the largest or
+    1."""
     size = exact.abs().max().clamp(min=1).item() if exact.numel() else 1.0
     return more * FLOAT64_LIMIT * math.sqrt(1 + terms) * size
 
 
 def terms_of(tensors):
-    """How many terms a result of the op sums, over all steps."""
+    """How many terms an op sums for a result, over all steps."""
     input = tensors[0]
     hidden = tensors[-1 if input.dim() == 2 else 1].shape[1]
     return input.shape[:-2].numel() * (input.shape[-1] + hidden)
@@ -100,21 +105,21 @@ def _share(error, allowed):
 
 
 def shares(ours, plain, dtype, rows, more=1.0):
-    """Of every result's errors, as a share of what is allowed: ``plain`` are those of the reference
-    run in ``dtype``, ``rows`` are those of all steps."""
+    """The errors of every result as a share of what is allowed. ``plain`` are the results of the
+    reference run in ``dtype``; ``rows`` is the number of rows of all steps."""
     floor = more * FLOAT32_FLOOR * math.sqrt(rows)
     for error, theirs in zip(ours, plain, strict=True):
         if dtype == torch.float32:
             yield _share(error.max().item(), FLOAT32_SHARE * theirs.max().item() + floor)
             continue
-        rounding = more * torch.finfo(dtype).eps / 2  # of the result, which luck may spare theirs
+        rounding = more * torch.finfo(dtype).eps / 2  # the result's; the reference's may be 0
         yield _share(error.max().item(), SIXTEEN_BIT_WORST * theirs.max().item() + rounding)
         mean, their_mean = root_mean_square(error), root_mean_square(theirs)
         yield _share(mean, SIXTEEN_BIT_MEAN * their_mean + rounding / math.sqrt(error.numel()))
 
 
 def check_precision(function, oracle, tensors, of_lltm=True):
-    """Results and gradients of ``function`` against ``oracle`` in float64."""
+    """Compares results and gradients of ``function`` with ``oracle`` in float64."""
     dtype = tensors[0].dtype
     more = 1.0 if of_lltm else MORE_ROUNDINGS[dtype]
     double = [t.double() for t in tensors]

@@ -1,4 +1,4 @@
-"""What the test files share: dtypes, error measures and limits, data, one call of every op."""
+"""What the test files share: dtypes, error measures and limits, data, and a call of every op."""
 
 import sysconfig
 from collections.abc import Callable
@@ -22,13 +22,13 @@ NO_INDUCTOR = {  # arguments of pytest.mark.skipif
 FLOATING = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SIXTEEN_BIT = [torch.float16, torch.bfloat16]
 SIGNED_OR_BYTE = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]  # torch promotes these with nothing else
+UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]  # torch promotes these with no other type
 INTEGERS = SIGNED_OR_BYTE + UNSIGNED
 NOT_REAL = [torch.bool, torch.complex64]
 
 ACTIVATIONS = [None if name == "none" else name for name in reference.ACTIVATIONS]
 
-# Units in the last place of a 16-bit result: one rounding, of what was computed in float32.
+# Units in the last place of a 16-bit result with a single rounding, from float32.
 ROUNDED_ONCE = 0.51
 
 # Largest |got - a @ b| / (|a| @ |b|) of one element, by the type of the arithmetic: four roundings.
@@ -46,14 +46,13 @@ def half_ulp(dtype: torch.dtype) -> float:
 
 
 def ulps(got: Tensor, want: Tensor, scale: Tensor | None = None) -> float:
-    """Worst distance of finite elements, in units of the last place that ``got``'s dtype has at the
-    size of ``want`` (or of ``scale``, where that is larger). Infinities and NaN must match.
-    """
+    """Worst distance of finite elements, in units of the last place of ``got``'s dtype at the size
+    of ``want`` (or of ``scale``, if that is larger). Infinities and NaN must match."""
     info = torch.finfo(got.dtype)
     size = want.abs() if scale is None else torch.maximum(want.abs(), scale.abs())
     _, exponent = torch.frexp(size.clamp(min=info.tiny))
     ulp = info.eps * 2.0 ** (exponent.double() - 1)
-    rounded = want.to(got.dtype)  # beyond the largest number this is infinity, in either
+    rounded = want.to(got.dtype)  # beyond the largest number this is infinity, for both
     finite = rounded.isfinite()
     torch.testing.assert_close(got[~finite], rounded[~finite], rtol=0, atol=0, equal_nan=True)
     distance = (got.double() - want)[finite].abs() / ulp[finite]
@@ -67,7 +66,7 @@ def exact_d_sigmoid(z: Tensor) -> Tensor:
 
 
 def gemm_excess(got: Tensor, a: Tensor, b: Tensor) -> float:
-    """The worst element's error as a share of what is allowed: one bad element is enough."""
+    """The worst element's error as a share of what is allowed; one bad element is enough."""
     a64, b64 = a.double(), b.double()
     want = a64 @ b64
     size = a64.abs() @ b64.abs()
@@ -81,7 +80,7 @@ def gemm_excess(got: Tensor, a: Tensor, b: Tensor) -> float:
 
 
 def values(dtype: torch.dtype, size: int, device: str = "cpu") -> Tensor:
-    """Normally distributed over a few magnitudes; integers over their whole range."""
+    """Normally distributed over a few magnitudes. Integers cover their whole range."""
     if dtype.is_floating_point:
         wide = torch.randn(size, dtype=torch.float64) * 4.0 ** torch.randint(-4, 3, (size,))
         return wide.to(dtype).to(device)
@@ -89,7 +88,7 @@ def values(dtype: torch.dtype, size: int, device: str = "cpu") -> Tensor:
 
 
 def special(dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros, subnormals, the largest numbers, infinities, NaN, and where exp has its ends."""
+    """Zeros, subnormals, the largest numbers, infinities, NaN, and the ends of exp's range."""
     info = torch.finfo(dtype)
     subnormal = info.tiny * info.eps
     magnitudes = [0.0, subnormal, 3 * subnormal, info.tiny, info.eps, 0.25, 0.5, 1.0, 17.0, 88.0]
@@ -99,7 +98,7 @@ def special(dtype: torch.dtype, device: str) -> Tensor:
 
 
 def layouts(device: str) -> dict[str, Tensor]:
-    """Views that are not contiguous, or not from the start of their memory."""
+    """Views that are not contiguous, or do not start at the start of their memory."""
     base = torch.randn(6, 5, 4, 3, device=device)
     return {
         "transposed": base.transpose(0, 2),
@@ -114,14 +113,14 @@ def layouts(device: str) -> dict[str, Tensor]:
         "column": base.view(30, 12)[:, 5],
         "empty-transposed": base[:0].transpose(0, 1),
         "moved-and-sliced": base.movedim(1, -1)[..., 2:],
-        "negated": torch.complex(base, base).conj().imag,  # torch's views with minus signs
+        "negated": torch.complex(base, base).conj().imag,  # torch's views with the negative bit
     }
 
 
 def lltm_inputs(
     steps: int | None, batch: int, inputs: int, hidden: int, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, ...]:
-    """Arguments of lltm; of lltm_cell where ``steps`` is None."""
+    """Arguments of lltm, or of lltm_cell if ``steps`` is None."""
     shapes = {
         "input": (batch, inputs) if steps is None else (steps, batch, inputs),
         "weights": (3 * hidden, hidden + inputs),
@@ -140,7 +139,7 @@ def lltm_inputs(
     return tuple(drawn[name].to(dtype).to(device) for name in order)
 
 
-# The cells with the parameters of torch's, by name.
+# The cells with torch's parameters, by name.
 OF_TORCH = {cell.name: cell for cell in CELLS if isinstance(cell.weights, TwoMatrices)}
 
 
@@ -153,7 +152,7 @@ def recurrent_inputs(
     dtype: torch.dtype,
     device: str,
 ) -> tuple[Tensor, ...]:
-    """Arguments of one of OF_TORCH, biases included; of NAME_cell where ``steps`` is None."""
+    """Arguments of one of OF_TORCH, with biases; of NAME_cell if ``steps`` is None."""
     cell, scale = OF_TORCH[name], 1.0 / max(hidden, 1) ** 0.5
     rows = cell.gates * hidden
     states = [torch.randn(batch, hidden, dtype=torch.float64) for _ in cell.states]
@@ -168,12 +167,12 @@ def recurrent_inputs(
 
 @dataclass(frozen=True)
 class Op:
-    """One way to call an op: tensors(size, dtype, device) are its tensor arguments."""
+    """One way to call an op. tensors(size, dtype, device) returns its tensor arguments."""
 
     name: str
     call: Callable[..., Any]
     reference: Callable[..., Any]
-    overload: Any  # of torch.ops.my_ops
+    overload: Any  # in torch.ops.my_ops
     tensors: Callable[[int, torch.dtype, str], tuple[Tensor, ...]]
     arguments: Callable[..., tuple[Any, ...]] = lambda *tensors: tensors  # of the overload
     dtypes: tuple[torch.dtype, ...] = tuple(FLOATING)
@@ -220,12 +219,12 @@ def _layer(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
 
 
 def _lengths(h0: Tensor) -> Tensor:
-    """Of _layer's 3 steps: none, some and all."""
+    """For _layer's 3 steps: none, some and all."""
     return h0.new_ones(h0.shape[:-1], dtype=torch.int64).cumsum(-1) % 4
 
 
 def _reset(input: Tensor, h0: Tensor) -> Tensor:
-    """Of _layer's 3 steps: at a third of the steps of each row, its first among them for some."""
+    """For _layer's 3 steps: a third of each row's steps, for some rows including the first."""
     t = input.new_ones(input.shape[:-1], dtype=torch.int64).cumsum(-2)
     row = h0.new_ones(h0.shape[:-1], dtype=torch.int64).cumsum(-1).unsqueeze(-2)
     return (t + row) % 3 == 0

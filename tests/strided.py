@@ -1,4 +1,4 @@
-"""Layouts in memory as Hypothesis draws them, and the comparison of real and fake metadata."""
+"""Memory layouts for Hypothesis to draw, and the comparison of real and fake metadata."""
 
 import torch
 from hypothesis import strategies as st
@@ -10,8 +10,9 @@ ODD = st.sampled_from([None, None, 0, 1, 7])  # strides of a dimension of size 1
 
 @st.composite
 def layouts(draw, shape, repeats=True):
-    """How to build a tensor of ``shape``: order in memory, steps, offsets, repeated dimensions, and
-    strides of dimensions of size 1. Dense orders are as frequent as others, channels-last too."""
+    """How to build a tensor of ``shape``: memory order, steps, offsets, repeated dimensions, and
+    strides of dimensions of size 1. Dense orders, including channels-last, are as frequent as
+    others."""
     dims = len(shape)
     each = lambda values: draw(st.lists(values, min_size=dims, max_size=dims))  # noqa: E731
     kinds = ["contiguous", "channels last", "permuted", "strided", *["expanded"] * repeats]
@@ -51,7 +52,7 @@ def metadata(results):
 
 
 def check_metadata(function, tensors):
-    """The fake kernel says of shape, strides, dtype and device what the real one does."""
+    """The fake kernel returns the real one's shape, strides, dtype and device."""
     results = as_tuple(function(*tensors))
     with FakeTensorMode() as mode:
         fakes = as_tuple(function(*(mode.from_tensor(t) for t in tensors)))

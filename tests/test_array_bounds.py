@@ -1,6 +1,5 @@
-"""No op writes beyond its arrays: every op at many sizes, forward and backward, under glibc's
-checked malloc, which ends the process that frees an array behind whose end something was written.
-"""
+"""No op writes beyond its arrays: every op at many sizes, forward and backward, with glibc's
+checked malloc, which ends a process that frees an array after something was written behind it."""
 
 import os
 import signal
@@ -35,9 +34,9 @@ BYTE_BEYOND = """
 
 
 def run_checked(script):
-    """In a process whose malloc marks the byte behind every array, and looks for it in free.
+    """Runs in a process whose malloc marks the byte after every array, and checks it in free.
 
-    On one thread and without a GPU: the checks take time and hold a lock.
+    On one thread and without a GPU, because the checks take time and hold a lock.
     """
     start = "import ctypes, torch, samples, my_ops\n"
     malloc = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}

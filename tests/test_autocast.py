@@ -1,4 +1,5 @@
-"""Autocast: products in the ambient dtype, elementwise ops in their arguments'; GradScaler."""
+"""Autocast: products run in autocast's dtype, elementwise ops in that of their arguments;
+GradScaler."""
 
 import contextlib
 import gc
@@ -90,7 +91,7 @@ aten = torch.ops.aten
 
 
 class Casts(TorchDispatchMode):
-    """Of each tensor that was cast, how often, and the casts as long as something holds them."""
+    """Counts the casts of each tensor, and holds weak references to them."""
 
     def __init__(self):
         super().__init__()
@@ -118,14 +119,14 @@ MODES = {
 @pytest.mark.parametrize(**named(PRODUCTS))
 def test_a_weight_is_cast_once_in_a_region(op, mode, device):
     weights = leaves(op.tensors(3, torch.float32, device))
-    with MODES[mode]():  # with gradients, linear rounds the input of its activation to keep it
+    with MODES[mode]():  # with gradients, linear rounds its activation's input to save it
         want = op(*(w.to(torch.bfloat16) for w in weights))
     with Casts() as casts, MODES[mode]():
         for region in (1, 2):
             with torch.autocast(device, torch.bfloat16):
                 for _ in range(3):
                     got = op(*weights)
-                with torch.autocast(device, torch.float16):  # another cast, kept beside the first
+                with torch.autocast(device, torch.float16):  # another cast, kept with the first
                     op(*weights)
                 op(*weights)
             assert casts.of(weights) == [2 * region] * len(weights)
@@ -148,7 +149,7 @@ def test_what_is_no_weight_is_cast_in_each_call(op, device):
 
 
 def test_the_cache_may_be_switched_off(device):
-    """As torch asks of who captures a CUDA graph in a region."""
+    """torch asks for this when a CUDA graph is captured in a region."""
     x, weight = torch.randn(2, 3, device=device), torch.randn(4, 3, device=device)
     weight.requires_grad_()
     with Casts() as casts:
@@ -169,7 +170,7 @@ def test_the_cache_may_be_switched_off(device):
 
 
 def test_a_gradient_flows_through_the_one_cast(device):
-    """As through torch's own: 16-bit gradients of all uses are summed, then cast."""
+    """As in torch's own casts: 16-bit gradients of all uses are summed, then cast."""
     xs = torch.randn(3, 5, 4, device=device)
     found = []
     for product in (my_ops.gemm, torch.mm):
@@ -185,7 +186,8 @@ def test_a_gradient_flows_through_the_one_cast(device):
 
 
 def test_a_changed_weight_is_cast_again(device):
-    """In place, by an optimizer, and by a cell's reset: torch's own products take the old cast."""
+    """Changed in place, by an optimizer or a cell's reset. torch's own products use the old
+    cast."""
     x = torch.randn(2, 3, device=device)
     weight = torch.randn(4, 3, device=device, requires_grad=True)
     optimizer = torch.optim.SGD([weight], 0.5)
@@ -228,7 +230,7 @@ def test_a_weight_that_is_gone_leaves_no_cast_to_the_next(device):
 
 
 def test_regions_of_several_threads(device):
-    """The end of one thread's region must not spoil another's."""
+    """The end of one thread's region must not affect another's."""
     x = torch.randn(2, 3, device=device)
     weight = torch.randn(4, 3, device=device, requires_grad=True)
     want, wrong = my_ops.linear(x.bfloat16(), weight.bfloat16()), []
@@ -252,7 +254,7 @@ def test_regions_of_several_threads(device):
 
 @pytest.mark.parametrize("around", ["grad", "vmap", "compile", "trace", "checkpoint"])
 def test_weights_of_a_transform_are_cast_in_it(around, device):
-    """A cast of a transform does not outlive it; a graph has no cast of another run in it."""
+    """A cast made in a transform does not outlive it, and a graph has no cast from another run."""
     x = torch.randn(2, 3, device=device)
     layer = my_ops.nn.LinearActivation(3, 4, activation="silu").to(device)
     twice = torch.nn.Sequential(layer, my_ops.nn.Linear(4, 3).to(device), layer)
@@ -306,7 +308,7 @@ def test_casts_of_a_fake_mode_do_not_leave_it(device):
 
 
 def test_a_layer_casts_its_parameters_once(device):
-    """Over the steps of a sequence, as torch.nn.LSTMCell does."""
+    """Once for all steps of a sequence, as torch.nn.LSTMCell does."""
     x = torch.randn(5, 2, 3, device=device)
     cells = my_ops.nn.LLTMCell(3, 4).to(device), torch.nn.LSTMCell(3, 4).to(device)
     linear = my_ops.nn.LinearActivation(3, 4, activation="gelu").to(device)
@@ -325,7 +327,7 @@ def test_a_layer_casts_its_parameters_once(device):
 
 
 def test_training_with_a_gradient_scaler(device):
-    """float16 under autocast with scaled losses: the loss falls, an overflow skips the step."""
+    """float16 under autocast with scaled losses: the loss falls, and an overflow skips the step."""
     model = torch.nn.Sequential(
         my_ops.nn.LinearActivation(8, 16, activation="relu"), my_ops.nn.Linear(16, 1)
     ).to(device)

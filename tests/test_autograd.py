@@ -1,4 +1,4 @@
-"""Gradients of every op: numerically, under torch.func, TorchScript, torch.compile, and of out=."""
+"""Gradients of every op: numerically, with torch.func, TorchScript, torch.compile, and for out=."""
 
 import io
 import itertools
@@ -13,10 +13,10 @@ from torch.autograd import gradcheck, gradgradcheck
 import my_ops
 from my_ops import reference
 
-LIMIT = 2.0**-46  # of float64 results that went through another order of the same operations
-FLOAT32_LIMIT = 2.0**-19  # of float32 sums of a few products, and of fused compiled kernels
+LIMIT = 2.0**-46  # for float64 results of the same operations in another order
+FLOAT32_LIMIT = 2.0**-19  # for float32 sums of a few products, and for fused compiled kernels
 
-SIZES = [7, 9, 11]  # equal to no other size of an op: dynamic sizes that are equal share a symbol
+SIZES = [7, 9, 11]  # different from all other sizes of an op: equal dynamic sizes share a symbol
 
 SMOOTH = [op for op in DIFFERENTIABLE if op.smooth]
 
@@ -77,7 +77,7 @@ def test_forward_over_reverse(op, device):
 
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_gradient_on_the_dispatcher(op, device):
-    """torch.ops.my_ops.X and my_ops.X have one gradient."""
+    """torch.ops.my_ops.X and my_ops.X have the same gradient."""
     tensors = inputs(op, device)
     results = as_tuple(op.overload(*op.arguments(*tensors)))
     grads = [torch.randn_like(r) for r in results]
@@ -88,7 +88,7 @@ def test_gradient_on_the_dispatcher(op, device):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_recording_linear_changes_no_value(with_residual, activation, device):
-    """Recorded, the activation and the residual are applied apart from the product."""
+    """When recording, the activation and the residual are applied after the product."""
     shapes = (5, 3), (4, 3), (4,), (5, 4)
     x, weight, bias, residual = leaves(
         tuple(torch.randn(shape, dtype=torch.float64, device=device) for shape in shapes)
@@ -112,7 +112,7 @@ def test_no_graph_without_a_need(op, device):
 @pytest.mark.parametrize("needed", [False, True])
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_one_kernel_without_a_graph(op, needed, device):
-    """The op itself, not what it is made of where something is saved for backward."""
+    """The op itself runs, and not the ops that replace it when something is saved for backward."""
     seen = []
 
     class Record(torch.utils._python_dispatch.TorchDispatchMode):
@@ -187,7 +187,7 @@ def test_forward_over_reverse_without_a_graph(op, device):
         with forward_ad.dual_level():
             args = [forward_ad.make_dual(t, dt) for t, dt in zip(tensors, tangents, strict=True)]
             total = sum(r.sin().sum() for r in as_tuple(function(*args)))
-            graph = function is op.reference  # torch's silu has no tangent without
+            graph = function is op.reference  # torch's silu has no tangent without it
             grads = torch.autograd.grad(total, tensors, create_graph=graph)
             found.append([forward_ad.unpack_dual(g).tangent for g in grads])
     for ours, exact in zip(*found, strict=True):
@@ -216,9 +216,9 @@ def test_custom_add_gradient_has_the_dtype_of_its_argument(dtypes, device):
     **named([op for op in DIFFERENTIABLE if op.name not in ("add_one", "custom_add", "round_ste")])
 )
 def test_overwritten_arguments_are_noticed(op, device):
-    """Backward needs the arguments, or raises: it never computes with changed values."""
+    """Backward needs the arguments or raises; it never computes with changed values."""
     tensors = inputs(op, device)
-    copies = [t.clone() for t in tensors]  # no leaves: they may be written
+    copies = [t.clone() for t in tensors]  # not leaves, as they are written to
     results = op(*copies)
     with torch.no_grad():
         copies[0].zero_()
@@ -227,7 +227,7 @@ def test_overwritten_arguments_are_noticed(op, device):
 
 
 def duals(function, tensors, tangents):
-    """What ``function`` makes of tensors, some of which have a tangent, and its tangents."""
+    """The results of ``function`` for tensors, some of which have a tangent, and their tangents."""
     with forward_ad.dual_level():
         args = [
             t if dt is None else forward_ad.make_dual(t, dt)
@@ -239,7 +239,7 @@ def duals(function, tensors, tangents):
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("shapes", [((3, 1), (4,)), ((4,), (4,)), ((), (2, 3))])
 def test_custom_add_forward_ad_beside_integers(shapes, place, device):
-    """An integer operand has no tangent, and the tangent has the shape of the sum."""
+    """An integer operand has no tangent. The tangent has the shape of the sum."""
     tensors = [torch.randint(0, 9, shape, device=device) for shape in shapes]
     tensors[place] = tensors[place].double()
     tangents = [None, None]
@@ -260,7 +260,7 @@ def test_custom_add_forward_ad_beside_integers(shapes, place, device):
     **named([op for op in DIFFERENTIABLE if op.name in ("add_one", "round_ste")])
 )
 def test_in_place_on_a_dual_result_leaves_the_argument(op, device):
-    """Their tangent is the argument's, but no view of it."""
+    """Its tangent is that of the argument, but not a view of it."""
     x, tangent = torch.randn(3, device=device), torch.randn(3, device=device)
     before = tangent.clone()
     with forward_ad.dual_level():
@@ -313,7 +313,7 @@ def test_out_without_a_gradient_under_no_grad(device):
 
 
 def test_torchscript_of_the_ops(device):
-    """A scripted function of every op: saved, loaded, differentiated."""
+    """A scripted function with every op is saved, loaded and differentiated."""
 
     def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = torch.ops.my_ops.gemm(torch.ops.my_ops.add_one(x), w)
@@ -367,7 +367,7 @@ def compiled_like_eager(op, backend, device, sizes):
 def test_compile_to_one_graph(op, device):
     counter = CompileCounterWithBackend("aot_eager")
     compiled_like_eager(op, counter, device, SIZES)
-    assert counter.frame_count == 2  # one for all sizes with gradients, one for none
+    assert counter.frame_count == 2  # one for all sizes with gradients, one without
 
 
 @pytest.mark.skipif(**NO_INDUCTOR)

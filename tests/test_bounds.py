@@ -1,5 +1,5 @@
 """The bounds of the other files catch what they are for: a computation that rounds an intermediate
-result to 16 bits, and a 16-bit one that rounds twice. None of it uses the package's kernels."""
+result to 16 bits, and a 16-bit one that rounds twice. No kernel of the package is used."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The source build: what it needs, and the one paragraph it says when that is missing."""
+"""The source build: what it needs, and the paragraph it prints when that is missing."""
 
 import ast
 import os
@@ -31,7 +31,7 @@ def script(path, text):
 
 
 def toolkit(folder, version, *, compiles=True, code=GPU_CODE):
-    """A folder that looks like a CUDA toolkit, and whose nvcc answers as told."""
+    """A folder that looks like a CUDA toolkit, with an nvcc that answers as told."""
     (folder / "include").mkdir(parents=True)
     (folder / "include/cuda_runtime_api.h").touch()
     last = "exit 0" if compiles else 'echo "host_config.h: error: unsupported GNU version!"; exit 1'
@@ -41,7 +41,7 @@ def toolkit(folder, version, *, compiles=True, code=GPU_CODE):
 
 
 def build(tmp_path, torch="__version__ = '2.13.0'", **environment):
-    """Runs setup.py beside a stand-in for torch; returns what it says when it stops."""
+    """Runs setup.py with a stand-in for torch, and returns what it prints when it stops."""
     stand_in = tmp_path / "torch"
     stand_in.mkdir()
     (stand_in / "torch.py").write_text(torch)
@@ -64,7 +64,7 @@ def build(tmp_path, torch="__version__ = '2.13.0'", **environment):
 
 
 def machine(folder, *, system="Linux", venv=True):
-    """Settings under which Python believes to be on another machine."""
+    """Settings that make Python believe it is on another machine."""
     lines = [f"import platform, sys; platform.system = lambda: {system!r}"]
     lines += ["sys.modules['ensurepip'] = None"] * (not venv)
     (folder / "machine").mkdir()
@@ -136,7 +136,7 @@ def test_nvcc_unfit_for_the_compiler(tmp_path):
 def test_unknown_architecture(tmp_path):
     home = toolkit(tmp_path / "cuda", "12.6.20", code="sm_75 sm_80 sm_90")
     message = build(tmp_path, CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST="9.0a;10.0a+PTX")
-    assert "nvcc 12.6.20 does not know architecture 10.0a+PTX." in message
+    assert "nvcc 12.6.20 does not support architecture 10.0a+PTX." in message
 
 
 def test_another_release_than_asked(tmp_path):
@@ -147,7 +147,7 @@ def test_another_release_than_asked(tmp_path):
 
 def test_unknown_choice(tmp_path):
     message = build(tmp_path, MY_OPS_WITH_CUDA="yes")
-    assert message == "my_ops: MY_OPS_WITH_CUDA is 1, auto or 0, not 'yes'.\n"
+    assert message == "my_ops: MY_OPS_WITH_CUDA must be 1, auto or 0, got 'yes'.\n"
 
 
 def test_auto_falls_back_and_says_so(tmp_path, monkeypatch, capsys):
@@ -157,7 +157,7 @@ def test_auto_falls_back_and_says_so(tmp_path, monkeypatch, capsys):
 
 
 def test_auto_with_a_release_means_that_release(tmp_path):
-    """The wheel is named after it."""
+    """The wheel is named after the release."""
     home = toolkit(tmp_path / "cuda", "13.0.88")
     message = build(tmp_path, CUDA_HOME=str(home), MY_OPS_CUDA="12.9", MY_OPS_WITH_CUDA="auto")
     assert "MY_OPS_CUDA=12.9 asks for another nvcc than the one found: 13.0.88." in message
@@ -184,7 +184,7 @@ def test_names_of_architectures_are_torch_s(tmp_path, monkeypatch, text, wanted)
 def test_unknown_name_of_an_architecture(tmp_path, text):
     home = toolkit(tmp_path / "cuda", "13.0.88")
     message = build(tmp_path, CUDA_HOME=str(home), TORCH_CUDA_ARCH_LIST=f"8.0;{text}")
-    assert f"TORCH_CUDA_ARCH_LIST names '{text}', which is no architecture" in message
+    assert f"TORCH_CUDA_ARCH_LIST names '{text}', which is not an architecture" in message
     assert "Hopper" in message
 
 
@@ -239,14 +239,14 @@ def test_jobs_follow_memory(monkeypatch):
 def test_too_little_memory(monkeypatch):
     monkeypatch.setattr(preflight, "free_memory", lambda: preflight.GIB // 2)
     monkeypatch.setenv("MAX_JOBS", "1")
-    preflight.set_jobs()  # asked for
+    preflight.set_jobs()  # MAX_JOBS was set
     monkeypatch.delenv("MAX_JOBS")
     with pytest.raises(preflight.Unfit, match=r"0\.5 GiB of free memory is too little"):
         preflight.set_jobs()
 
 
 def test_ninja_beside_this_python_is_found(tmp_path, monkeypatch):
-    """As in `venv/bin/python -m pip`, where venv/bin is not on PATH."""
+    """As with `venv/bin/python -m pip`, when venv/bin is not on PATH."""
     ninja = script(tmp_path / "scripts/ninja", "echo 1.13")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(preflight.sysconfig, "get_path", lambda _: str(ninja.parent))
@@ -268,7 +268,8 @@ def test_native_means_the_gpus_of_this_machine(tmp_path, monkeypatch):
 
 
 # What pip installs for a build from source, by MY_OPS_CUDA and Python. torch's wheels on PyPI pin
-# the toolkit's release: 13.0 those of 2.13, 13.2 those of 2.15, which has none for Python 3.10.
+# the toolkit's release: 2.13's wheels pin 13.0, and 2.15's pin 13.2. 2.15 has no wheel for Python
+# 3.10.
 @pytest.mark.parametrize(
     ("asked", "python", "wanted"),
     [
@@ -296,7 +297,7 @@ def test_requirements_of_a_build(tmp_path, monkeypatch, asked, python, wanted):
     [("13.2", "==13.2.*"), ("13.0", "==13.0.*"), ("12.8", "==13"), (None, "==13")],
 )
 def test_make_keeps_the_cuda_runtime_of_the_installed_torch(tmp_path, monkeypatch, cuda, wanted):
-    """Its release of the compiler, else pip would put another runtime in place of torch's."""
+    """It takes that release of the compiler; otherwise pip would replace torch's runtime."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
@@ -307,7 +308,7 @@ def test_make_keeps_the_cuda_runtime_of_the_installed_torch(tmp_path, monkeypatc
 
 @pytest.fixture
 def copy(tmp_path):
-    """setup.py with what it imports, in a folder of its own."""
+    """setup.py and the files it imports, in a separate folder."""
     folder = tmp_path / "outer" / "copy"
     for name in ("setup.py", "tools/build", "pyproject.toml", "README.md", "LICENSE"):
         source, target = REPOSITORY / name, folder / name
@@ -329,7 +330,7 @@ def recorded_commit(folder, **environment):
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=folder,
-        # No bytecode: git, told to add all, would have it, and every checkout would change it.
+        # No bytecode: git would add it, and every checkout would change it.
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
         capture_output=True,
         text=True,
@@ -340,7 +341,7 @@ def recorded_commit(folder, **environment):
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_commit_is_that_of_this_source(copy):
-    """None in an unpacked sdist, also one inside another repository or built by a git hook."""
+    """None in an unpacked sdist, even inside another repository or if a git hook runs the build."""
     outer = copy.parent
     git(outer, "init", "-q")
     git(outer, "add", ".")
@@ -400,7 +401,7 @@ def test_make_names_an_old_python_and_a_full_disk(tmp_path, monkeypatch):
 
 
 def test_reasons_to_skip_are_counted(tmp_path, run_pytest):
-    """By the suite's conftest.py, in the one line that people read."""
+    """The suite's conftest.py counts them, in the one line that people read."""
     (tmp_path / "test_one.py").write_text(
         "import pytest\n"
         "@pytest.mark.parametrize('i', range(3))\n"
@@ -450,7 +451,7 @@ def test_free_memory_is_that_of_this_machine():
 
 
 def message(node):
-    """A message with ... for what varies."""
+    """A message, with ... for its variable parts."""
     if isinstance(node, ast.BinOp):
         return message(node.left) + message(node.right)
     if isinstance(node, ast.JoinedStr):
@@ -459,7 +460,7 @@ def message(node):
 
 
 def raised():
-    """Every message of installation, import, the report and a launch that cannot run."""
+    """Every message of installation, import, the report, and a launch that cannot run."""
     for name in ("tools/build/preflight.py", "my_ops/_library.py", "my_ops/_install_hint.py"):
         prefix = "my_ops: " if name.startswith("tools") else ""
         for node in ast.walk(ast.parse((REPOSITORY / name).read_text())):
@@ -478,7 +479,7 @@ def raised():
 def test_every_message_is_in_troubleshooting():
     page = (REPOSITORY / "docs/troubleshooting.md").read_text()
     keys = re.findall(r"^(?:### |\| )`(.*?)`(?=$| )", page, re.MULTILINE)
-    messages = [text for text in raised() if " " in text]  # the others are another's words
+    messages = [text for text in raised() if " " in text]  # the others are not our words
     assert len(messages) >= 20
     assert [text for text in messages if not any(key in text for key in keys)] == []
     assert [key for key in keys if not any(key in text for text in messages)] == []

@@ -1,4 +1,4 @@
-"""The C interface, through ctypes: values, limits, error codes."""
+"""The C interface, called through ctypes: values, limits, error codes."""
 
 import ctypes
 from pathlib import Path
@@ -22,7 +22,7 @@ def library():
 
 
 def call(library, op, device, arrays, sizes):
-    """The error code; everything queued is awaited."""
+    """Returns the error code, after waiting for all queued work."""
     function = getattr(library, f"my_ops_{device}_{op}")
     stream = [] if device == "cpu" else [pointer(torch.cuda.current_stream().cuda_stream)]
     pointers = [pointer(None if a is None else a.data_ptr()) for a in arrays]
@@ -79,7 +79,7 @@ def test_invalid_arguments(device, library):
 
 
 def test_more_than_a_launch_takes(cuda, library):
-    """Refused, not done in part; and not reported again."""
+    """The call is refused, not done in part. The error is not reported again."""
     out = torch.zeros(1024, device=cuda)
     wide = ((1 << 32) + 1) * 1024
     assert call(library, "fill_index", cuda, [out], [1, wide]) > 0

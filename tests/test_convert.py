@@ -1,4 +1,4 @@
-"""my_ops.convert: torch's layers of a model become ours, in place, and back."""
+"""my_ops.convert replaces torch's layers in a model by ours, in place, and undoes it."""
 
 import copy
 import pickle
@@ -93,7 +93,7 @@ def test_the_model_itself(kind):
 
 
 def test_training_goes_on():
-    """The optimizer made before still works: its state belongs to the parameters."""
+    """An optimizer made before still works, because its state belongs to the parameters."""
     found = []
     for converted in (False, True):
         torch.manual_seed(4)

@@ -1,4 +1,4 @@
-"""The C++ package: a program without Python finds it with CMake, links it and calls an op."""
+"""The C++ package: CMake finds it for a program without Python, which links it and calls an op."""
 
 import shutil
 import subprocess
@@ -68,7 +68,7 @@ NEEDS_CMAKE = pytest.mark.skipif(
 
 
 def build(folder, program, *prefixes, before=""):
-    """Compiles the program against the package; returns the command that runs it."""
+    """Compiles the program with the package, and returns the command that runs it."""
     (folder / "CMakeLists.txt").write_text(CMAKE.format(before=before))
     (folder / "main.cpp").write_text(program)
     prefix = ";".join(map(str, (my_ops.cmake_prefix_path, *prefixes)))
@@ -82,9 +82,9 @@ def build(folder, program, *prefixes, before=""):
 
 
 @NEEDS_CMAKE
-@pytest.mark.parametrize("layout", ["share/cmake", "."])  # of pip's torch, of libtorch's archive
+@pytest.mark.parametrize("layout", ["share/cmake", "."])  # pip's torch, and libtorch's archive
 def test_cmake_needs_no_cuda_toolkit(tmp_path, layout):
-    """torch's own package, in its CUDA builds, stops where there is no toolkit."""
+    """torch's own package, in CUDA builds, stops if there is no toolkit."""
     for name in ("include", "lib"):
         (tmp_path / "torch" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "torch" / name).symlink_to(Path(torch.__file__).parent / name)
@@ -134,7 +134,7 @@ def test_cmake_program(tmp_path):
     ]
     values = torch.tensor([float(value) for value in sums.split()])
     want = torch.stack([e.sum() for e in expected])
-    torch.testing.assert_close(values, want, rtol=1e-5, atol=0)  # six printed digits
+    torch.testing.assert_close(values, want, rtol=1e-5, atol=0)  # six digits are printed
     assert error == "gemm:"
     linked = subprocess.run(
         ["ldd", tmp_path / "build/consumer"], capture_output=True, text=True, check=True

@@ -12,11 +12,11 @@ from samples import DIFFERENTIABLE, FLOATING, as_tuple, gemm_excess, named, ulps
 import my_ops
 from my_ops import reference
 
-SLEEP_CYCLES = 20_000_000  # about 10 ms: longer than all launches of a test together
+SLEEP_CYCLES = 20_000_000  # about 10 ms, longer than all launches of a test together
 BEYOND_INT32 = (1 << 31) + 12_345
 SPARE_BYTES = 2 << 30
 D_SIGMOID_ULP = 4.0
-TRAINING_LIMIT = 2.0**-16  # of float32 parameters after a few steps of another kernel order
+TRAINING_LIMIT = 2.0**-16  # for float32 parameters after a few steps in another order
 
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
@@ -54,7 +54,7 @@ def assert_equal(got, want):
 
 @pytest.mark.parametrize(**CALLS)
 def test_side_stream(name, call, cuda):
-    """Inputs that arrive late, on a stream that is not the default one."""
+    """Inputs arrive late, on a stream that is not the default one."""
     function, tensors = call
     late = [t.to(cuda) for t in tensors]
     want = tuple(r.clone() for r in as_tuple(function(*late)))
@@ -91,7 +91,7 @@ def test_side_stream_backward(op, cuda):
 
 
 def test_two_layers_on_two_streams(cuda):
-    """Each wants the whole GPU: they take turns, and neither waits for ever."""
+    """Each layer wants the whole GPU. They take turns, and neither waits for ever."""
     layer = my_ops.nn.LLTM(64, 512, device="cuda")
     x = torch.randn(50, 16, 64, device="cuda")
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_two_layers_on_two_streams(cuda):
 
 
 def warm_up(function):
-    """Runs once on a side stream, as graph capture asks for."""
+    """Runs once on a side stream, as graph capture requires."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -131,7 +131,7 @@ def test_graph_capture_and_replay(name, call, cuda, captures):
 
 
 def test_graph_of_an_lltm_training_step(cuda, captures):
-    """The captured step trains as the eager one does, from the same weights on the same batches."""
+    """The captured step trains like the eager one, from the same weights on the same batches."""
     start = my_ops.nn.LLTM(5, 8, device=cuda).state_dict()
     shapes = (6, 4, 5), (6, 4, 8)
     batches = [[torch.randn(s, device=cuda) for s in shapes] for _ in range(3)]
@@ -208,13 +208,13 @@ def test_memory_is_given_back(name, call, cuda):
 
 @contextmanager
 def refusing_stream():
-    """A stream that refuses all work: a capture on it has been invalidated."""
+    """A stream that refuses all work, because a capture on it has been invalidated."""
     driver, stream = ctypes.CDLL("libcuda.so.1"), torch.cuda.Stream()
     handle, relaxed = ctypes.c_void_p(stream.cuda_stream), 2
-    torch.utils.deterministic.fill_uninitialized_memory = False  # which is work
-    torch.cuda.synchronize()  # refused itself while a stream captures
+    torch.utils.deterministic.fill_uninitialized_memory = False  # filling is work too
+    torch.cuda.synchronize()  # this is refused while a stream captures
     assert driver.cuStreamBeginCapture_v2(handle, relaxed) == 0
-    assert driver.cuStreamSynchronize(handle) != 0  # which invalidates it
+    assert driver.cuStreamSynchronize(handle) != 0  # this invalidates the capture
     try:
         with torch.cuda.stream(stream):
             yield
@@ -222,7 +222,7 @@ def refusing_stream():
         driver.cuStreamEndCapture(handle, ctypes.byref(ctypes.c_void_p()))
 
 
-REFUSED = {  # on Hopper, what each way of launching runs; the operands' dtype and shapes
+REFUSED = {  # on Hopper: what each way of launching runs, with the operands' dtype and shapes
     "map": (my_ops.custom_add, torch.float32, (65, 64), (65, 64)),
     "small": (my_ops.gemm, torch.float32, (65, 4), (4, 3)),
     "split": (my_ops.gemm, torch.float32, (640, 640), (640, 640)),
@@ -287,11 +287,11 @@ def test_two_gpus_are_not_mixed(cuda, rejects):
 
 @pytest.fixture
 def room(cuda):
-    """Skips where the GPU is too small; nothing else of this process may hold its memory."""
+    """Skips if the GPU is too small. Nothing else in this process may hold its memory."""
 
     def ask(nbytes):
         torch.utils.deterministic.fill_uninitialized_memory = (
-            False  # time, not safety, at this size
+            False  # it takes too long at this size
         )
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
@@ -303,7 +303,7 @@ def room(cuda):
 
 
 def spots(n):
-    """Indices around everything that could wrap, and the ends."""
+    """Indices around everything that could wrap, and at the ends."""
     edges = [0, 1, (1 << 30), (1 << 31) - 1, (1 << 31), (1 << 31) + 1, n - 2, n - 1]
     return torch.tensor([i for i in edges if i < n])
 
@@ -398,7 +398,7 @@ def test_large_lltm_cell(cuda, room):
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_cpu_and_cuda_agree_on_gradients(dtype, cuda):
-    """The formulas of both backends, over all ops, in one place."""
+    """The formulas of both backends are compared over all ops, in one place."""
     for op in DIFFERENTIABLE:
         if dtype not in op.dtypes:
             continue

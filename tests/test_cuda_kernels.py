@@ -1,4 +1,4 @@
-"""What the Hopper kernels promise beyond the general tests: large products, long sequences."""
+"""What the Hopper kernels promise beyond the general tests: large products and long sequences."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from test_gemm import linear_excess
 import my_ops
 from my_ops import reference
 
-# The worst element in units of the root mean square, after up to 200 steps.
+# The error of the worst element relative to the root mean square, after up to 200 steps.
 SEQUENCE_LIMIT = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
 
@@ -68,7 +68,7 @@ def test_linear_float32_few_rows(size, activation, cuda):
     assert linear_excess(got, x, weight, bias, activation, residual) <= 1
 
 
-# The kernels of small products: one thread for a sum, up to a whole block for it.
+# The kernels for small products: one thread per sum, up to a whole block per sum.
 
 SMALL = [  # m, k, n
     (10, 7, 4),
@@ -109,7 +109,7 @@ def operand(rows, columns, layout, dtype):
 @pytest.mark.parametrize("a_layout", ["contiguous", "transposed", "both-strides"])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_gemm_small_layouts(dtype, a_layout, b_layout, size, cuda):
-    """Into a view, of which nothing else may change."""
+    """The output is a view; nothing outside it may change."""
     m, k, n = size
     a, b = operand(m, k, a_layout, dtype), operand(k, n, b_layout, dtype)
     for shape, transposed in (((m + 2, n + 9), False), ((n + 9, m + 2), True)):
@@ -134,7 +134,7 @@ def test_gemm_small_batches(dtype, size, sizes, cuda):
 
 
 def test_gemm_small_long_batch(cuda):
-    """Longer than a launch's second and third dimension."""
+    """Longer than the second and third dimension of a launch can be."""
     a, b = torch.randn(70000, 2, 1, device=cuda), torch.randn(70000, 1, 3, device=cuda)
     assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
 
@@ -173,7 +173,7 @@ def test_gemm_small_repeats_bitwise(dtype, size, cuda):
     assert all(torch.equal(my_ops.gemm(a, b), first) for _ in range(50))
 
 
-# The kernel of compute capability 8.0, which no router takes on another GPU.
+# The kernel of compute capability 8.0, which the plan chooses on no other GPU.
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (128, 32, 128), (127, 131, 129), (300, 999, 200)])
@@ -186,7 +186,7 @@ def test_gemm_fp32_sm80_layouts(a_transposed, b_transposed, a_step, size, cuda):
     b = normal(n, k).mT if b_transposed else normal(k, n)
     got = gemm_fp32_sm80(a, b)
     assert gemm_excess(got, a, b) <= 1
-    # As on 8.6, 8.9 and 12.0.
+    # The shared memory of 8.6, 8.9 and 12.0.
     assert torch.equal(gemm_fp32_sm80(a, b, shared_bytes=99 * 1024), got)
 
 
@@ -204,7 +204,7 @@ def test_gemm_fp32_sm80_repeats_bitwise(cuda):
     assert all(torch.equal(gemm_fp32_sm80(a, a), first) for _ in range(100))
 
 
-# The 16-bit kernel, taken where rows are not whole 16-byte vectors and for layers.
+# The 16-bit kernel, used if rows are not whole 16-byte vectors, and for layers.
 
 HALF_SIZES = [  # m, k, n
     (512, 643, 520),
@@ -222,7 +222,7 @@ HALF_SIZES = [  # m, k, n
 @pytest.mark.parametrize("a_layout", ["contiguous", "transposed", "both-strides"])
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_gemm_half_layouts(dtype, a_layout, b_layout, size, cuda):
-    """Into a view, of which nothing else may change."""
+    """The output is a view; nothing outside it may change."""
     m, k, n = size
     a, b = operand(m, k, a_layout, dtype), operand(k, n, b_layout, dtype)
     whole = torch.full((m + 2, n + 9), 7.0, dtype=dtype, device="cuda")
@@ -271,13 +271,13 @@ def test_linear_half_epilogues(dtype, size, activation, cuda):
 @pytest.mark.parametrize("size", [(700, 512), (700, 513), (700, 1032)])  # m, k
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_linear_half_activations_keep_their_digits(dtype, size, activation, cuda):
-    """Where gelu and the like are small beside their argument as well."""
+    """Also where gelu and similar functions are small relative to their argument."""
     m, k = size
     x = torch.linspace(-9, 9, m * k, device=cuda).view(m, k).to(dtype)
     one = torch.eye(k, device=cuda, dtype=dtype)
     zero = torch.zeros(k, device=cuda, dtype=dtype)
     want = reference.activate(x.double(), activation)
-    fused = (dtype, activation) == (torch.bfloat16, "gelu_tanh")  # by cuBLAS
+    fused = (dtype, activation) == (torch.bfloat16, "gelu_tanh")  # cuBLAS fuses it
     smallest = 2.0**-18 if fused else 2.0**-25
     for bias in (None, zero):
         got = my_ops.linear(x, one, bias, activation=activation).double()
@@ -346,7 +346,7 @@ def test_linear_half_keeps_nan_and_repeats_bitwise(dtype, size, activation, cuda
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_linear_half_epilogue_warps(dtype, cuda):
-    """Two calls, checked in some rows: short enough for compute-sanitizer."""
+    """Two calls, checked in some rows only: short enough for compute-sanitizer."""
     m, k, n = 2800, 2048, 3064
     x, weight = normal(m, k).to(dtype), normal(n, k).div(8).to(dtype)
     residual, rows = normal(m, n).to(dtype), slice(0, m, 97)
@@ -430,7 +430,8 @@ SEQUENCES = [  # steps, batch, inputs, hidden
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("size", SEQUENCES)
 def test_lltm_long_sequences(size, dtype, cuda):
-    """Beside the reference in float64; weights small enough that the recurrence is not chaotic."""
+    """Compared with the reference in float64. The weights are small, so the recurrence is not
+    chaotic."""
     steps, batch, inputs, hidden = size
     bound = 0.25 * hidden**-0.5
     weights = torch.empty(3 * hidden, hidden + inputs, device="cuda").uniform_(-bound, bound)
@@ -453,7 +454,7 @@ def test_lltm_long_sequences(size, dtype, cuda):
 @pytest.mark.parametrize("hidden", [64, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lltm_ends_on_any_value(dtype, hidden, value, place, cuda):
-    """Blocks wait for each other's numbers: none may look like one that has not come yet."""
+    """Blocks wait for each other's numbers, so no number may look like one that has not arrived."""
     shapes = {"input": (20, 4, 8), "h0": (4, hidden), "c0": (4, hidden)}
     shapes |= {"weights": (3 * hidden, hidden + 8), "bias": (3 * hidden,)}
     tensors = {name: torch.randn(s, device="cuda").to(dtype) / 8 for name, s in shapes.items()}

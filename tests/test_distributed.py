@@ -1,5 +1,5 @@
-"""The ops over torch.distributed: two processes run what distributed_checks.py holds, with gloo on
-the CPU and, where there are two GPUs, with NCCL."""
+"""The ops with torch.distributed: two processes run the checks in distributed_checks.py, with gloo
+on the CPU and, if there are two GPUs, with NCCL."""
 
 import sys
 
@@ -13,7 +13,7 @@ if sys.platform == "win32" or not torch.distributed.is_available():
 
 import distributed_checks
 
-TIMEOUT = 120  # seconds for one check: a rank that waits for another must not hang the suite
+TIMEOUT = 120  # seconds per check: a rank that waits for another must not hang the suite
 
 DEVICES = ["cpu"] + ["cuda"] * (torch.cuda.device_count() >= distributed_checks.RANKS)
 

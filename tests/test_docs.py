@@ -1,4 +1,4 @@
-"""What the pages say of the plan, and their drawings, beside what would be written now."""
+"""What the pages say about the plan, and their drawings, must equal what would be written now."""
 
 import argparse
 import importlib
@@ -41,8 +41,22 @@ def test_some_plans_are_shown():
 
 @pytest.mark.parametrize("tool", ["which_kernel", "drawings"])
 def test_what_tools_write_is_current(tool):
-    """Else: python tools/which_kernel.py, or drawings.py."""
+    """If this fails, run python tools/which_kernel.py, or drawings.py."""
     files = importlib.import_module(tool).files()
     assert len(files) > 2
     for path, content in files.items():
         assert path.read_text() == content, path.name
+
+
+def test_gallery_shows_what_its_programs_draw():
+    programs = (REPOSITORY / "examples").glob("*.py")
+    drawing = {path.stem for path in programs if "plots.save(" in path.read_text()}
+    page = (REPOSITORY / "docs/gallery.md").read_text()
+    shown = re.findall(r"^!\[.+\]\(images/(.+)\.png\)$", page, re.MULTILINE)
+    assert len(shown) == 5
+    assert set(shown) == drawing
+    for name in drawing:
+        assert f"python examples/{name}.py" in page
+        image = (REPOSITORY / f"docs/images/{name}.png").read_bytes()
+        assert len(image) < 60_000
+        assert b"tEXt" not in image  # nothing of the machine that drew it

@@ -1,4 +1,4 @@
-"""What an op says where the driver or the build does not take its launch; no GPU is needed."""
+"""The error of an op if the driver or the build cannot run its launch; needs no GPU."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ int main(int, char** arguments) {
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory):
-    """What check_launch() says of a status."""
+    """What check_launch() says about a status."""
     try:
         home = preflight.find_toolkit().home
     except preflight.Unfit as unfit:
@@ -53,7 +53,7 @@ def launch(tmp_path_factory):
     subprocess.run([*command, f"-Wl,-rpath,{libraries}"], cwd=folder, check=True)
 
     def run(status):
-        # No driver is found: what the message says of the device is 0.0.
+        # No driver is found, so the device in the message is 0.0.
         done = subprocess.run(
             [folder / "main", str(status)],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},

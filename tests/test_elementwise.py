@@ -25,9 +25,9 @@ from my_ops import reference
 
 SIZES = [0, 1, 31, 1000, 4097, 1 << 20]
 
-# Limits in units of the last place of a float32 or float64 result: see ulp_limit. The reference
-# itself rounds in float64.
-SUM_ULP = 1.0  # two roundings of the arithmetic, or one of it and one of the stored result
+# Limits in units in the last place of a float32 or float64 result: see ulp_limit. The reference
+# rounds too, in float64.
+SUM_ULP = 1.0  # two roundings of the arithmetic, or one of it and one when the result is stored
 D_SIGMOID_ULP = 4.0
 D_SIGMOID_GRAD_ULP = 8.0  # exp, expm1, five products and quotients
 
@@ -77,7 +77,7 @@ def test_custom_add_values(size, dtype, device):
     got = my_ops.custom_add(a, b)
     assert got.dtype == dtype
     a, b = a.cpu().double(), b.cpu().double()
-    # The first sum is rounded too: where 1 cancels it, its last place is the measure.
+    # The first sum is rounded too: if 1 cancels it, its last place is the unit of the error.
     assert ulps(got.cpu(), reference.custom_add(a, b), scale=a + b) <= ulp_limit(SUM_ULP, dtype)
 
 
@@ -100,7 +100,7 @@ def test_integers_wrap_around(dtype, size, device):
     one, total = my_ops.add_one(a), my_ops.custom_add(a, b)
     assert one.dtype == total.dtype == dtype
     wide_a, wide_b = a.cpu().to(torch.int64), b.cpu().to(torch.int64)
-    # int64 arithmetic brought back to the dtype, as two's complement does.
+    # int64 arithmetic converted back to the dtype, which wraps as in two's complement.
     for got, want in ((one, wide_a + 1), (total, wide_a + wide_b + 1)):
         assert torch.equal(got.cpu().to(torch.int64), want.to(dtype).to(torch.int64))
 
@@ -186,7 +186,7 @@ def test_custom_add_layouts(layout, device):
 
 
 def images(device):
-    """(1, 3, 4, 5), whose stride of the first dimension tells nothing, in many layouts."""
+    """(1, 3, 4, 5) in many layouts; the stride of the first dimension has no meaning."""
     image = torch.randn(1, 3, 8, 5, device=device)
     channels_last = image.to(memory_format=torch.channels_last)
     return {

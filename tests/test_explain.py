@@ -1,5 +1,5 @@
-"""``python -m my_ops explain`` and the C function below it: which kernel forms which product on
-which GPU. The answers are the plan of the CUDA build, asked of the installed module anywhere."""
+"""``python -m my_ops explain`` and the C function below it: which kernel computes which product on
+which GPU. The answers come from the plan of the CUDA build, on any machine."""
 
 import argparse
 import ctypes
@@ -12,12 +12,12 @@ import pytest
 
 from my_ops import _explain
 
-GOLDEN = [  # what is asked, and the last line of the answer, which is the plan
+GOLDEN = [  # the question, and the last line of the answer, which is the plan
     ("gemm 4096 4096 4096", "fp32_sm90, tile 128 x 128, 192.3 MiB of workspace"),
     ("gemm 4096 4096 4096 --gpu h100", "fp32_sm90, tile 128 x 128, 192.3 MiB of workspace"),
     ("gemm 4096 4096 4096 --gpu a100", "fp32_sm80"),
-    ("gemm 200 6912 512 --gpu a100", "fp32_sm80"),  # a tile for each multiprocessor
-    ("gemm 128 13696 512 --gpu a100", "library: its product"),  # and for all but one
+    ("gemm 200 6912 512 --gpu a100", "fp32_sm80"),  # a tile for each SM
+    ("gemm 128 13696 512 --gpu a100", "library: its product"),  # and for all SMs but one
     ("gemm 4096 4096 4096 --gpu a100 --tf32 --precision high", "library: its product"),
     ("gemm 4096 4096 4096 --gpu l4", "library: its product"),
     ("gemm 4096 4096 4096 --gpu l4 --tf32", "fp32_sm80"),
@@ -26,7 +26,7 @@ GOLDEN = [  # what is asked, and the last line of the answer, which is the plan
     ("gemm 4096 4096 4096 --dtype float64", "library: its product"),
     ("gemm 4096 4096 4096 --dtype bfloat16", "library: its product"),
     ("gemm 4097 4097 4097 --dtype bfloat16", "half_sm90, tile 128 x 192, 64.1 MiB of workspace"),
-    # Each of the two by its own costs.
+    # Each of these two uses its own costs.
     ("gemm 512 447 333 --dtype float16", "library: its product"),
     ("gemm 512 447 333 --dtype float16 --gpu h100", "half_sm90, tile 128 x 64, 0.6 MiB of "
      "workspace"),

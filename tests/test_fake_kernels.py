@@ -1,7 +1,7 @@
 """The fake kernels of torch.ops.my_ops agree with the real ones, for every op.
 
-Wrong arguments: kernels, fake and meta tensors, a recorded gradient and torch.export refuse them in
-the same words. Others: shapes, strides and dtypes of the results are the same.
+Kernels, fake and meta tensors, a recorded gradient and torch.export refuse wrong arguments with the
+same words. For right ones, shapes, strides and dtypes of the results are the same.
 """
 
 from uuid import uuid4
@@ -81,7 +81,7 @@ CASES = [
     pytest.param(run, op, change, message, id=f"{run.__name__}-{op}-{'-'.join(change)}-{i}")
     for i, (op, change, message) in enumerate(WRONG)
     for run in RUNS
-    if run is not run_recorded or not op.endswith(".out")  # which is refused for the gradient
+    if run is not run_recorded or not op.endswith(".out")  # recording refuses these
 ]
 
 
@@ -152,7 +152,7 @@ def test_opcheck_prepack(dtype, device):
 
 
 def operands(n, device):
-    """Of layouts for which the result's is not C's."""
+    """Operands with layouts for which the result is not row-major."""
     square, image = torch.randn(n, n, device=device), torch.randn(2, 3, n, n, device=device)
     channels_last = image.to(memory_format=torch.channels_last)
     return {
@@ -171,8 +171,8 @@ def operands(n, device):
 @pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize("opaque", [True, False])
 def test_compiled_in_many_layouts(opaque, device, monkeypatch):
-    """Compiled code relies on the strides of the fake kernels; or it has ATen's operations in the
-    place of the op, which round otherwise."""
+    """Compiled code relies on the strides of the fake kernels. Or it has ATen's operations instead
+    of the op, which round differently."""
     _inductor.register_decompositions()
     if opaque:
         for table in inductor_tables():
@@ -187,8 +187,8 @@ def test_compiled_in_many_layouts(opaque, device, monkeypatch):
         return [s * 2 for s in (*sums, *slopes)]
 
     compiled = torch.compile(model, fullgraph=True)
-    with torch.compiler.config.patch(cache_key_tag=uuid4().hex):  # compiled anew
-        for n in (7, 9, 11):  # of sizes that stay, then of any
+    with torch.compiler.config.patch(cache_key_tag=uuid4().hex):  # compiled again
+        for n in (7, 9, 11):  # fixed sizes, then any size
             pairs = operands(n, device)
             for got, want in zip(compiled(pairs), model(pairs), strict=True):
                 torch.testing.assert_close(got, want, rtol=limit, atol=0)

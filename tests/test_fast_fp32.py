@@ -1,5 +1,5 @@
-"""fast_fp32, the switch that gives torch's own products our kernels. Overrides last as long as the
-process: what switches it on runs in processes of its own."""
+"""fast_fp32, the switch that runs torch's own products on our kernels. Overrides last as long as
+the process, so tests that switch it on run in their own processes."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ NEEDS_SOURCE = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory):
-    """fast_fp32.cpp, compiled: the switch over a stand-in of our kernels on the CPU."""
+    """fast_fp32.cpp, compiled: the switch, with a stand-in on the CPU for our kernels."""
     path = tmp_path_factory.mktemp("fast_fp32") / "fast_fp32.so"
     flags = ["-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"]
     folders = [ROOT / "csrc", ROOT / "include", ROOT / "kernels", *cpp_extension.include_paths()]
@@ -94,7 +94,7 @@ def test_an_override_made_before_keeps_its_op(module):
 
 @NEEDS_SOURCE
 def test_what_torch_overrides_in_python_is_its_own(module):
-    """As bmm on CUDA, for outer products, since torch 2.13."""
+    """Such as bmm on CUDA for outer products, since torch 2.13."""
     switched(
         module,
         """
@@ -148,7 +148,7 @@ def test_switching_on_warns_of_nothing(module):
 
 
 def test_without_products_to_take():
-    """On the CPU, and in builds for it, the switch is a switch alone."""
+    """On the CPU, and in CPU builds, the switch has no effect."""
     program = """
         import torch, my_ops
         with my_ops.fast_fp32():
@@ -174,7 +174,7 @@ raise SystemExit(7 if sys.argv[1:] == ["--fail"] else 0)
 
 @pytest.mark.parametrize("as_module", [False, True])
 def test_run(tmp_path, as_module):
-    """python -m my_ops run: as Python runs a program, and a report at its end."""
+    """python -m my_ops run: runs a program as Python does, and prints a report at its end."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "beside.py").touch()
     what = ["-m", "program"] if as_module else [str(tmp_path / "program.py")]

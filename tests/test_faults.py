@@ -1,4 +1,4 @@
-"""What goes wrong around a call: missing memory, a fork, an interrupt, the end of Python."""
+"""Faults around a call: missing memory, a fork, an interrupt, the end of Python."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 def run(script, **environment):
-    """In a process of its own, which may use the helpers of the tests."""
+    """Runs a script in its own process, which may use the helpers of the tests."""
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
@@ -82,7 +82,7 @@ def failing_memory(tmp_path_factory):
 
 
 def test_every_allocation_of_every_op_fails_once(failing_memory):
-    """Forward and backward: the error is torch's, nothing has changed, and the next call works."""
+    """Forward and backward: the error is torch's, nothing changes, and the next call works."""
     count, _ = run(EVERY_ALLOCATION, LD_PRELOAD=failing_memory, OMP_NUM_THREADS="1").split()
     assert int(count) > 500
 
@@ -106,7 +106,7 @@ def test_a_data_loader_forks_workers_after_use():
 
 
 def test_a_process_forked_after_use_takes_one_thread():
-    """As of torch's own ops: their threads are not forked with the process."""
+    """As with torch's own ops: a fork does not copy their threads."""
     run("""
         import os, signal
         import my_ops, torch
@@ -126,7 +126,8 @@ def test_a_process_forked_after_use_takes_one_thread():
 
 
 def test_python_ends_during_a_call():
-    """It waits for the thread. (Beside a daemon's it aborts before Python 3.14, as in torch's.)"""
+    """Python waits for the thread. (Before 3.14 a daemon thread makes it abort, also in torch's
+    ops.)"""
     printed = run("""
         import threading, time
         import my_ops, torch
@@ -148,7 +149,8 @@ def test_python_ends_during_a_call():
 
 
 def test_an_interrupt_waits_for_the_call():
-    """Ctrl-C during a call on the CPU: the op ends, then Python raises; all goes on from there."""
+    """Ctrl-C during a call on the CPU: the op ends, then Python raises, and everything works
+    afterwards."""
     printed = run(f"""
         import os, signal, threading, time
         import my_ops, torch

@@ -1,4 +1,4 @@
-"""The costs of products: benchmarks/fit_gemm.py, which makes them of committed times."""
+"""The costs of products: benchmarks/fit_gemm.py, which fits them to committed times."""
 
 import shutil
 import sys
@@ -22,7 +22,7 @@ def test_the_header_is_what_the_times_give(tmp_path):
 
 
 def fitted(times, folder, family=""):
-    """What differs from START, for products of doubles that take such times: small, library."""
+    """The costs that differ from START if products of doubles take these times: small, library."""
     import fit_gemm
     from gemm_costs import START, Planner, flat, load, problem_of
 

@@ -1,4 +1,5 @@
-"""tests/fuzz.py finds what is wrong, and prints what repeats it; by itself it finds nothing."""
+"""tests/fuzz.py finds planted errors and prints code that repeats them; without them it finds
+nothing."""
 
 import math
 import random
@@ -12,9 +13,9 @@ from fuzzing.run import OPS, Case, T, draw, examine, run
 
 import my_ops
 
-MOST = 60  # times fuzz.TOGETHER cases
+MOST = 60  # in units of fuzz.TOGETHER cases
 
-# A result that is off in a rare layout; every tenth product of matrices.
+# A result that is wrong in a rare layout, which every tenth product of matrices has.
 RARE = """
 import my_ops
 product = my_ops.gemm
@@ -38,7 +39,7 @@ def search(fuzzed):
 
 
 def test_a_result_that_is_wrong_in_a_rare_layout(tmp_path, monkeypatch, capsys):
-    plant = tmp_path / "sitecustomize.py"  # which Python imports when it starts
+    plant = tmp_path / "sitecustomize.py"  # Python imports this file when it starts
     plant.write_text(RARE)
     monkeypatch.setattr(my_ops, "gemm", my_ops.gemm)
     runpy.run_path(str(plant))
@@ -52,7 +53,7 @@ def test_a_result_that_is_wrong_in_a_rare_layout(tmp_path, monkeypatch, capsys):
     case = eval(found["case"], {"Case": Case, "T": T, "torch": torch})
     assert fuzz.lines(case) in printed
     assert examine(case).wrong
-    assert not fuzz.repeats(case)  # without the plant
+    assert not fuzz.repeats(case)  # without the planted error
 
 
 def off_in_a_gradient(x):
@@ -117,7 +118,7 @@ COMPARED = [  # got, exact, allowed, share
     (-INF, INF, INF, INF),
     (1.0, INF, INF, INF),
     (INF, 1.0, 1.0, MAX),
-    (INF, 2 * MAX, 0.0, 0.0),  # what is too large rounds to infinity
+    (INF, 2 * MAX, 0.0, 0.0),  # too large numbers round to infinity
     (MAX, MAX + 0.5 * HALF_ULP, HALF_ULP, 0.5),
     (INF, MAX - HALF_ULP, 3 * HALF_ULP, 2 / 3),
 ]

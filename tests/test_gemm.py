@@ -17,11 +17,12 @@ from samples import (
 import my_ops
 from my_ops import reference
 
-# The steepest slope of any activation, gelu's: it magnifies the error of what goes into it.
+# The steepest slope of any activation, which is gelu's. It multiplies the error of the argument.
 ACTIVATION_SLOPE = 1.13
 
-# The training tolerance of gradients: sums of products, each a gemm result, in units of its limit.
-# In float64 both sides round: with sums in another order they differ by up to 2^-45.3 (gelu).
+# The training tolerance of gradients, which are sums of products of gemm results, in units of its
+# limit. In float64 both sides round; with sums in another order they differ by up to 2^-45.3
+# (gelu).
 GRAD_LIMIT = {torch.float64: 2.0**-44, torch.float32: 2.0**-16}
 
 SHAPES = [  # m, k, n
@@ -48,7 +49,7 @@ def normal(shape, dtype, device):
 
 
 def magnitude_of_linear(x, weight, bias):
-    """Sum of absolute values of the terms: what the error of the sum is measured by."""
+    """Sum of absolute values of the terms, relative to which the error of the sum is measured."""
     size = x.double().abs() @ weight.double().abs().T
     return size if bias is None else size + bias.double().abs()
 
@@ -60,10 +61,10 @@ def linear_excess(got, x, weight, bias, activation, residual=None):
     dtype = got.dtype
     stored = half_ulp(dtype) if dtype in SIXTEEN_BIT else 0.0
     allowed = GEMM_LIMIT[arithmetic(dtype)] * magnitude_of_linear(x, weight, bias)
-    if activation is not None:  # the value before it may have been stored, too
+    if activation is not None:  # the value before it may have been stored too
         allowed = ACTIVATION_SLOPE * (allowed + stored * before.abs())
         allowed = allowed + GEMM_LIMIT[arithmetic(dtype)] * want.abs()
-    if residual is not None:  # the value before it may have been stored, too
+    if residual is not None:  # the value before it may have been stored too
         allowed = allowed + (stored + GEMM_LIMIT[arithmetic(dtype)]) * want.abs()
         want = want + residual.double()
         allowed = allowed + half_ulp(dtype) * want.abs()
@@ -96,7 +97,8 @@ def test_gemm_batches_broadcast(dtype, shape, sizes, device):
 
 
 def matrix_layouts(rows, columns, dtype, device):
-    # Small integers: sums of repeated numbers are exact, where random ones would drift one way.
+    # Small integers, because sums of repeated numbers are then exact; random ones would drift one
+    # way.
     wide = torch.randint(-4, 5, (2 * rows + 3, 3 * columns + 5)).to(dtype).to(device)
     return {
         "contiguous": wide[:rows, :columns].contiguous(),
@@ -138,7 +140,7 @@ def test_gemm_batch_layouts(dtype, device):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_gemm_repeated_row_beside_a_repeated_batch(dtype, rows, device):
-    """The batch folds into the rows, whose stride is 0 as well."""
+    """The batch is folded into the rows, whose stride is 0 too."""
     a, b = normal((1, 5), dtype, device), normal((1, 5, 2), dtype, device).expand(11, 5, 2)
     a = a.as_strided((rows, 5), (0, 1))
     out = torch.empty(11, rows, 2, dtype=dtype, device=device)
@@ -149,7 +151,7 @@ def test_gemm_repeated_row_beside_a_repeated_batch(dtype, rows, device):
 @pytest.mark.parametrize("k", [64, 1024, 8192])
 def test_gemm_16_bit_sums_in_float32(k, device):
     a, b = torch.full((3, k), 1.0), torch.full((k, 5), 2.0**-7)
-    for dtype in SIXTEEN_BIT:  # summed in bfloat16, 2 and more would not grow any further
+    for dtype in SIXTEEN_BIT:  # summed in bfloat16, 2 and more would not grow further
         got = my_ops.gemm(a.to(dtype).to(device), b.to(dtype).to(device))
         assert torch.equal(got.cpu(), torch.full((3, 5), k * 2.0**-7, dtype=dtype))
 
@@ -161,7 +163,7 @@ def test_gemm_not_a_number_and_infinity(dtype, size, device):
     a[1, 1], a[2, 2] = float("nan"), torch.finfo(dtype).max
     b[0, 0] = float("inf")
     got = my_ops.gemm(a.to(device), b.to(device)).cpu()
-    if device == "cpu":  # ATen's, whose 16-bit products turn some infinities into NaN
+    if device == "cpu":  # ATen's 16-bit products turn some infinities into NaN
         torch.testing.assert_close(got, torch.mm(a, b), rtol=0, atol=0, equal_nan=True)
         return
     assert got[1].isnan().all()
@@ -276,7 +278,7 @@ def test_linear_strided_batch_rounds_once_before_the_activation(dtype, activatio
 )
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_linear_special_sums(dtype, size, activation, device):
-    """NaN stays NaN behind products that are not small, by whatever applies the activation."""
+    """NaN stays NaN after products that are not small, whatever applies the activation."""
     m, k, n = size
     x, weight = normal((m, k), dtype, device), normal((n, k), dtype, device)
     bias = torch.zeros(n, dtype=dtype, device=device)
@@ -491,7 +493,7 @@ def test_mixed_devices(cuda, rejects):
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 3, 0), (2, 1, 3, 0)])
 def test_linear_of_no_features(shape, device):
-    """An empty sum: the bias is the result, whatever the number of rows."""
+    """An empty sum: the bias is the result, for any number of rows."""
     x, weight = torch.zeros(shape, device=device), torch.zeros(4, 0, device=device)
     bias = torch.randn(4, device=device)
     assert torch.equal(my_ops.linear(x, weight, bias), bias.expand(*shape[:-1], 4))

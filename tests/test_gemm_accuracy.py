@@ -1,7 +1,7 @@
-"""How accurate float32 products are, beside torch.mm's in float32, both against float64.
+"""How accurate float32 products are, compared with torch.mm's in float32, both against float64.
 
 An error is |got - a @ b| / (|a| @ |b|), element by element. Its mean is at most that of torch.mm
-(1.5 times for short k), its maximum at most 1.5 times.
+(1.5 times for short k), and its maximum at most 1.5 times.
 """
 
 import math
@@ -17,7 +17,7 @@ import my_ops
 MEAN_SHARE = 1.0
 SHORT_K, SHORT_K_MEAN_SHARE = 64, 1.5  # below this k, sums have few roundings to average out
 WORST_SHARE = 1.5
-# Of normal data on CUDA, where cuBLAS does not slice k to keep the device busy.
+# For normal data on CUDA, where cuBLAS does not slice k to keep the device busy.
 LONG_K, LONG_K_MEAN_SHARE = 1024, 1 / 3
 
 KS = [1, 7, 16, 33, 64, 257, 1024, 4096, 16384]
@@ -39,12 +39,12 @@ def scaled_rows(rows, k, device):
 
 
 def scaled_elements(rows, k, device):
-    """Magnitudes too far apart for scaling a row: the path for the full range."""
+    """Magnitudes too far apart for scaling a row: they need the path for the full range."""
     exponents = torch.randint(-30, 31, (rows, k), device=device)
     return torch.ldexp(normal(rows, k, device), exponents)
 
 
-# Of a; and of b transposed, but that one-hot rows pick from normal data.
+# Data for a, and for b transposed, except that one-hot rows pick from normal data.
 FAMILIES = {
     "normal": normal,
     "uniform": lambda rows, k, device: torch.rand(rows, k, device=device),
@@ -58,7 +58,7 @@ CONTRACT = [family for family in FAMILIES if family != "scaled-elements"]
 
 
 def in_layout(rows_of_k, letter):
-    """(rows, k) in memory as it is for N, by columns for T."""
+    """(rows, k): row-major for N, column-major for T."""
     return rows_of_k.contiguous() if letter == "N" else rows_of_k.mT.contiguous().mT
 
 
@@ -70,14 +70,14 @@ def operands(family, size, device, layout="NN"):
 
 
 def inverse_operands(k, device):
-    """Products that cancel: off the diagonal, to nothing."""
+    """Products that cancel to almost nothing off the diagonal."""
     a = torch.randn(k, k, dtype=torch.float64, device=device) / k**0.5
     a.diagonal().add_(2)  # far from singular
     return a.float(), a.inverse().float()
 
 
 def errors(got, a, b):
-    """Mean and maximum; an element whose every product is 0 must be 0."""
+    """Mean and maximum. An element whose products are all 0 must be 0."""
     assert got.dtype == torch.float32
     a, b = a.double(), b.double()
     error = (got.double() - a @ b).abs() / (a.abs() @ b.abs()).clamp(min=1e-300)
@@ -85,7 +85,7 @@ def errors(got, a, b):
 
 
 def check(got, a, b, what, mean_share, worst_share):
-    """Beside torch.mm's errors; ``what`` is for the message."""
+    """Compares with torch.mm's errors. ``what`` is for the message."""
     assert got.shape == (a.shape[0], b.shape[1])
     ours, theirs = errors(got, a, b), errors(torch.mm(a, b), a, b)
     message = f"{what}: ours {ours}, torch.mm's {theirs} (mean, maximum)"
@@ -104,8 +104,8 @@ def label(family, size, layout="NN"):
 
 # ---------------------------------------------------------------------------------- large products
 
-# Where cuBLAS does not slice k, or into so few slices that normal data keep to a third of its
-# error.
+# Where cuBLAS does not slice k, or into so few slices that our error on normal data stays below a
+# third of its error.
 SIZES = [*((1000, k, 1024) for k in KS), (1000, 1003, 1001)]  # m, k, n
 PRODUCTS = [(size, layout) for size in SIZES for layout in ("NN", "NT")]
 SIZES = [*((2048, k, 2048) for k in KS), (4096, 1024, 4096), (4096, 4096, 4096)]
@@ -128,7 +128,7 @@ RANDOM_BITS = (6, 12.5), (4, 14.2), (6, 12.5)  # of m, k, n
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("family", CONTRACT)
 def test_gemm_of_random_shapes(family, seed, strict_cublas):
-    """Among them many where cuBLAS cuts k: its sums are shorter then, its error is smaller."""
+    """In many of these shapes cuBLAS slices k: then its sums are shorter and its error smaller."""
     choose = random.Random(f"{family} {seed}")
     while True:
         size = tuple(round(2 ** choose.uniform(*bits)) for bits in RANDOM_BITS)
@@ -186,7 +186,8 @@ def test_gemm_extreme_range(size, layout, strict_cublas):
 @pytest.mark.parametrize("layout", ["NN", "NT"])
 @pytest.mark.parametrize("size", EXTREME_SIZES)
 def test_linear_of_small_outputs_of_extreme_range(size, layout, strict_cublas):
-    """Half the outputs come from elements that bf16 parts lose beside the others of their row."""
+    """Half the outputs come from elements that bf16 parts lose because others in their row are
+    larger."""
     m, k, n = size
     x, weight_t = operands("normal", size, "cuda", layout)
     x[:, : k // 2] *= 2.0**60
@@ -243,7 +244,7 @@ def test_gemm_where_cublas_cuts_k(family, size, layout, strict_cublas):
     check_repeated(a, b, label(family, size, layout))
 
 
-# Powers of two on a and on b. Largest elements beside FLT_MAX; outputs that are denormal.
+# Powers of two on a and on b: largest elements close to FLT_MAX, and outputs that are denormal.
 EXTREMES = {"tiny": (-115, 0), "huge": (124, -20), "denormal": (-70, -70)}
 
 
@@ -284,7 +285,7 @@ def while_cublas_uses_tf32(call):
         torch.backends.cuda.matmul.allow_tf32 = False
 
 
-# cuBLAS takes them otherwise: few rows, few columns, short k, sizes in between, many blocks.
+# cuBLAS takes these otherwise: few rows, few columns, short k, sizes in between, many blocks.
 CUBLAS_SIZES = [(1, 4096, 4096), (64, 4096, 4096), (4096, 1100, 1), (7, 3000, 500), (20, 50001, 40)]
 CUBLAS_SIZES += [(1000, k, 1024) for k in (1, 7, 16, 33, 64, 95, 96)]
 CUBLAS_SIZES += [(300, 300, 300), (96, 192, 1000), (257, 2000, 130), (90, 4000, 3000)]
@@ -308,7 +309,7 @@ def test_highest_of_other_operands_while_cublas_uses_tf32(strict_cublas):
     out = torch.empty(3000, 70, device="cuda").mT
 
     def call():
-        assert errors(torch.mm(x, weight.mT), x, weight.mT)[0] > 1e-6  # that of TF32
+        assert errors(torch.mm(x, weight.mT), x, weight.mT)[0] > 1e-6  # TF32's error
         batches = my_ops.gemm(a, b, precision="highest")
         my_ops.gemm(x, weight.mT, out=out, precision="highest")
         y = my_ops.linear(
@@ -328,7 +329,7 @@ def test_highest_of_other_operands_while_cublas_uses_tf32(strict_cublas):
 # One fp16 product, three of them where cuBLAS has more than TF32, and cuBLAS's TF32.
 HIGH_SIZES = [(2048, 2048, 2048), (2000, 3001, 1003), (4096, 1024, 4096), (700, 1200, 800)]
 HIGH_SIZES += [(100, 300, 200), (1000, 16384, 1024), (1024, 1100, 1024), (1003, 2500, 601)]
-HIGH_SHARE = 1.001  # both round to 11 bits: what is left is chance
+HIGH_SHARE = 1.001  # both round to 11 bits; the rest is chance
 
 
 @pytest.mark.parametrize("size", HIGH_SIZES)
@@ -348,7 +349,7 @@ def test_high_of_random_shapes(family, seed, strict_cublas):
 
 
 def check_high(family, size, layout):
-    """No more error than cuBLAS with TF32."""
+    """The error is not larger than that of cuBLAS with TF32."""
     a, b = operands(family, size, "cuda", layout)
     theirs = errors(while_cublas_uses_tf32(lambda: torch.mm(a, b)), a, b)
     for got in (
@@ -380,7 +381,7 @@ def test_high_prepacked(size, strict_cublas):
 # ------------------------------------------- the kernel of compute capability 8.0, on any device
 
 SM80_KS = [64, 96, 257, 1024, 4096, 16384]
-SM80_INVERSE_KS = [257, 1024, 2048]  # products of a single tile are never its own
+SM80_INVERSE_KS = [257, 1024, 2048]  # products with a single tile never use it
 
 
 @pytest.mark.parametrize("k", SM80_KS)

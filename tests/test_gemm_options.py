@@ -46,14 +46,14 @@ def set_defaults():
 
 @pytest.fixture
 def torch_precision():
-    """A function that makes a setting of torch's, which is undone."""
+    """A function that changes a setting of torch's, which is restored afterwards."""
     set_defaults()
     yield lambda setter, value: setter(value)
     set_defaults()
 
 
 def precisions_passed(call):
-    """The last argument of every my_ops product that ``call`` makes."""
+    """The last argument of every my_ops product that ``call`` runs."""
     seen = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -69,7 +69,7 @@ def precisions_passed(call):
     return seen
 
 
-# Of torch, each of which says whether cuBLAS may use TF32.
+# Settings of torch; each says whether cuBLAS may use TF32.
 STRICT = [
     (torch.set_float32_matmul_precision, "highest"),
     (set_cublas, "ieee"),
@@ -120,7 +120,7 @@ def tangent(function, *tensors):
 
 
 def each_mapped(function, *tensors):
-    """Each argument alone, and all."""
+    """Maps each argument alone, and all together."""
     for place in (*range(len(tensors)), None):
         over = [place in (i, None) for i in range(len(tensors))]
         mapped = [t.expand(2, *t.shape) if yes else t for t, yes in zip(tensors, over, strict=True)]
@@ -160,7 +160,7 @@ def test_precision_in_a_compiled_graph(setting, device, torch_precision):
     torch._dynamo.reset()
     compiled = torch.compile(lambda t: my_ops.gemm(t, t), backend=backend, fullgraph=True)
     compiled(a)
-    torch_precision(*setting)  # which compiles again
+    torch_precision(*setting)  # this compiles again
     torch.testing.assert_close(compiled(a), a @ a, rtol=1e-2, atol=1e-2)
     compiled(a)
     assert ["'tf32'" in graph for graph in graphs] == [False, True]
@@ -193,7 +193,7 @@ def test_prepacked_weight_that_changed(device, rejects):
     weight, x = torch.randn(4, 3, device=device), torch.randn(2, 3, device=device)
     packed = my_ops.prepack(weight)
     weight.add_(1)
-    with rejects(RuntimeError, "linear: weight must be as it was at prepack", x, weight):
+    with rejects(RuntimeError, "linear: weight must not change after prepack", x, weight):
         my_ops.linear(x, packed)
     with torch.inference_mode():
         inside = my_ops.prepack(torch.ones(4, 3, device=device))
@@ -229,7 +229,8 @@ HOPPER = pytest.mark.skipif(
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("n, k", [(580, 580), (640, 640), (2048, 4100)])
 def test_packed_weight_is_the_same_on_every_hopper_gpu(n, k, transposed, cuda):
-    """Its size is that of its parts and exponents: no scratch, which depends on the device."""
+    """Its size is that of its parts and exponents. It has no scratch, which would depend on the
+    device."""
     weight = torch.randn(k, n, device=cuda).mT if transposed else torch.randn(n, k, device=cuda)
     sizes = 1, 2 * 2 * n * -(-k // 64) * 64, 4 * n
     packed = torch.ops.my_ops.prepack(weight)
@@ -258,7 +259,8 @@ def test_packed_wrong_arguments(cuda, rejects):
 
 
 def test_every_layer_knows_the_same_activations(device, rejects):
-    """C++, the fake kernel and Python list them; what none of them lists is refused by each."""
+    """C++, the fake kernel and Python each have a list. Each refuses an activation that is in
+    none."""
     *names, last = reference.ACTIVATIONS
     x = torch.ones(2, 2, device=device)
     for like in (x, x.to("meta")):

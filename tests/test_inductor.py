@@ -1,5 +1,5 @@
-"""What torch.compile makes of the ops: elementwise ones are fused with their neighbours, products
-of a library are called as torch's own."""
+"""What torch.compile makes of the ops: elementwise ops are fused with their neighbours, and
+products that a library computes are called as torch's own."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
 import my_ops
 from my_ops import _inductor, _private
 
-FLOAT32_LIMIT = 2.0**-19  # of sums of a few products, and of fused kernels
+FLOAT32_LIMIT = 2.0**-19  # for sums of a few products, and for fused kernels
 D_SIGMOID_ULP = 8.0  # and of its gradient: an exponential, five products and quotients
 
 OURS, PRODUCT = r"= torch\.ops\.my_ops\.", r"extern_kernels\.\w+\("
@@ -41,7 +41,8 @@ KERNEL = r"^\s+(cpp_fused\w*\(|triton_\w+\.run\()"
 
 @pytest.fixture
 def compiled():
-    """Calls a function compiled to one graph; counts lines of its code, backward's included."""
+    """Calls a function compiled to one graph, and counts lines of its code, including
+    backward's."""
 
     def call(function, *tensors):
         run = run_fw_bw_and_get_code if tensors[0].requires_grad else run_and_get_code
@@ -52,7 +53,7 @@ def compiled():
             for pattern in (OURS, PRODUCT, KERNEL)
         ]
 
-    with torch.compiler.config.patch(cache_key_tag=uuid4().hex):  # compiled anew
+    with torch.compiler.config.patch(cache_key_tag=uuid4().hex):  # compiled again
         yield call
 
 
@@ -95,7 +96,7 @@ def test_fill_index_fuses(device, compiled):
     **named([op for op in DIFFERENTIABLE if op.name.startswith(("gemm", "linear"))])
 )
 def test_products_on_the_cpu_are_torchs(op, compiled):
-    """Forward and backward: whatever the code calls is torch's."""
+    """In forward and backward, the code calls only torch's products."""
     tensors = leaves(op.tensors(5, torch.float32, "cpu"))
     got, (ours, products, _) = compiled(lambda *ts: op(*ts)[0] * 2, *tensors)
     assert ours == 0
@@ -117,7 +118,7 @@ def test_products_on_the_cpu_are_torchs(op, compiled):
     [
         (torch.bfloat16, 16, None, 0),
         (torch.float16, 16, None, 0),
-        (torch.bfloat16, 17, None, 1),  # rows that are no whole vectors
+        (torch.bfloat16, 17, None, 1),  # rows that are not whole vectors
         (torch.bfloat16, 16, "silu", 1),  # one kernel
         (torch.float32, 16, None, 1),
     ],
@@ -137,7 +138,7 @@ def test_products_on_cuda(dtype, k, activation, ours, cuda, compiled):
 @pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize("calls", [True, False])
 def test_products_by_our_kernels(calls, compiled, monkeypatch):
-    """Here on the CPU; or torch's after all, with an Inductor that cannot be told to call ours."""
+    """Here on the CPU. With an Inductor that cannot be told to call ours, they are torch's."""
     monkeypatch.setattr(_inductor, "_is_librarys", lambda *_: False)
     if not calls:
         monkeypatch.setattr(_inductor, "declinable", _private.declinable)
@@ -173,7 +174,7 @@ def test_without_inductors_tables(device, monkeypatch, compiled):
 
 @pytest.mark.skipif(**NO_INDUCTOR)
 def test_inductor_in_use_before_my_ops_is_imported():
-    """Its table has been copied by then. And a meta tensor does not load it."""
+    """By then Inductor has copied its table. A meta tensor does not load Inductor."""
     script = """
         import sys, torch, uuid
         if sys.argv[1] == "before":
@@ -214,7 +215,7 @@ def test_sums(dtype, device):
     one, total = _inductor._add_one(a), _inductor._custom_add(a, b)
     assert torch.equal(one, my_ops.add_one(a))
     assert one.dtype == total.dtype == dtype
-    if dtype not in SIXTEEN_BIT:  # which ATen rounds twice where they are not fused
+    if dtype not in SIXTEEN_BIT:  # ATen rounds these twice if they are not fused
         assert torch.equal(total, my_ops.custom_add(a, b))
     for other in (torch.float32, torch.int64) if dtype not in UNSIGNED else ():
         if dtype in SIXTEEN_BIT and other == torch.int64:
@@ -253,7 +254,7 @@ def test_layouts_of_elementwise_results(device):
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_products_that_stay_ours(dtype):
-    """Of rows that are no whole vectors, where it is no library of the CPU's that is called."""
+    """Rows that are not whole vectors, when no CPU library is called."""
     a, b = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((9, 16), (16, 8)))
     assert _inductor._gemm(a, b).shape == (9, 8)
     assert _inductor._gemm(a, b[:, :7]) is NotImplemented

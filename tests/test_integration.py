@@ -1,4 +1,4 @@
-"""The ops inside torch's other tools: counters, checkpointing, subclasses, workers, export."""
+"""The ops with torch's other tools: counters, checkpointing, subclasses, workers, export."""
 
 import copy
 import io
@@ -94,7 +94,7 @@ def test_flops_of_lltm(device):
     assert flops(lambda: cell(input[0])) == forward // steps
 
 
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # torch 2.10 says so
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # from torch 2.10
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_profiler_names(op, device):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -107,7 +107,7 @@ def test_profiler_names(op, device):
 
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_threads(op, device):
-    """Eight at once, on a GPU each with a stream of its own."""
+    """Eight threads at once; on a GPU each has its own stream."""
     tensors = op.tensors(33, torch.float32, device)
 
     def run():
@@ -165,7 +165,7 @@ def test_two_threads_with_one_result_are_seen():
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_data_loader_workers(start):
-    """In a process of its own: one whose autograd has begun threads for a GPU cannot be forked."""
+    """In a separate process: one whose autograd has started threads for a GPU cannot be forked."""
     script = """
         import child_processes, torch
         loader = torch.utils.data.DataLoader(
@@ -278,7 +278,7 @@ def test_subclasses(op, device):
     wanted = torch.autograd.grad(sum(r.sum() for r in op(*plain)), plain)
     for pair, exact in zip((*results, *grads), (*want, *wanted), strict=True):
         assert type(pair) is TwoTensor
-        # With a gradient, linear is not one kernel.
+        # With a gradient, linear is more than one kernel.
         torch.testing.assert_close(pair.b, exact, rtol=2.0**-50, atol=2.0**-50)
 
 
@@ -323,8 +323,8 @@ def test_export_at_another_batch_size(layer):
 
 
 def test_inductor_package(tmp_path, device):
-    """Compiled ahead of time, loaded from its file, run at another batch size: in a process of its
-    own, as a program that serves a model is."""
+    """Compiled ahead of time, loaded from its file and run with another batch size, in a separate
+    process, as in a program that serves a model."""
     script = """
         import sys, torch, my_ops
 
@@ -358,7 +358,7 @@ def test_inductor_package(tmp_path, device):
 
 @pytest.mark.skipif(**NO_INDUCTOR)
 def test_gradients_of_another_version_do_not_come_from_the_compile_cache(tmp_path):
-    """What a later version computes must not be what an earlier one left in the caches."""
+    """A later version must not use gradients that an earlier one left in the caches."""
     script = """
         import torch, torch.compiler
         import my_ops, my_ops.ops.elementwise as elementwise

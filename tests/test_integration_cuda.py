@@ -1,4 +1,4 @@
-"""What only a GPU shows: graphs captured of layers, forward and backward."""
+"""What only a GPU shows: graphs captured from layers, forward and backward."""
 
 import copy
 
@@ -7,12 +7,12 @@ import torch
 
 import my_ops
 
-SIZE = 2048  # of rows of state
+SIZE = 2048  # rows of state
 
 
 @pytest.mark.parametrize("name", ["lltm", "lltm_cell", "linear"])
 def test_out_of_memory_in_backward(name, cuda):
-    """The memory that forward took is all there is; afterwards there is enough again."""
+    """Forward took all the memory there is; afterwards there is enough again."""
     steps = (64, SIZE, 8) if name == "lltm" else (64 * SIZE, 8)
     layers = {
         "lltm": lambda: my_ops.nn.LLTM(8, 64),
@@ -29,7 +29,7 @@ def test_out_of_memory_in_backward(name, cuda):
     try:
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
         size = 1 << 30
-        while size >= 1 << 20:  # what the allocator keeps for reuse
+        while size >= 1 << 20:  # memory that the allocator keeps for reuse
             try:
                 taken.append(torch.empty(size, dtype=torch.uint8, device=cuda))
             except torch.OutOfMemoryError:
@@ -55,7 +55,7 @@ def first(result):
 
 
 class First(torch.nn.Module):
-    """A layer whose first result is the result."""
+    """A layer that returns only its first result."""
 
     def __init__(self, layer):
         super().__init__()
@@ -65,7 +65,7 @@ class First(torch.nn.Module):
         return first(self.layer(x))
 
 
-# torch's own: make_graphed_callables warms up on one stream and captures on another.
+# The warning is torch's: make_graphed_callables warms up on one stream and captures on another.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphed_layers(name, cuda, captures):

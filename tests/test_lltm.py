@@ -26,8 +26,8 @@ from samples import (
 import my_ops
 from my_ops import reference
 
-SEQUENCE_EPS = 16  # one product of all steps, or many
-SATURATED_EPS = 2  # of the arithmetic, beside the rounding of 16-bit results
+SEQUENCE_EPS = 16  # one product for all steps, or many
+SATURATED_EPS = 2  # of the arithmetic, in addition to the rounding of 16-bit results
 
 TANH_SLOPE_ULP = 8.0  # exp, expm1, a quotient and three products; 16-bit types round once
 
@@ -47,7 +47,7 @@ def test_sequence_values_and_gradients(dtype, sizes, device):
 @pytest.mark.parametrize("hidden", range(1, 41))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_every_small_hidden_size(dtype, hidden, device):
-    """Sizes that no vector width divides, in one or more rows."""
+    """Sizes that are not multiples of any vector width, with one or more rows."""
     batch = 1 + hidden % 13
     check_precision(my_ops.lltm, reference.lltm, lltm_inputs(2, batch, 3, hidden, dtype, device))
 
@@ -70,7 +70,7 @@ def test_sequence_equals_the_cell_looped(dtype, device):
 
 
 def rounded_once(got, want):
-    """Whether 16-bit ``got`` is ``want``, computed in float32 and rounded: absolutely below 1."""
+    """Whether 16-bit ``got`` is ``want``, computed in float32 and rounded; absolutely below 1."""
     pairs = zip(got, want, strict=True)
     return all(ulps(t, exact, torch.ones_like(exact)) <= ROUNDED_ONCE for t, exact in pairs)
 
@@ -84,7 +84,7 @@ def test_16_bit_types_round_once_on_the_cpu(dtype, sizes):
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_cell_state_of_16_bit_types_is_float32_between_steps(dtype, device):
-    """Every step adds the same small number, which would vanish beside a 16-bit cell state."""
+    """Every step adds the same small number, which a 16-bit cell state would lose."""
     steps, hidden = 512, 3
     weights = torch.zeros(3 * hidden, hidden + 1, dtype=dtype, device=device)
     bias = torch.tensor([0.0, 0.0, 2.0**-9], device=device).repeat_interleave(hidden).to(dtype)
@@ -108,14 +108,14 @@ def test_elu_slope_at_zero_is_one(dtype, steps, device):
     got = torch.autograd.grad(sum(r.sum() for r in op(*zeros)), zeros)[place]
     want = torch.autograd.grad(sum(r.sum() for r in oracle(*zeros)), zeros)[place]
     assert (got[8:] > 0).all()
-    assert torch.equal(got, want)  # powers of two times small integers: exact in every type
+    assert torch.equal(got, want)  # powers of two times small integers are exact in every type
 
 
 @pytest.mark.parametrize("steps", [None, 4])
 @pytest.mark.parametrize("size", [100.0, 1000.0])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_large_pre_activations(dtype, size, steps, device):
-    """Saturated gates: finite values and gradients, equal to the reference's in float64."""
+    """Saturated gates: values and gradients are finite and equal the reference's in float64."""
     signs = torch.tensor([-1.0, 1.0])
     bias = (torch.cartesian_prod(signs, signs, signs).T.reshape(-1) * size).to(dtype).to(device)
     *_, hidden = 2, 3, 8
@@ -139,12 +139,12 @@ def test_large_pre_activations(dtype, size, steps, device):
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_slope_of_tanh_keeps_its_digits(dtype, device):
-    """For large cells, where 1 - tanh(cell)^2 would have lost them."""
-    end = -math.log(2 * torch.finfo(dtype).tiny) / 2  # beyond, it is soon no normal number
+    """For large cells, where 1 - tanh(cell)^2 would be inaccurate."""
+    end = -math.log(2 * torch.finfo(dtype).tiny) / 2  # beyond, it is soon subnormal
     cell = torch.linspace(-end, end, 4001, dtype=torch.float64)[:, None].to(dtype).to(device)
     cell = torch.cat([cell, torch.full_like(cell[:1], float("inf"))]).requires_grad_()
     input, weights, h = cell.new_zeros(len(cell), 0), cell.new_zeros(3, 1), torch.zeros_like(cell)
-    bias = cell.new_tensor([0.0, 1000.0, 0.0])  # adds nothing to the cell, and lets all of it out
+    bias = cell.new_tensor([0.0, 1000.0, 0.0])  # adds nothing to the cell, and outputs all of it
     new_h, _ = my_ops.lltm_cell(input, weights, bias, h, cell)
     (got,) = torch.autograd.grad(new_h.sum(), cell)
     e = torch.exp(-2 * cell.detach().double().abs())
@@ -264,7 +264,7 @@ def test_bias_as_a_row(dtype, steps, device):
 
 
 def strided(t):
-    """The same values on strides that are all different from the contiguous ones."""
+    """The same values, with strides that all differ from the contiguous ones."""
     wide = torch.full([2 * size + 1 for size in reversed(t.shape)], 1e30, device=t.device)
     view = wide.to(t.dtype)[(slice(1, None, 2),) * t.dim()].permute(*reversed(range(t.dim())))
     return view.copy_(t)
@@ -278,13 +278,13 @@ def test_strided_inputs(dtype, steps, device):
     grads = [torch.randn(r.shape, device=device).to(dtype) for r in op(*tensors)]
     want = with_gradients(op, tensors, grads)
     got = with_gradients(op, [strided(t) for t in tensors], [strided(grad) for grad in grads])
-    limit = 4 * torch.finfo(dtype).eps  # another order of summation at most
+    limit = 4 * torch.finfo(dtype).eps  # at most another order of summation
     for ours, theirs in zip(got, want, strict=True):
         scale = theirs.abs().max().item() * limit
         torch.testing.assert_close(ours, theirs, rtol=0, atol=scale)
 
 
-@pytest.mark.parametrize("hidden", [7, 300])  # the CPU's way of small weights and of large ones
+@pytest.mark.parametrize("hidden", [7, 300])  # the CPU runs small and large weights differently
 @pytest.mark.parametrize("lengths", [None, [3, 0, 2, 1, 3]])
 def test_strided_states(lengths, hidden, device):
     tensors = lltm_inputs(3, 5, 6, hidden, torch.float32, device)

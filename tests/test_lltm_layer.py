@@ -1,4 +1,4 @@
-"""nn.LLTM beyond one layer: layers, directions, ragged batches, packed sequences."""
+"""nn.LLTM with more than one layer: layers, directions, ragged batches, packed sequences."""
 
 import copy
 import io
@@ -12,17 +12,17 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 import my_ops
 from my_ops import reference
 
-# Bounds are at most four times the largest error of 150 seeds, relative above 1, absolute below.
-LIMIT = 3e-15  # of a layer in float64: 9.6e-16
+# Bounds are at most four times the largest error of 150 seeds: relative above 1, absolute below.
+LIMIT = 3e-15  # a layer in float64: 9.6e-16
 GRADIENT_LIMIT = 2e-14  # 5.4e-15
-LONG_LIMIT = {  # of forty steps
+LONG_LIMIT = {  # forty steps
     torch.float64: 2.5e-14,  # 8.4e-15
     torch.float32: 1e-5,  # 3.4e-6
     torch.float16: 1.5e-3,  # 4.8e-4
     torch.bfloat16: 1.2e-2,  # 3.8e-3
 }
-# The 16-bit types' error beside that of rounding the exact result: on the CPU that is all, on CUDA
-# h between steps is rounded, and the input's share in the gates.
+# The 16-bit types' error relative to that of rounding the exact result. On the CPU there is only
+# that; on CUDA h is also rounded between steps, and the input's share of the gates.
 LONG_ROUNDINGS = {"cpu": 1.1, "cuda": 2.5}
 LENGTHS = [[7, 7, 7], [7, 3, 1], [0, 5, 7], [0, 0, 0], [1, 0, 6]]
 FORMS = {
@@ -36,7 +36,7 @@ FORMS = {
 
 
 def reference_lltm(x, h, c, weights, bias, length):
-    """One sequence, (steps, input_size), to its end; the output is 0 beyond."""
+    """One sequence, (steps, input_size), to its end. The output after that is 0."""
     steps = x.shape[0]
     output, h_n, c_n = reference.lltm(x[:length, None], h[None], c[None], weights, bias)
     beyond = output.new_zeros(steps - length, h.shape[0])
@@ -44,7 +44,7 @@ def reference_lltm(x, h, c, weights, bias, length):
 
 
 def reference_layer(layer, x, state, lengths):
-    """nn.LLTM, sequence by sequence over the reference op, time first."""
+    """nn.LLTM, one sequence at a time with the reference op, time first."""
     directions = 2 if layer.bidirectional else 1
     outputs, h_n, c_n = [], [], []
     for b, length in enumerate(lengths):
@@ -66,7 +66,7 @@ def reference_layer(layer, x, state, lengths):
         outputs.append(row)
         h_n.append(torch.stack(h_b))
         c_n.append(torch.stack(c_b))
-    output = torch.stack(outputs, 1) + 0.0 * x.sum()  # part of the graph even where no step runs
+    output = torch.stack(outputs, 1) + 0.0 * x.sum()  # part of the graph even if no step runs
     return output, (torch.stack(h_n, 1), torch.stack(c_n, 1))
 
 
@@ -124,7 +124,7 @@ def long_and_ragged(dtype, device):
 
 
 def by_steps(input, h, c, weights, bias, lengths, rounded=None, to=None):
-    """The reference in float64, its h or its c rounded after every step if so asked."""
+    """The reference in float64; its h or its c is rounded after every step if requested."""
     input, h, c, weights, bias = (t.double() for t in (input, h, c, weights, bias))
     outputs = []
     for t, x in enumerate(input):
@@ -166,7 +166,7 @@ def test_ragged_in_every_type(dtype, device):
     "dtype, rounded, to",
     [
         *[(dtype, r, torch.float16) for dtype in (torch.float64, torch.float32) for r in "hc"],
-        *[(dtype, "c", dtype) for dtype in SIXTEEN_BIT],  # h is an output, of their own type
+        *[(dtype, "c", dtype) for dtype in SIXTEEN_BIT],  # h is an output, and has their type
     ],
 )
 def test_a_state_of_16_bits_between_steps_is_out_of_bounds(dtype, rounded, to, device):
@@ -180,7 +180,7 @@ def test_a_state_of_16_bits_between_steps_is_out_of_bounds(dtype, rounded, to, d
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e4])
 @pytest.mark.parametrize("row", [0, 1])
 def test_an_extreme_state_stays_in_its_row(row, value, dtype, device):
-    """Also in a row without a step, which hands its state through."""
+    """Also in a row without a step, which passes its state through."""
     input, h0, c0, weights, bias = lltm_inputs(6, 3, 8, 5, dtype, device)
     lengths = torch.tensor([0, 2, 6], device=device)
     usual = my_ops.lltm(input, h0, c0, weights, bias, lengths=lengths)
@@ -288,7 +288,7 @@ def test_packed_without_state(device):
     (got, state), (want, want_state) = layer(packed), layer(packed, (zero, zero))
     assert len(calls) == 2
     assert torch.equal(got.data, want.data) and torch.equal(state[0], want_state[0])
-    with pytest.raises(ValueError, match="LLTM: lengths must be None beside a PackedSequence"):
+    with pytest.raises(ValueError, match="LLTM: lengths must be None with a PackedSequence"):
         layer(packed, None, torch.tensor([3, 6, 1], device=device))
 
 
@@ -342,7 +342,7 @@ def test_compiled_to_one_graph_for_many_sizes(ragged, device):
         same(compiled(x, state, lengths), layer(x, state, lengths))
 
 
-# torch.export.load itself reads the archive into memory that is not writable (torch 2.10).
+# torch.export.load reads the archive into memory that is not writable (torch 2.10).
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_exported_and_run_at_another_batch_size(device):
     layer = made("two-layers", device, torch.float32)

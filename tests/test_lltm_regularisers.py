@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import my_ops
 
-LIMIT = 5e-16  # of one product in float64
-ZONEOUT_LIMIT = 1.2e-15  # of seven means in float64: the largest error of 300 seeds is 3.5e-16
+LIMIT = 5e-16  # for one product in float64
+ZONEOUT_LIMIT = 1.2e-15  # for seven means in float64: the largest error of 300 seeds is 3.5e-16
 
 
 def made(device, dtype=torch.float64, hidden=4, **more):
@@ -17,7 +17,7 @@ def made(device, dtype=torch.float64, hidden=4, **more):
 
 
 def drawn(layer, device, dtype=torch.float64, batch=3):
-    """Input of seven steps and state."""
+    """Input of seven steps, and state."""
     shape = (len(layer.cells), batch, layer.hidden_size)
     return torch.randn(7, batch, 5, dtype=dtype, device=device), tuple(
         torch.randn(shape, dtype=dtype, device=device) for _ in range(2)
@@ -39,7 +39,7 @@ def seeded(layer, *args):
 
 
 def plain(layer, device):
-    """The same layer without anything that acts in training only."""
+    """The same layer without anything that acts only in training."""
     more = {"num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
     other = made(device, hidden=layer.hidden_size, **more)
     other.load_state_dict(layer.state_dict())
@@ -47,7 +47,7 @@ def plain(layer, device):
 
 
 def check_dropped(got, undropped, p):
-    """Each element is 0, p of them, or the undropped one by 1 / (1 - p)."""
+    """Each element is 0, with probability p, or the undropped one times 1 / (1 - p)."""
     kept = got != 0
     torch.testing.assert_close(got[kept], undropped[kept] / (1 - p), rtol=LIMIT, atol=0)
     share = 1 - kept.double().mean().item()
@@ -58,7 +58,7 @@ def check_dropped(got, undropped, p):
 def test_dropout_acts_between_layers_in_training(p, device):
     layer = made(device, hidden=64, num_layers=2, bidirectional=True, dropout=p)
     x, state = drawn(layer, device)
-    seen = []  # what the second layer is given
+    seen = []  # the inputs of the second layer
     layer.cells[2].register_forward_pre_hook(lambda cell, args: seen.append(args[0]))
     got = seeded(layer, x, state)
     same(seeded(layer, x, state), got)
@@ -71,7 +71,7 @@ def test_dropout_acts_between_layers_in_training(p, device):
     for own, theirs in zip(second.parameters(), list(layer.parameters())[4:], strict=True):
         own.data = theirs.data
     last, (h_last, c_last) = second(seen[0], tuple(s[2:] for s in state))
-    same(got, (last, (torch.cat([h, h_last]), torch.cat([c, c_last]))))  # nothing is dropped there
+    same(got, (last, (torch.cat([h, h_last]), torch.cat([c, c_last]))))  # nothing is dropped here
     same(layer.eval()(x, state), plain(layer, device)(x, state))
     with pytest.warns(UserWarning, match="LLTM: dropout acts between layers"):
         made(device, dropout=0.5)
@@ -126,7 +126,7 @@ def test_zoneout_has_autocast_s_dtype(zoneout, training, steps, device):
     assert [t.shape for t in got] == [(steps, 3, 4), (1, 3, 4), (1, 3, 4)]
 
 
-CHANGES = {  # of attributes, and the draws that make it visible
+CHANGES = {  # attributes, and the draws that make a change visible
     "dropout": ({"num_layers": 2}, {"dropout": 0.5}),
     "weight_dropout": ({}, {"weight_dropout": 0.5}),
     "zoneout": ({}, {"zoneout": 0.5}),

@@ -1,4 +1,4 @@
-"""lstm, gru and what else has torch's parameters: values and gradients, saturation, empty sizes."""
+"""lstm, gru and other cells with torch's parameters: values, gradients, saturation, empty sizes."""
 
 import precision
 import pytest
@@ -10,7 +10,7 @@ import my_ops
 from my_ops import reference
 
 NAMES = list(OF_TORCH)
-SATURATED_EPS = 4  # of the arithmetic, by the largest element
+SATURATED_EPS = 4  # of the arithmetic, relative to the largest element
 
 
 def check_precision(function, oracle, tensors):
@@ -40,7 +40,7 @@ def test_sequence_values_and_gradients(name, dtype, sizes, device):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_small_hidden_size(name, dtype, hidden, device):
-    """Sizes that no vector width divides, in one or more rows."""
+    """Sizes that are not multiples of any vector width, with one or more rows."""
     batch = 1 + hidden % 13
     check_precision(*pair(name), recurrent_inputs(name, 2, batch, 3, hidden, dtype, device))
 
@@ -77,9 +77,9 @@ def test_one_step_of_16_bit_types_rounds_once_on_the_cpu(name, dtype, sizes):
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_cell_state_of_16_bit_types_is_float32_between_steps(dtype, device):
-    """Every step adds the same small number, which would vanish beside a 16-bit cell state."""
+    """Every step adds the same small number, which a 16-bit cell state would lose."""
     steps, hidden = 512, 3
-    gates = torch.tensor([-6.0, 30.0, 30.0, 0.0], device=device)  # i small, f and g one
+    gates = torch.tensor([-6.0, 30.0, 30.0, 0.0], device=device)  # i is small, f and g are one
     bias = gates.repeat_interleave(hidden).to(dtype)
     zeros = torch.zeros(1, hidden, dtype=dtype, device=device)
     cell = torch.ones(1, hidden, dtype=dtype, device=device)
@@ -95,7 +95,7 @@ def test_cell_state_of_16_bit_types_is_float32_between_steps(dtype, device):
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", NAMES)
 def test_large_pre_activations(name, dtype, size, steps, device):
-    """Saturated gates: finite values and gradients, equal to the reference's in float64."""
+    """Saturated gates: values and gradients are finite and equal the reference's in float64."""
     tensors = list(recurrent_inputs(name, steps, 2, 3, 8, dtype, device))
     at = 3 if steps is None else 3 + len(OF_TORCH[name].states)
     for k in (at - 2, at - 1, at + 1):

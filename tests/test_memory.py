@@ -1,4 +1,4 @@
-"""Memory: none is lost, and where there is not enough the error is torch's own."""
+"""Memory: none is leaked, and if there is not enough the error is torch's own."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,8 @@ def resident():
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_memory_stays_flat(gradient, device):
-    """20,000 calls of the family, errors among them. gelu loses 48 bytes a call in torch < 2.14."""
+    """20,000 calls of the family, including errors. In torch < 2.14 gelu leaks 48 bytes per
+    call."""
     newer = torch.__version__ >= torch.torch_version.TorchVersion("2.14")
     activation = "gelu" if newer else "silu"
     x = torch.randn(4, 4, device=device, requires_grad=gradient)
@@ -54,7 +55,7 @@ HUGE = 1 << 23  # a row of a matrix that fits, a side of one that does not
 
 
 def long(device, *shape, size=HUGE):
-    """Ones of ``shape``, where None stands for ``size``: one element in memory."""
+    """Ones of ``shape``, where None means ``size``; a single element in memory."""
     return torch.ones(1, device=device).expand([size if s is None else s for s in shape])
 
 
@@ -79,11 +80,11 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize(
     "name, inference",
-    # Without Python on the way, the class of the error is lost.
+    # Without Python in between, the class of the error is lost.
     [(n, i) for n in IMPOSSIBLE for i in (False, True) if not (i and n == "gemm-dispatcher")],
 )
 def test_out_of_memory(name, inference, device):
-    """The error is torch's own, of its class and with its figures."""
+    """The error is torch's own, with its class and its numbers."""
     with pytest.raises(RuntimeError) as native:
         torch.empty(HUGE, HUGE, device=device)
     figures = "CUDA out of memory. Tried to allocate" if device == "cuda" else "can't allocate mem"
@@ -102,9 +103,9 @@ def test_out_of_memory(name, inference, device):
     [
         (RuntimeError("my_ops: aten::mm failed: CUDA out of memory. Tried to allocate"), True),
         (RuntimeError("gemm: CUDA launch failed: out of memory (cudaErrorMemoryAllocation)"), True),
-        (RuntimeError("my_ops: empty failed (8 bytes on cpu)"), False),  # there is memory again
+        (RuntimeError("my_ops: empty failed (8 bytes on cpu)"), False),  # memory is free again
         (RuntimeError("gemm: b must have k = 4 rows"), False),
-        (torch.OutOfMemoryError("CUDA out of memory"), False),  # has its class already
+        (torch.OutOfMemoryError("CUDA out of memory"), False),  # has the class already
     ],
 )
 def test_errors_that_are_out_of_memory(error, found):
@@ -113,7 +114,7 @@ def test_errors_that_are_out_of_memory(error, found):
 
 
 class Mallinfo(ctypes.Structure):
-    """Of glibc's <malloc.h>."""
+    """The struct in glibc's <malloc.h>."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -141,7 +142,7 @@ def bytes_in_use():
 
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_no_byte_is_lost(op):
-    """On the host: what a call allocates it frees."""
+    """On the host, every call frees what it allocates."""
     if "gelu" in op.name and torch.__version__ < torch.torch_version.TorchVersion("2.14"):
         pytest.skip("torch loses the name of the kind of gelu")
     tensors = op.tensors(3, torch.float32, "cpu")

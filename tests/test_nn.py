@@ -12,8 +12,8 @@ from samples import ACTIVATIONS
 import my_ops
 from my_ops import reference
 
-FLOAT32_LIMIT = 2.0**-21  # of sums of a few dozen terms of order 1
-HALF_LIMIT = 2.0**-6  # of layers whose parameters have 8 bits
+FLOAT32_LIMIT = 2.0**-21  # for sums of a few dozen terms of order 1
+HALF_LIMIT = 2.0**-6  # for layers whose parameters have 8 bits
 
 LAYERS = {
     "RoundSTE": lambda: my_ops.nn.RoundSTE(),
@@ -113,7 +113,7 @@ def test_linear_exchanges_state_with_torch(activation, bias, device):
         layer = my_ops.nn.LinearActivation(5, 4, bias, device, activation=activation)
         ours = layer.linear
         assert not isinstance(layer, torch.nn.Linear)
-        assert not hasattr(layer, "weight")  # for tools that ask no type
+        assert not hasattr(layer, "weight")  # some tools check for this instead of the type
     theirs = torch.nn.Linear(5, 4, bias, device)
     assert isinstance(ours, torch.nn.Linear)
     assert list(ours.state_dict()) == list(theirs.state_dict())
@@ -142,7 +142,7 @@ def test_linear_wrong_activation(wrong):
 
 
 def positional(function):
-    """The names of positional arguments; those after * are the layer's own."""
+    """The names of positional arguments; those after * belong to the layer."""
     kinds = inspect.signature(function).parameters.values()
     return [p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "mode"]
 
@@ -165,7 +165,7 @@ def test_arguments_stand_in_torch_s_order(ours, theirs, own):
     made = theirs if theirs not in (torch.nn.LSTM, torch.nn.GRU) else torch.nn.RNNBase
     wanted = positional(made.__init__)
     if ours is my_ops.nn.LLTM:
-        wanted = wanted[: wanted.index("proj_size")]  # what follows has a keyword
+        wanted = wanted[: wanted.index("proj_size")]  # the rest are keywords
     if ours is my_ops.nn.GRU:
         wanted.remove("proj_size")
     assert positional(ours.__init__) == wanted
@@ -249,7 +249,7 @@ def test_layers_move_and_convert(dtype, layer, device):
     limit = HALF_LIMIT if dtype == torch.bfloat16 else FLOAT32_LIMIT
     for ours, exact in zip(got, want, strict=True):
         assert ours.dtype == dtype
-        if not isinstance(layer, my_ops.nn.RoundSTE):  # a rounded input may step over one half
+        if not isinstance(layer, my_ops.nn.RoundSTE):  # a rounded input may cross one half
             torch.testing.assert_close(ours.float(), exact, rtol=limit, atol=limit)
 
 
@@ -258,7 +258,7 @@ def _to(part, dtype):
 
 
 def test_training_lowers_the_loss_like_the_reference(device):
-    """The same model over the reference ops, from the same weights: the same losses."""
+    """The same model with the reference ops, from the same weights, has the same losses."""
     ours_layer = my_ops.nn.LLTM(3, 8)
     ours_head = my_ops.nn.LinearActivation(8, 2, activation="gelu")
     inputs, target = torch.randn(7, 4, 3, device=device), torch.randn(7, 4, 2, device=device)

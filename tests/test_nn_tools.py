@@ -1,4 +1,4 @@
-"""The layers under torch's tools: hooks, pruning, reparametrisation, meta, quantization, FX."""
+"""The layers with torch's tools: hooks, pruning, reparametrisation, meta, quantization, FX."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ from torch.utils.mkldnn import to_mkldnn
 
 import my_ops
 
-LIMIT = 2.0**-20  # of float32 sums of a few terms of order 1, in another order
+LIMIT = 2.0**-20  # for float32 sums of a few terms of order 1, in another order
 
 LAYERS = {
     "Linear": lambda **more: my_ops.nn.Linear(5, 4, **more),
@@ -23,7 +23,7 @@ LAYERS = {
     "LLTMCell": lambda **more: my_ops.nn.LLTMCell(5, 4, **more),
     "LLTM": lambda **more: my_ops.nn.LLTM(5, 4, 2, bidirectional=True, **more),
 }
-HOLDERS = {  # of a weight: the module inside the layer
+HOLDERS = {  # the module inside the layer that holds a weight
     "Linear": "",
     "LinearActivation": "linear",
     "LLTMCell": "",
@@ -51,7 +51,7 @@ def first(result):
 
 
 def parts(layer, kind):
-    """The holder of a weight, and the weight's name."""
+    """The module that holds a weight, and the weight's name."""
     holder = layer.get_submodule(HOLDERS[kind])
     return holder, "weights" if hasattr(holder, "weights") else "weight"
 
@@ -165,7 +165,7 @@ def test_reparametrised_weights_are_computed_each_call(way, kind, make, x):
     layer, plain = make(), make()
     names = list(plain.state_dict())
     REPARAMETRISED[way](*parts(layer, kind))
-    layer.eval()  # spectral_norm goes on with its power iteration in training
+    layer.eval()  # in training, spectral_norm continues its power iteration
     for factor in (1.0, 1.5):
         with torch.no_grad():
             for parameter in layer.parameters():
@@ -192,7 +192,7 @@ def filled(layer):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_nothing_is_left_uninitialised(bias, kind, make, x, device):
-    """Every way to fill the parameters of a layer that was made without values."""
+    """Every way to fill the parameters of a layer that was created without values."""
     plain = make(bias=bias)
     state = filled(plain)
     plain.load_state_dict(state)
@@ -258,7 +258,7 @@ def test_a_whole_module_is_saved_and_subclassed(kind, make, x):
 
 
 class Quantized(torch.Tensor):
-    """A weight of int8 and a scale that knows torch's linear alone, as torchao's do."""
+    """A weight of int8 with a scale, which supports only torch's linear, like torchao's."""
 
     @staticmethod
     def __new__(cls, values, scale):
@@ -285,7 +285,7 @@ class Quantized(torch.Tensor):
 
 
 class Dispatched(Quantized):
-    """The same by what torch's linear is made of, as semi-structured sparse weights do it."""
+    """The same for the ops inside torch's linear, like semi-structured sparse weights."""
 
     __torch_function__ = nn.Parameter.__torch_function__  # none
 
@@ -332,7 +332,7 @@ def model():
 @pytest.mark.filterwarnings("ignore:torch.*quant.* deprecated")
 @pytest.mark.parametrize("scripted", [False, True])
 def test_quantize_dynamic(scripted):
-    """It takes torch.nn.Linear by its exact type, which a Linear may become."""
+    """It takes torch.nn.Linear by its exact type, which a Linear can be given."""
     if torch.backends.quantized.engine == "none":
         pytest.skip("this torch is built without a quantized engine")
     plain, quantized = model(), model()
@@ -384,7 +384,7 @@ def test_transformer_encoder_layer(inference, device):
         for layer in (ours, fused):
             torch.testing.assert_close(layer(x), plain(x), rtol=8 * LIMIT, atol=8 * LIMIT)
         ours.linear1 = fused.linear1
-        ours.activation_relu_or_gelu = 1  # as nn.TransformerEncoderLayer is made by default
+        ours.activation_relu_or_gelu = 1  # the default of nn.TransformerEncoderLayer
         with pytest.raises(AttributeError, match=r"LinearActivation.*weight"):
             ours(x)
 

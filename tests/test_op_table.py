@@ -1,4 +1,4 @@
-"""The table of docs/reference.md: everything that it is to say holds, on every device there is."""
+"""The table in docs/reference.md: everything it says holds, on every device there is."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is not a plain tensor, passed as one: FX proxies, __torch_function__, wrong types."""
+"""Arguments that are not plain tensors: FX proxies, __torch_function__, wrong types."""
 
 import copy
 import inspect
@@ -18,7 +18,7 @@ import my_ops
 
 
 def calls():
-    """Of each public function: its tensors by name, and its other arguments."""
+    """For each public function: its tensors by name, and its other arguments."""
     parameters = {"weights": torch.randn(9, 5), "bias": torch.randn(9)}
     h, c = torch.randn(2, 4, 3)
     sequence = torch.randn(3, 4, 2)
@@ -67,7 +67,7 @@ def public(name):
 
 
 def call(name, tensors, options):
-    """Positional where that is allowed."""
+    """Positional arguments where that is allowed."""
     function = public(name)
     kinds = inspect.signature(function).parameters
     positional = [t for n, t in tensors.items() if kinds[n].kind != inspect.Parameter.KEYWORD_ONLY]
@@ -84,7 +84,7 @@ def assert_equal(got, want):
 
 
 class Duck:
-    """Not a tensor, but it says what a function does with it."""
+    """Not a tensor, but it defines what a function does with it."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -102,7 +102,7 @@ def test_a_duck_gets_the_public_function_and_all_arguments(name, place):
     assert arguments.pop(place) is duck
     for given, value in {**tensors, **options}.items():
         assert given == place or arguments.pop(given) is value
-    assert set(arguments.values()) <= {None}  # what was left out
+    assert set(arguments.values()) <= {None}  # the arguments that were left out
 
 
 def test_a_duck_as_a_size():
@@ -161,7 +161,7 @@ def test_the_default_device_is_that_of_the_mode():
 
 
 class Own(torch.nn.Parameter):
-    """A parameter of a library that adds attributes, not behaviour."""
+    """A parameter from a library that adds attributes, but no behaviour."""
 
 
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
@@ -179,7 +179,7 @@ def test_a_subclass_of_parameter_is_a_tensor(op, device):
 
 
 def traced(name):
-    """A function of all tensors of a call, in a graph."""
+    """A function of all tensors of a call, as a graph."""
     tensors, options = calls()[name]
     names = ", ".join(tensors)
     scope = {"call": call, "options": options}
@@ -280,7 +280,7 @@ def of_another_kind(kind, like):
     return getattr(like, f"to_{kind}")()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of prototypes
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about prototypes
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize(
     "kind, said",
@@ -331,7 +331,9 @@ def test_a_dtensor_without_the_sharding_rules_is_told_of_them():
     )
     assert done.returncode == 0, done.stderr
     *told, first, second, third = done.stdout.splitlines()
-    hint = "d_sigmoid: z is a DTensor: import my_ops.distributed first, for its sharding rules"
+    hint = (
+        "d_sigmoid: z is a DTensor: import my_ops.distributed first, which has the sharding rules"
+    )
     assert told == [hint] * 3
     assert (first, second, third) == ("True",) * 3
 
@@ -368,7 +370,7 @@ def test_inference_tensors(name, device):
     if name == "prepack":
         inside.current()
         return
-    if name == "gemm-out":  # as torch.mm does
+    if name == "gemm-out":  # like torch.mm
         with pytest.raises(RuntimeError, match=r"^gemm: out must not be an inference tensor"):
             call(name, tensors, options)
         return

@@ -1,4 +1,4 @@
-"""The installed package: what the module links, exports and says when it cannot be loaded."""
+"""The installed package: what the module links and exports, and its message if it does not load."""
 
 import importlib.metadata
 import json
@@ -65,7 +65,7 @@ def test_launches_only_in_kernels(folder):
 
 @IN_REPOSITORY
 def test_launchers_only_launch():
-    """Kernels and launchers neither throw, print, allocate, synchronise nor end the process."""
+    """Kernels and launchers do not throw, print, allocate, synchronise or end the process."""
     forbidden = (
         r"\bthrow\b|\bprintf\b|std::c(out|err)|\bexit\(|\babort\(|\bassert\(|\bnew\s|\bmalloc\("
         r"|std::(vector|string|map|make_)|cudaMalloc|cudaFree|cudaDeviceSynchronize"
@@ -76,9 +76,9 @@ def test_launchers_only_launch():
 
 @IN_REPOSITORY
 def test_the_binding_chooses_nothing():
-    """Which kernel, tile or library call takes a problem, the plan says: csrc neither compares
-    sizes with tuned numbers, nor asks what the device is, nor names a kernel but to show a plan.
-    """
+    """The plan decides which kernel, tile or library call takes a problem. csrc does not compare
+    sizes with tuned numbers, does not ask about the device, and names kernels only to show a
+    plan."""
     chooses = (
         r"(?<![<>-])[<>]=?\s*\d{2,}|DeviceFacts|current_device|sm_count|\b(cublas|cudnn)\w*\("
         r"|(GemmKernel|RecurrentPlan::Kind)::(?!kLibrary)\w+(?!:)\b|make_recurrent_plan"
@@ -94,7 +94,8 @@ def test_stream_and_sizes_have_no_defaults():
 
 @IN_REPOSITORY
 def test_asm_only_in_ptx():
-    """One name for each: whoever needs an instruction finds it in kernels/ptx, or adds it there."""
+    """One function for each: code that needs an instruction finds it in kernels/ptx, or adds it
+    there."""
     found = [
         str(path.relative_to(REPOSITORY))
         for folder in ("kernels", "include", "csrc")
@@ -181,7 +182,7 @@ def test_exports_the_c_interface_alone(elf):
     called = set(re.findall(r"my_ops_fast_fp32_\w+", (PACKAGE / "_fast_fp32.py").read_text()))
     for_cuda = json.loads((PACKAGE / "_build.json").read_text())["nvcc"] is not None
     exported = {s.name for s in elf.symbols() if s.defined}
-    assert exported == set(declared) | (called if for_cuda else set())  # the switch is CUDA's
+    assert exported == set(declared) | (called if for_cuda else set())  # only CUDA has the switch
 
 
 def test_imports_only_the_stable_interface(elf):
@@ -191,11 +192,11 @@ def test_imports_only_the_stable_interface(elf):
     cuda = [
         name for name in wanted if re.match(r"aoti_torch_get_current_cuda_stream|cu[A-Z]", name)
     ]
-    assert all(wanted[name] for name in cuda)  # absent from CPU builds of torch
+    assert all(wanted[name] for name in cuda)  # CPU builds of torch lack these
 
 
 def test_no_build_paths_in_the_module():
-    """Messages of torch's headers name their file: not where it was on the build machine."""
+    """Messages of torch's headers name their file, but not its place on the build machine."""
     assert re.findall(rb"/[^\0]*/torch/include/[^\0]*", MODULE.read_bytes()) == []
 
 
@@ -239,7 +240,8 @@ else:
 
 
 def test_import_is_quiet(tmp_path):
-    """No warning, no CUDA context; compiled gradients are cached under the package's version."""
+    """No warning and no CUDA context. The cache of compiled gradients depends on the package's
+    version."""
     script = """
 import sys, warnings
 import torch

@@ -1,4 +1,4 @@
-"""What the build writes beside the code: page, bill of materials; and the same bytes twice."""
+"""What the build writes besides the code: page and bill of materials. It repeats byte for byte."""
 
 import importlib.metadata
 import json
@@ -24,7 +24,7 @@ import preflight  # noqa: E402
 import sbom  # noqa: E402
 
 HOME = "https://example.org/owner/my_ops"
-# Not find_spec: looking pip up switches setuptools' distutils off, which torch.compile needs.
+# Not find_spec: looking up pip turns off setuptools' distutils, which torch.compile needs.
 NEEDS_PIP = pytest.mark.skipif(
     not any(importlib.metadata.distributions(name="pip")), reason="needs pip"
 )
@@ -32,7 +32,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--isolated")
 
 
 def copy_source(folder):
-    """What an sdist holds, in a folder of its own."""
+    """The contents of an sdist, in a separate folder."""
     for name in ("csrc", "include", "kernels", "my_ops", "tools/build"):
         ignored = shutil.ignore_patterns("__pycache__", "*.so", "_build.json")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
@@ -93,7 +93,7 @@ def test_page_without_a_home_is_the_readme(tmp_path):
 
 @NEEDS_PIP
 def test_downloading_the_sdist_compiles_nothing(tmp_path):
-    """A machine without torch and without a compiler: pip wants the metadata only."""
+    """On a machine without torch and a compiler: pip only needs the metadata."""
     source = copy_source(tmp_path / "source")
     script = "import backend; backend.build_sdist('.')"
     absent = tmp_path / "absent"
@@ -117,7 +117,7 @@ def test_downloading_the_sdist_compiles_nothing(tmp_path):
 
 
 def wheel(folder):
-    """A build for the CPU; the files of the wheel, by name."""
+    """Builds for the CPU; returns the wheel's files by name."""
     source = copy_source(folder)
     command = [*PIP, "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", folder / "dist"]
     run([*command, source], folder, MY_OPS_WITH_CUDA="0", SOURCE_DATE_EPOCH="1767225600")
@@ -148,7 +148,7 @@ def toolkit():
 
 
 def test_two_compilations_give_the_same_kernels(toolkit, tmp_path):
-    """With the flags of setup.py: nvcc puts its process number into some kernels' names."""
+    """With the flags of setup.py. nvcc puts its process id into some kernels' names."""
     if not toolkit.takes("--frandom-seed"):
         pytest.skip("this nvcc can put nothing else there")
     script = (

@@ -1,5 +1,5 @@
-"""Which kernel runs what on which GPU, and whether that GPU can: asked of the code that chooses,
-with made-up devices, on any machine."""
+"""Which kernel runs what on which GPU, and whether that GPU can run it. The planning code itself is
+tested with made-up devices, on any machine."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 KIB, MIB = 1024, 1024**2
-UNASKED = 48 * KIB  # of shared memory, which a block has without asking
+UNASKED = 48 * KIB  # shared memory that a block has by default
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("c++") or not (ROOT / "kernels").exists(),
@@ -24,9 +24,9 @@ class Device(NamedTuple):
     major: int
     minor: int
     processors: int
-    shared_bytes: int  # of a block: technical specifications in the CUDA programming guide
+    shared_bytes: int  # per block: technical specifications in the CUDA programming guide
     l2_bytes: int
-    code: int  # of the wheel, that the device runs
+    code: int  # the architecture in the wheel that the device runs
     hopper_code: int = 0
 
     @property
@@ -40,14 +40,14 @@ DEVICES = {
     "A10": Device(8, 6, 72, 99 * KIB, 6 * MIB, 86),
     "L4": Device(8, 9, 58, 99 * KIB, 48 * MIB, 86),
     "H200": Device(9, 0, 132, 227 * KIB, 60 * MIB, 90, 1),
-    "H200-slice": Device(9, 0, 16, 227 * KIB, 8 * MIB, 90, 1),  # the smallest of MIG
+    "H200-slice": Device(9, 0, 16, 227 * KIB, 8 * MIB, 90, 1),  # the smallest slice by MIG
     "H200-plain": Device(9, 0, 132, 227 * KIB, 60 * MIB, 90, 0),  # a build for 9.0, not 9.0a
     "B200": Device(10, 0, 148, 227 * KIB, 126 * MIB, 100),
     "RTX5090": Device(12, 0, 170, 99 * KIB, 96 * MIB, 120),
     "A10-old-code": Device(8, 6, 72, 99 * KIB, 6 * MIB, 75),  # a build for 7.5, with PTX
 }
 EACH_DEVICE = pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
-GEMM = {  # the kernels of a product that a device meets
+GEMM = {  # the kernels of products that can run on a device
     "T4": "small library",
     "A100": "fp32_sm80 small library",
     "A10": "fp32_sm80 small library",
@@ -75,7 +75,7 @@ LAYERS = {
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """A list of questions to the list of answers: plan.cpp says how."""
+    """Returns a function from a list of questions to a list of answers: see plan.cpp."""
     program = tmp_path_factory.mktemp("plan") / "plan"
     source = Path(__file__).with_name("plan.cpp")
     folders = (f"-I{ROOT}/{name}" for name in ("kernels", "include"))
@@ -102,7 +102,7 @@ def flags(count):
 
 
 def size(largest_power):
-    """Around powers of two, small ones as often as large."""
+    """Sizes around powers of two; small ones are as frequent as large ones."""
     power = torch.rand(()).item() * largest_power
     return max(1, int(2**power) + int(torch.randint(-1, 2, ())))
 
@@ -138,7 +138,7 @@ def test_a_product_fits_the_device(device, plan):
         assert device.hopper_code or kernel not in ("fp32_sm90", "half_sm90")
         high, tf32 = question[-3:-1]
         if question[7] == 4 and tf32 and not high and device.major >= 8:
-            assert kernel != "library", question  # which would round to TF32
+            assert kernel != "library", question  # it would round to TF32
     name = next(name for name, known in DEVICES.items() if known is device)
     assert {kernel for kernel, *_ in answers} == set(GEMM[name].split())
 
@@ -157,7 +157,7 @@ def test_a_layer_fits_the_device(device, cell, plan):
 
 LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "lstm", 0, 2, 127, 1024, "grid"),
-    ("H200", "lstm", 0, 2, 128, 1024, "warpgroup"),  # a tile of 64 rows for each of two groups
+    ("H200", "lstm", 0, 2, 128, 1024, "warpgroup"),  # one tile of 64 rows for each of two groups
     ("H200", "gru", 0, 2, 256, 1024, "warpgroup"),
     ("H200", "lltm", 0, 2, 512, 1024, "warpgroup"),
     ("H200", "lstm", 0, 2, 513, 1024, "steps"),  # a third wave
@@ -168,7 +168,7 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "lstm", 0, 2, 8000, 256, "warpgroup"),
     ("H200", "lstm", 0, 2, 1 << 20, 64, "warpgroup"),
     ("H200", "lstm", 0, 2, 1 << 20, 56, "steps"),
-    ("H200", "lstm", 0, 2, 8000, 252, "steps"),  # rows of no whole 16 bytes
+    ("H200", "lstm", 0, 2, 8000, 252, "steps"),  # rows are not whole 16-byte vectors
     ("H200", "lstm", 0, 4, 8000, 256, "steps"),
     ("H200", "lstm", 1, 2, 8000, 256, "steps"),
     ("H200", "gru", 0, 2, 256, 1032, "steps"),
@@ -236,7 +236,7 @@ def test_weights_worth_packing(name, n, k, want, plan):
     assert plan([("packs", *DEVICES[name], n, k)]) == [(str(want),)]
 
 
-PLANNED = {  # kernels that ask for shared memory at a launch; without one: static, up to 48 KiB
+PLANNED = {  # kernels that request shared memory at launch; others have up to 48 KiB, static
     "gemm_small_kernel": "at most 32 KiB",
     "fp32_skinny_kernel": "fp32_skinny::kNeeds",
     "fp32_sm80_kernel": "fp32_sm80::needs",
@@ -252,7 +252,7 @@ PLANNED = {  # kernels that ask for shared memory at a launch; without one: stat
 
 
 def test_no_kernel_is_forgotten():
-    """Of all kernels, those with dynamic shared memory or in clusters of layers are in the list."""
+    """All kernels with dynamic shared memory, or that run layers in clusters, are in the list."""
     found = set()
     for path in (ROOT / "kernels").glob("*/*.cu*"):
         for kernel in path.read_text().split("__global__")[1:]:

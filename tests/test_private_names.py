@@ -1,6 +1,6 @@
 """my_ops works in a torch without one of the private names it uses, and says what is lost.
 
-All stand in my_ops/_private.py, and each has a substitute.
+All are in my_ops/_private.py, each with a substitute.
 """
 
 import ast
@@ -18,7 +18,7 @@ from my_ops.ops import PackedWeight
 
 PACKAGE = Path(my_ops.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-DOCUMENTED = {"_check"}  # of torch's guide to torch.library
+DOCUMENTED = {"_check"}  # in torch's guide to torch.library
 UNDOCUMENTED = {"to_save", "saved_for_forward", "dirty_tensors", "tensor_meta"}  # and not private
 
 
@@ -27,7 +27,8 @@ def is_private(name):
 
 
 def own_names(trees):
-    """What the package itself defines: functions, classes, modules, variables, attributes."""
+    """The names that the package itself defines: functions, classes, modules, variables,
+    attributes."""
     names = {source.stem for source in SOURCES}
     for node in (node for tree in trees.values() for node in ast.walk(tree)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -44,7 +45,8 @@ def own_names(trees):
 
 
 def foreign_names():
-    """{file: what its code imports or reads by a dot, or by getattr, of objects not its own}."""
+    """{file: names that its code imports, or reads with a dot or getattr, from objects not its
+    own}."""
     trees = {source: ast.parse(source.read_text()) for source in SOURCES}
     own, found = own_names(trees), {}
     for source, tree in trees.items():
@@ -68,13 +70,13 @@ def foreign_names():
 
 
 def looked_up():
-    """(module, name, whether something is lost) of every name that _private.py looks up."""
+    """(module, name, whether something is lost) for every name that _private.py looks up."""
     for node in ast.walk(ast.parse((PACKAGE / "_private.py").read_text())):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "_torch":
             yield node.args[0].value, node.args[1].value, len(node.args) == 4
 
 
-LOST = {  # all else works
+LOST = {  # everything else works
     "_AutoDispatchBelowAutograd": ["func", "forward", "nested"],
     "_SingleLevelFunction": ["func"],
     "enable_single_level_autograd_function": ["func"],
@@ -86,7 +88,7 @@ LOOKED_UP = [*looked_up(), ("torch.autograd.forward_ad", "_current_level", False
 def test_private_names_stand_in_one_place():
     found = foreign_names()
     assert found.pop("_private.py") == {"_current_level", "_dynamo_marked_constant", "_version"}
-    # TorchScript reads a layer's parameters there, and cannot read them by way of another module.
+    # TorchScript reads a layer's parameters there, and cannot read them through another module.
     assert found.pop("recurrent/_torch_layers.py") == {"_flat_weights"}
     assert {file: names for file, names in found.items() if names} == {}
     assert {name for _, name, lost in LOOKED_UP if lost} == set(LOST)
@@ -198,7 +200,7 @@ def run_without(module, name, script):
     "module, name, lost", LOOKED_UP, ids=[f"{module}.{name}" for module, name, _ in LOOKED_UP]
 )
 def test_without(module, name, lost):
-    """The same by the public way: one warning if that can do less, else none."""
+    """The public substitute gives the same results; it warns once if it can do less."""
     warned = run_without(module, name, SCRIPT)
     assert len(warned) == lost
     assert all(f"private name that my_ops uses, {module}.{name};" in text for text in warned)
@@ -219,7 +221,7 @@ def test_compile_without(module, name):
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_compile_without_the_mark_of_a_constant(monkeypatch, allowed):
-    """What torch.compile no longer takes for a constant it traces."""
+    """torch.compile traces what it no longer treats as a constant."""
     tf32 = sys.modules["my_ops.ops.gemm"]._cublas_tf32
     monkeypatch.delattr(tf32, "_dynamo_marked_constant")
     torch.set_float32_matmul_precision("high" if allowed else "highest")
@@ -236,7 +238,7 @@ def test_compile_without_the_mark_of_a_constant(monkeypatch, allowed):
 
 
 def test_without_the_version_of_a_tensor(monkeypatch):
-    """What prepack() and autocast know of a weight that changed is lost, and nothing else."""
+    """Only prepack() and autocast are affected: they no longer notice that a weight changed."""
 
     class Uncounted:
         def is_inference(self):

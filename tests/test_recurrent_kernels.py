@@ -1,5 +1,5 @@
-"""What the backends compute for a recurrent cell, at sizes of every kernel: against the
-reference in float64. The gradients of the weights are made here from those of the terms."""
+"""What the backends compute for a recurrent cell, at sizes for every kernel, compared with the
+reference in float64. The gradients of the weights are computed here from those of the terms."""
 
 import pytest
 import torch
@@ -12,24 +12,24 @@ ops = torch.ops.my_ops
 NAN, INF = float("nan"), float("inf")
 CELL = {cell.name: cell for cell in CELLS}
 
-# Largest error beside max(1, the largest result), in units of eps: at most four times what is seen,
-# 19.5 and 22.7 (lltm over 20 steps), 1.3 in 16 bits.
+# Largest error relative to max(1, the largest result), in units of eps: at most four times the
+# largest seen, which are 19.5 and 22.7 (lltm over 20 steps), and 1.3 in 16 bits.
 LIMIT = {torch.float64: 80, torch.float32: 80, torch.float16: 5, torch.bfloat16: 5}
 
 # steps, batch, inputs, hidden
 SIZES = [(5, 3, 4, 7), (9, 19, 33, 64), (1, 2, 3, 5), (7, 33, 20, 300), (12, 1, 16, 256)]
-CUDA_SIZES = [  # clusters, grids of one and two tiles, and a product a step
+CUDA_SIZES = [  # clusters, grids of one and two tiles, and a product per step
     *[(20, 16, 64, 512), (6, 64, 64, 1024), (8, 4, 40, 129), (6, 20, 32, 700), (5, 300, 16, 256)],
     *[(40, 2, 24, 33), (6, 256, 64, 512), (20, 5, 8, 520), (9, 8, 16, 1100), (9, 1, 16, 2048)],
-    (3, 300, 16, 640),  # a float32 product a step, of packed weights
+    (3, 300, 16, 640),  # a float32 product per step, with packed weights
 ]
-# Forward in 16 bits by warpgroups: part of a tile, one step, a second wave, blocks of 32 units.
+# Forward in 16 bits with warpgroups: part of a tile, one step, a second wave, blocks of 32 units.
 MANY_ROWS = [(5, 700, 24, 200), (3, 300, 33, 1024), (1, 130, 8, 1000), (3, 2500, 16, 256)]
 MANY_ROWS += [(12, 256, 8, 512)]
 
 
 class Problem:
-    """Of a cell with torch's four parameters; lltm has no bias of the product with h."""
+    """For a cell with torch's four parameters; lltm has no bias in the product with h."""
 
     def __init__(self, name, sizes, mode, dtype, device):
         steps, batch, inputs, hidden = sizes
@@ -62,7 +62,7 @@ class Problem:
         return [self.h] if self.c is None else [self.h, self.c]
 
     def ours(self):
-        """By name: the results, and the gradients."""
+        """The results and the gradients, by name."""
         parameters = [self.w_x, self.w_h, self.b_x, self.b_h]
         if self.of_lltm:
             parameters = [torch.cat([self.w_h, self.w_x], 1), self.b_x]
@@ -94,7 +94,7 @@ class Problem:
         }
 
     def exact(self):
-        """The same by the reference, in float64; lltm has no bias of the product with h."""
+        """The same from the reference, in float64; lltm has no bias in the product with h."""
         x, h, c, w_x, w_h, b_x, b_h, *grads = (
             None if t is None else t.double().clone().requires_grad_()
             for t in (self.x, self.h, self.c, self.w_x, self.w_h, self.b_x, self.b_h, *self.grads)
@@ -158,7 +158,7 @@ def test_what_is_reset_reaches_nothing(name, sizes, dtype, device):
     if problem.c is not None:
         problem.c[0] = INF
     got = problem.ours()
-    # A float32 product a step takes its rounding from the values of all rows.
+    # The rounding of a float32 product per step depends on the values of all rows.
     for key, value in want.items():
         if dtype == torch.float32 and sizes in MANY_ROWS:
             scale = max(1.0, value.abs().max().item()) * torch.finfo(dtype).eps

@@ -1,4 +1,4 @@
-"""What every op guarantees: opcheck, real and fake metadata, repeatability."""
+"""What every op guarantees: opcheck, equal real and fake metadata, repeatability."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ import my_ops
 from my_ops import reference
 from my_ops.ops._common import UNARY
 
-# torch.library.opcheck itself reads .grad of tensors that are no leaves (torch >= 2.14).
+# torch.library.opcheck reads .grad of tensors that are not leaves (torch >= 2.14).
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 REPEATS = 100
@@ -95,7 +95,7 @@ def test_unary_backward_fuzzed(device, data):
 def test_custom_add_fuzzed(device, data):
     shape = data.draw(shapes)
     dtypes = st.sampled_from([*FLOATING, *SIGNED_OR_BYTE])
-    if data.draw(st.booleans()):  # one shape, and maybe one layout
+    if data.draw(st.booleans()):  # one shape, and perhaps one layout
         drawn = [data.draw(layouts(shape)) for _ in range(2)]
         one_layout = data.draw(st.booleans())
         pair = [(shape, drawn[i and not one_layout]) for i in range(2)]
@@ -145,7 +145,7 @@ def test_linear_fuzzed(device, data):
     activation = data.draw(st.sampled_from([None, "relu"]))
     (got,) = check_metadata(lambda *ts: my_ops.linear(*ts, activation=activation), tensors)
     want = reference.linear(*(t.double() for t in tensors), activation=activation)
-    # Quarters of small integers: sums are exact, and only the stored result is rounded.
+    # Quarters of small integers: sums are exact, so only the stored result is rounded.
     assert torch.equal(got, want.to(dtype))
 
 

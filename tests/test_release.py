@@ -29,7 +29,7 @@ pytest.importorskip("packaging")
 import check_release  # noqa: E402
 import make_index  # noqa: E402
 
-# Not find_spec: looking pip up switches setuptools' distutils off, which torch.compile needs.
+# Not find_spec: looking up pip turns off setuptools' distutils, which torch.compile needs.
 PIP = any(importlib.metadata.distributions(name="pip"))
 
 WORKFLOWS = sorted((REPOSITORY / ".github").glob("workflows/*.yml"))
@@ -83,7 +83,7 @@ README = (REPOSITORY / "README.md").read_text()
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_examples_of_the_readme_print_what_they_say(code):
-    """The one of a cell, which is generated first, is in examples/test_examples.py."""
+    """The example of a cell, which is generated first, is tested in examples/test_examples.py."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     said = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert said
@@ -95,7 +95,7 @@ def test_readme_is_short():
 
 
 def test_build_takes_no_python_that_its_torch_lacks():
-    """torch 2.15, which +cu132 is built with, has no wheel for Python 3.10."""
+    """torch 2.15, with which +cu132 is built, has no wheel for Python 3.10."""
     text = (REPOSITORY / "pyproject.toml").read_text()
     pythons = re.search(r'^build = "cp3(\d)\{(\d)', text, re.MULTILINE)
     assert int(pythons[1] + pythons[2]) >= 11
@@ -104,7 +104,7 @@ def test_build_takes_no_python_that_its_torch_lacks():
 
 
 def test_audit_runs_under_every_python():
-    """torch-abi-audit needs 3.11: where it is asked for, the marker says so."""
+    """torch-abi-audit needs 3.11: its requirements have a marker that says so."""
     for name in ("audit.in", "audit.txt"):
         text = (REPOSITORY / "tools/requirements" / name).read_text()
         (line,) = re.findall(r"^torch-abi-audit.*$", text, re.MULTILINE)
@@ -123,7 +123,7 @@ def test_tools_are_pinned_by_hash(name):
 
 
 def steps(path):
-    """The commands of a workflow's steps."""
+    """The commands in a workflow's steps."""
     lines = iter(path.read_text().splitlines())
     for line in lines:
         if match := re.match(r"( +(?:- )?)run: (.*)", line):
@@ -137,7 +137,7 @@ def steps(path):
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *ACTIONS], ids=lambda path: path.stem)
 def test_jobs_run_what_a_developer_runs(path):
-    """A target of make or a session of nox: the shell of a workflow is tried by nobody."""
+    """A make target or a nox session, because nobody tries the shell code of a workflow."""
     sessions = re.findall(
         r"^def (\w+)\(session", (REPOSITORY / "tools/noxfile.py").read_text(), re.M
     )
@@ -204,7 +204,7 @@ def test_permissions_are_named(path):
 
 
 def test_prerequisites_are_the_same_everywhere():
-    """Where they are said, and on the bare machine of CI, where they are all there is."""
+    """In every place that states them, and on CI's bare machine, which has nothing else."""
     (packages,) = re.findall("apt install (.*)$", preflight.APT)
     for name in ("README.md", "docs/install.md"):
         assert f"`apt install {packages}`" in (REPOSITORY / name).read_text()
@@ -320,7 +320,7 @@ def test_json_index(index):
 
 @pytest.fixture
 def release(tmp_path):
-    """Files of every wheel of version 0.2.0, and its source's version and changelog."""
+    """The files of every wheel of version 0.2.0, and its source's version and changelog."""
     folder = tmp_path / "dist"
     folder.mkdir()
     for cuda in check_release.CUDA:
@@ -405,7 +405,7 @@ def test_run_of_the_tests_is_recorded(tmp_path):
     runs: list = []
     for one in (
         *(run("2.10.0"), run("2.10.0", "aarch64"), run("2.9.1+cpu")),
-        run("2.10.0+cpu", passed=2),  # takes the place of the first
+        run("2.10.0+cpu", passed=2),  # replaces the first
     ):
         runs = record_suite.add(runs, one)
     assert [(row["torch"], row["processor"]) for row in runs] == [

@@ -1,4 +1,4 @@
-"""``python -m my_ops``: right where all is well, and there where torch or the module is not."""
+"""``python -m my_ops``: right if all is well, and available if torch or the module is broken."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_covers_follows_the_letters():
 
 
 class FakeCuda:
-    """Of libcuda.so.1: a driver of CUDA 12.9 and two GPUs."""
+    """A fake libcuda.so.1: a driver for CUDA 12.9 and two GPUs."""
 
     CAPABILITIES = ((9, 0), (8, 6))
     init_error = 0
@@ -166,18 +166,18 @@ def hint(here, build, source):
 @pytest.mark.parametrize(
     ("here", "build", "source", "line"),
     [
-        # a released wheel: the plain one, which every driver takes
+        # a released wheel: the plain one, which works with every driver
         (None, RELEASED, None, PLAIN),
         (machine("13.0", (9, 0)), RELEASED, None, PLAIN),
         (machine("13.0", (9, 0)), {**RELEASED, "version": "0.1.0+cu130"}, None, PLAIN),
         (machine("12.4", (9, 0)), RELEASED, None, PLAIN),
         (machine("12.8", (7, 0), (10, 0)), RELEASED, None, PLAIN),
-        # from its source: pip brings CUDA 13's compiler
+        # from source: pip installs CUDA 13's compiler
         (None, None, "/a folder", "MY_OPS_WITH_CUDA=0 '/a folder'"),
         (machine("13.0", (9, 0)), None, "/src", "/src"),
         (machine("13.0", (9, 0)), {**RECORD, "nvcc": None}, "/src", "/src"),
         (machine("13.0", (9, 0)), RELEASED, "git+https://a/b@123", "git+https://a/b@123"),
-        # the file it came from, while that runs here
+        # the file it came from, if that runs here
         (None, RECORD, "/dist/my_ops.whl", "/dist/my_ops.whl"),
         (machine("13.0", (9, 0)), RECORD, "/dist/my_ops.whl", "/dist/my_ops.whl"),
         (machine("12.4", (9, 0)), RELEASED, "/dist/my_ops.whl", PLAIN),
@@ -216,7 +216,7 @@ def test_install_hint_names_the_toolkit_for_an_older_driver(linux):
             machine("11.8", (8, 0)),
             RELEASED,
             "/src",
-            "this one knows 11.8: update the NVIDIA driver",
+            "this one supports 11.8: update the NVIDIA driver",
         ),
         (machine("12.4", (9, 0)), RECORD, "/dist/my_ops.whl", "does not know where it came from"),
         (None, RECORD, None, "does not know where it came from"),
@@ -230,7 +230,7 @@ def test_no_install_hint(linux, here, build, source, why):
 @pytest.mark.parametrize(("system", "name"), [("Darwin", "macOS"), ("Windows", "Windows")])
 def test_another_system(monkeypatch, capsys, system, name):
     """One sentence, no traceback."""
-    sentence = f"my_ops runs on Linux only, and this machine runs {name}; on Windows, WSL is Linux"
+    sentence = f"my_ops runs on Linux only, and this machine runs {name}; on Windows, use WSL"
     monkeypatch.setattr(_install_hint.platform, "system", lambda: system)
     monkeypatch.setattr(report, "driver", lambda: None)
     monkeypatch.setattr(report.sys, "argv", ["-m", "install-hint"])
@@ -247,7 +247,7 @@ def test_another_system(monkeypatch, capsys, system, name):
 
 @pytest.fixture
 def installed(tmp_path):
-    """A my_ops that pip installed, by what pip noted of it."""
+    """A my_ops that pip has installed, with pip's record of where it came from."""
 
     def run_hint(noted):
         site = tmp_path / "site"
@@ -296,7 +296,12 @@ def test_install_hint_follows_what_pip_noted(installed, tmp_path, url, noted, li
     ("here", "build", "torch", "start"),
     [
         (machine("13.0", (9, 0)), {}, {}, None),
-        (machine("12.4", (9, 0)), {}, {}, "the driver knows CUDA 12.4, and this build needs CUDA"),
+        (
+            machine("12.4", (9, 0)),
+            {},
+            {},
+            "the driver supports CUDA 12.4, and this build needs CUDA",
+        ),
         (machine("13.0", (7, 0)), {}, {}, "GPU has compute capability 7.0, and this build has"),
         (machine("13.0", (9, 0)), {"nvcc": None}, {}, "this build runs on the CPU only"),
         (machine("13.0", (9, 0)), {}, {"cuda": None}, "torch is a CPU build"),

@@ -1,4 +1,4 @@
-"""reset=: states that are zero before a step, of every recurrent op and layer."""
+"""reset=: states are zero before a step, in every recurrent op and layer."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ LAYERS = {
     "lstm": my_ops.nn.LSTM,
     "gru": my_ops.nn.GRU,
 }
-LIMIT = 1e-12  # in float64: other orders of sums
+LIMIT = 1e-12  # in float64: sums in another order
 
 
 def inputs(name, sizes, dtype, device):
@@ -27,7 +27,7 @@ def inputs(name, sizes, dtype, device):
 
 
 def drawn_reset(steps, batch, device):
-    """Some rows at the first step, the last row never."""
+    """Some rows are reset at the first step, the last row never."""
     reset = torch.rand(steps, batch, device=device) < 0.3
     reset[0, ::2] = True
     reset[:, -1] = False
@@ -121,7 +121,7 @@ def test_beyond_the_end_it_does_not_matter(name, device):
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_state_held_stays_behind(name, dtype, value, ragged, create_graph, device):
-    """At the first step, in results and in all gradients; that of the state itself is zero."""
+    """At the first step, in results and all gradients; the gradient of the state itself is zero."""
     steps, count = 5, STATES[name]
     tensors = inputs(name, (steps, 4, 3, 8), dtype, device)
     reset = drawn_reset(steps, 4, device)
@@ -177,7 +177,7 @@ def test_not_a_number_in_a_row_ends_with_the_reset(dtype, name, device):
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_over_resets(name, own, device):
-    """With the same parameters for all, and with ``own``."""
+    """With the same parameters for all, and with each one's ``own``."""
     tensors = inputs(name, (5, 3, 4, 6), torch.float64, device)
     resets = torch.stack([drawn_reset(5, 3, device) for _ in range(4)])
     lengths, start = torch.tensor([5, 0, 3], device=device), 1 + STATES[name]
@@ -215,7 +215,7 @@ def flat(results):
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_segments_are_as_if_run_one_by_one(name, both, layers, device):
-    """In either direction: no state crosses from a segment to the next, nor back."""
+    """In either direction: no state passes from a segment to the next, nor back."""
     layer = made(name, device, num_layers=layers, bidirectional=both)
     ends = [0, 3, 4, 9]
     rows = [torch.randn(n, 2, 5, dtype=torch.float64, device=device) for n in (3, 1, 5)]

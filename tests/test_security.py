@@ -1,4 +1,5 @@
-"""What SECURITY.md says: no file, network or process at import and call; checkpoints of tensors."""
+"""The claims of SECURITY.md: no file, network or process at import and call; checkpoints of
+tensors."""
 
 import json
 import os
@@ -31,7 +32,7 @@ def call_all(which):
 call_all("reference")  # torch loads parts of itself when they are first used
 """
 
-# Of Python, its libraries and what they call by Python's functions.
+# For Python, its libraries, and what they do through Python's functions.
 AUDITED = """
 import json, sys
 import torch
@@ -51,7 +52,7 @@ stage = ""
 print(json.dumps(seen))
 """
 
-# Of every library in the process, by system call.
+# For every library in the process, by system call.
 TRACED = """
 import os
 import torch
@@ -83,7 +84,7 @@ def run(script, *before):
 def of_the_packages(path):
     """A file of Python, torch or my_ops, or the record of what is installed."""
     roots = {PACKAGE, Path(torch.__file__).parent.parent, Path(sys.prefix), Path(sys.base_prefix)}
-    roots.add(PACKAGE.parent / "my_ops.egg-info")  # of a package that was built in place
+    roots.add(PACKAGE.parent / "my_ops.egg-info")  # for a package that was built in place
     return any(Path(path).resolve().is_relative_to(root.resolve()) for root in roots)
 
 
@@ -98,10 +99,10 @@ def test_no_access_by_python():
         "ctypes.dlopen",
     }
     for event, path, *mode in imported:
-        listed = event in ("os.listdir", "os.scandir")  # by the import system, all of sys.path
+        listed = event in ("os.listdir", "os.scandir")  # by the import system, for all of sys.path
         assert listed or of_the_packages(path), (event, path)
         assert event != "open" or mode[0] in ("r", "rb", "None"), (path, mode)
-    assert any(path == str(MODULE) for _, path, *_ in imported)  # the hook sees it
+    assert any(path == str(MODULE) for _, path, *_ in imported)  # shows that the hook sees it
 
 
 def can_trace():

@@ -1,5 +1,4 @@
-"""Products in 16 bits that eager calls leave to torch: which, and that nothing else about them is
-another."""
+"""Which 16-bit products eager calls leave to torch, and that nothing else about them changes."""
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import my_ops
 
 
 class Called(TorchDispatchMode):
-    """Whether an op of my_ops was called."""
+    """Records whether an op of my_ops was called."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +41,7 @@ def layer_of(weight, bias):
 @pytest.mark.parametrize("rows", [(), (5,), (2, 5), (2, 3, 5), (0,)])
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_linear_is_torchs(dtype, rows, device):
-    """With a bias that is added before the result is rounded, whatever the shape of x."""
+    """With a bias that is added before the result is rounded, for every shape of x."""
     x, weight, bias = tensors(dtype, device, rows)
     want = F.linear(x.reshape(-1, 16), weight, bias).view(*rows, 24)
     grad = torch.randn_like(want)
@@ -95,14 +94,14 @@ def test_what_stays_ours(device):
     assert calls_ours(
         my_ops.gemm, x.detach(), weight.detach().mT, out=torch.empty_like(x @ weight.T)
     )[0]
-    for k, n in ((15, 24), (16, 23)):  # rows that are no whole vectors
+    for k, n in ((15, 24), (16, 23)):  # rows that are not whole vectors
         x, weight, bias = tensors(torch.bfloat16, device, k=k, n=n)
         assert calls_ours(my_ops.linear, x, weight, bias)[0]
         assert calls_ours(layer_of(weight, bias), x)[0]
         assert calls_ours(my_ops.gemm, x, weight.mT)[0]
     a, _, b = (t.detach() for t in tensors(torch.bfloat16, device, rows=(16,), k=7, n=16))
     b = torch.randn(16, 8, device=device).bfloat16()
-    assert calls_ours(my_ops.gemm, a.mT, b)[0]  # whose contiguous rows are 7 long
+    assert calls_ours(my_ops.gemm, a.mT, b)[0]  # its contiguous rows have 7 elements
     assert not calls_ours(my_ops.gemm, a.mT.contiguous(), b)[0]
 
 
@@ -132,7 +131,8 @@ def test_wrong_arguments_in_the_same_words(which, device):
     if name == "linear":
         _, weight, bias = args
         one_device = len({t.device for t in args}) == 1
-        # A layer takes what torch.nn's does: also a bias that broadcasts, and meta tensors.
+        # A layer takes everything that torch.nn's does, such as a bias that broadcasts, or meta
+        # tensors.
         if weight.dim() == 2 and bias.shape == weight.shape[:1] and one_device:
             calls.append(lambda x, weight, bias: layer_of(weight, bias)(x))
     for call in calls:

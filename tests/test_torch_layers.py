@@ -1,4 +1,4 @@
-"""nn.LSTM, GRU and their cells: as torch.nn's, in arguments, parameters, calls and results."""
+"""nn.LSTM, GRU and their cells equal torch.nn's in arguments, parameters, calls and results."""
 
 import copy
 import io
@@ -26,7 +26,7 @@ FORMS = [
     for layers, both, bias, first in itertools.product((1, 2), *[(False, True)] * 3)
 ]
 FORM = {"num_layers": 2, "bidirectional": True}
-LIMIT = 1e-12  # in float64: other orders of sums
+LIMIT = 1e-12  # in float64: sums in another order
 
 
 def ids(form):
@@ -34,7 +34,7 @@ def ids(form):
 
 
 def pair(name, device, dtype=torch.float64, **form):
-    """Ours, and torch's with the same parameters."""
+    """Our layer, and torch's with the same parameters."""
     ours, theirs = {**LAYERS, **CELLS}[name]
     layer = ours(INPUTS, HIDDEN, **form, device=device, dtype=dtype)
     like = theirs(INPUTS, HIDDEN, **form, device=device, dtype=dtype)
@@ -145,7 +145,7 @@ def test_packed_sequences(name, form, given, enforce_sorted, device):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_dropout_draws_as_torch_does(name):
-    """On the CPU, where torch draws one mask between two layers too."""
+    """On the CPU, where torch also draws one mask between two layers."""
     layer, like = pair(name, "cpu", dropout=0.4, num_layers=3, bidirectional=True)
     x, hx = drawn(name, layer, "cpu")
     results = []
@@ -177,7 +177,7 @@ def test_projections_are_torch_s_own(batch_first, given, device):
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", LAYERS)
 def test_parameters_at_any_address(name, dtype, hidden, device):
-    """As torch's own layers on CUDA may have them, in one buffer."""
+    """As in torch's own layers on CUDA, which may keep all parameters in one buffer."""
     layer = LAYERS[name][0](INPUTS, hidden, device=device, dtype=dtype)
     x = torch.randn(STEPS, BATCH, INPUTS, device=device).to(dtype)
     usual = with_gradients(layer, x, None)
@@ -368,7 +368,7 @@ def test_autocast(name, device):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_acts_on_parameters_by_name(name, device):
-    """Parametrizations, pruning and parameters that are replaced, as in DropConnect."""
+    """Parametrizations, pruning and replaced parameters, as in DropConnect."""
     layer, _ = pair(name, device)
     x, hx = drawn(name, layer, device)
     parametrizations.weight_norm(layer, "weight_hh_l0")
@@ -396,7 +396,7 @@ def test_what_acts_on_parameters_by_name(name, device):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_shared_memory_of_gradients(name, device):
-    """The two biases of LSTM have equal gradients, but each its own."""
+    """The two biases of LSTM have equal gradients, but each has its own memory."""
     layer, _ = pair(name, device)
     x, hx = drawn(name, layer, device)
     tensors = [layer.bias_ih_l0, layer.bias_hh_l0]
@@ -478,7 +478,7 @@ def test_wrong_call(name, device, rejects):
         with rejects(error, match, x, reset):
             layer(*arguments)
     packed = pack_padded_sequence(x, torch.tensor(LENGTHS), enforce_sorted=False)
-    with rejects(ValueError, f"{name}: lengths must be None beside a PackedSequence", x):
+    with rejects(ValueError, f"{name}: lengths must be None with a PackedSequence", x):
         layer(packed, hx, three)
 
 

@@ -1,4 +1,4 @@
-"""examples/train_distributed.py under torchrun: every way of sharing, and a process that dies."""
+"""examples/train_distributed.py with torchrun: every way of sharing, and a process that dies."""
 
 import re
 import subprocess
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib")  # of char_lm.py, whose model it trains
+pytest.importorskip("matplotlib")  # for char_lm.py, whose model it trains
 pytest.importorskip("tqdm")
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-LIMIT = 1e-6  # of losses, printed with six decimals
+LIMIT = 1e-6  # for losses, printed with six decimals
 STEPS = 6
 
-# In float64. The model rounds to bits: in float32 a sum in another order rounds one the other way
-# once in a few steps, and from there on the losses differ by 1e-4, on one machine and not on the
-# next.
+# In float64. The model rounds to bits. In float32, a sum in another order rounds one of them the
+# other way once in a few steps. From there on the losses differ by 1e-4, on some machines and not
+# on others.
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(EXAMPLES)!r})
@@ -30,7 +30,7 @@ train_distributed.main()
 
 
 def run(tmp_path, *options, before="", ranks=2, restarts=0):
-    """The printed losses by step; a step that was run again counts once, and must agree."""
+    """The printed losses by step. A step that was run twice counts once, and must agree."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.format(before=textwrap.dedent(before)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -54,7 +54,8 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "tp"])
 def test_gradients_and_losses_are_those_of_one_process(way, alone, tmp_path):
-    """The gradients by a step of SGD: a step of Adam is the same for a gradient and its double."""
+    """The gradients are checked by a step of SGD; a step of Adam is the same for twice the
+    gradient."""
     before = """
         import argparse, copy
         from torch.distributed.tensor import DTensor
@@ -84,7 +85,7 @@ def test_gradients_and_losses_are_those_of_one_process(way, alone, tmp_path):
 
 @pytest.mark.parametrize("way", ["fsdp", "tp"])
 def test_a_process_that_dies_costs_no_step(way, alone, tmp_path):
-    """Rank 1 is killed once; torchrun starts both again, and they go on from the checkpoint."""
+    """Rank 1 is killed once. torchrun starts both again, and they continue from the checkpoint."""
     before = f"""
         import os, signal
         step, calls = train_distributed.train_step, []

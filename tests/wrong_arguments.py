@@ -1,4 +1,4 @@
-"""Right and wrong arguments of every op of torch.ops.my_ops, and what is said of the wrong ones."""
+"""Right and wrong arguments of every op of torch.ops.my_ops, and the messages for wrong ones."""
 
 from dataclasses import replace
 from typing import Any
@@ -75,7 +75,7 @@ PLAIN = [name for name, cell in OF_TORCH.items() if not cell.carried]
 for _cell in OF_TORCH.values():
     RIGHT |= right_of_torch(_cell)
 
-# Of each op, the tensor that the others are compared with, and the first of these.
+# For each op, the tensor that the others are compared with, and the first of the others.
 PAIRS = {
     "custom_add": ("a", "b"),
     **{op: tuple(RIGHT[op])[::-1] for op in UNARY_BACKWARD},
@@ -103,7 +103,7 @@ PAIRS = {
         for name, cell in OF_TORCH.items()
     },
 }
-OTHER_PAIRS = {  # and the tensors that are compared with another
+OTHER_PAIRS = {  # and the tensors that are compared with another one
     **{
         (f"{cell}{steps}_backward", f"grad_{state}"): like
         for cell in CARRYING
@@ -137,7 +137,7 @@ INT32 = "height + width - 2 must fit int32, got height"
 NOT_FLOATING = [torch.int32, torch.complex128]
 NOT_REAL = [torch.bool, torch.complex64, torch.float8_e5m2]
 
-# Ops, an argument, wrong shapes, dtypes or values of it, and the message without the op's name.
+# Ops, an argument, wrong shapes, dtypes or values for it, and the message without the op's name.
 WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
     ("add_one", "x", NOT_REAL, f"x {REAL}"),
     *[("custom_add", name, NOT_REAL, f"{name} {REAL}") for name in "ab"],
@@ -373,7 +373,7 @@ WRONG_TOGETHER: list[tuple[str, dict[str, Any], str]] = [
         (
             op,
             {"a": T((2, 2, 3)), "b": T((3, 3, 4))},
-            "the batch of b must be that of a, or either 1, got (2, 2, 3) and (3, 3, 4)",
+            "the batch of b must equal that of a, or one must be 1, got (2, 2, 3) and (3, 3, 4)",
         )
         for op in ("gemm", "gemm.out")
     ],
@@ -396,7 +396,7 @@ def _wrong_argument():
 
 
 def _wrong_beside_the_others():
-    """Each tensor on another device, of another dtype, or None."""
+    """Each tensor on another device, with another dtype, or None."""
     for op, (anchor, first) in PAIRS.items():
         needed = {a.name for a in overload(op)._schema.arguments if str(a.type) == "Tensor"}
         for name, t in RIGHT[op].items():
@@ -415,7 +415,7 @@ def _wrong_beside_the_others():
 
 
 def _said(op: str) -> str:
-    """The name of an op in its messages: that of the public function."""
+    """The name of an op in its messages, which is that of the public function."""
     return op.removesuffix(".out").removesuffix("_forward")
 
 

@@ -1,4 +1,4 @@
-"""The same as wrong_arguments.py, of the ops of LSTM, GRU and what else has torch's parameters."""
+"""Like wrong_arguments.py, for the ops of LSTM, GRU and other cells with torch's parameters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ STEPS, BATCH, INPUTS, HIDDEN = 5, 2, 3, 4
 
 @dataclass(frozen=True)
 class T:
-    """A tensor to be made on the device of the test, or on another."""
+    """Describes a tensor on the device of the test, or on another one."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -32,7 +32,7 @@ MASKS = {"lengths": LENGTHS, "reset": RESET}
 
 
 def right_of_torch(cell: Cell) -> dict[str, dict[str, Any]]:
-    """Right arguments of all its ops."""
+    """Right arguments for all ops of a cell."""
     name, rows = cell.name, cell.gates * HIDDEN
     sequence = T((STEPS, BATCH, HIDDEN))
     parameters = {"weight_ih": T((rows, INPUTS)), "weight_hh": T((rows, HIDDEN))}
@@ -65,7 +65,7 @@ def right_of_torch(cell: Cell) -> dict[str, dict[str, Any]]:
 
 
 def wrong_of_torch(cell: Cell) -> list[tuple[str, str, list[Any], str]]:
-    """What has other names and sizes than in LLTM."""
+    """The arguments with other names and sizes than LLTM's."""
     name, rule, rows = cell.name, f"{cell.gates} * hidden_size", cell.gates * HIDDEN
     saved_rule, saved = f"{cell.saved} * hidden_size", cell.saved * HIDDEN
     step, layer = f"{name}_cell_backward", f"{name}_backward"

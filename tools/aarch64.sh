@@ -4,9 +4,9 @@
 #   tools/aarch64.sh [pytest arguments]          default: the elementwise ops and the C interface
 #
 # Needs Debian, with g++-aarch64-linux-gnu and qemu-user-static, and `make build/tools`. Python and torch
-# for aarch64 are packages of Debian and PyPI, unpacked in build/aarch64; torch 2.10.0 there is without
-# CUDA. MY_OPS_WITH_CUDA=1 compiles the CUDA kernels too, with the toolkit of CUDA_HOME
-# (/usr/local/cuda): they are audited, not run.
+# for aarch64 come from Debian and PyPI, and are unpacked in build/aarch64; torch 2.10.0 there has no
+# CUDA. With MY_OPS_WITH_CUDA=1 it also compiles the CUDA kernels, with the toolkit of CUDA_HOME
+# (/usr/local/cuda). They are audited, not run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PWD/build/venv/bin:$PATH
@@ -44,7 +44,7 @@ if [ "$MY_OPS_WITH_CUDA" != 0 ]; then
   export CUDA_HOME=$toolkit CPATH=$toolkit/include # nvcc looks in targets/aarch64-linux
 fi
 
-# _PYTHON_HOST_PLATFORM is how Python's own builds name the system that they build for.
+# Python's own builds name their target system with _PYTHON_HOST_PLATFORM.
 rm -rf dist/aarch64 build/{lib,temp}.linux-aarch64*
 CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ LDFLAGS=$libraries \
   _PYTHON_HOST_PLATFORM=linux-aarch64 \
@@ -54,7 +54,7 @@ python tools/check_wheel.py dist/aarch64/*.whl
 
 tests=$PWD/tests config=$PWD/pyproject.toml
 if (($# == 0)); then set -- "$tests"/test_{elementwise,c_api}.py -k 'not cuda'; fi
-cd "$work" # in the source tree, its my_ops would stand before the wheel's
+cd "$work" # in the source tree, Python would import its my_ops instead of the wheel's
 export PYTHONPATH=$work/site OMP_NUM_THREADS=1
 python=(qemu-aarch64-static -L "$work/root" "$work/root/usr/bin/python3.11")
 "${python[@]}" -m pytest -c "$config" --rootdir "$tests/.." -p no:cacheprovider -q \

@@ -4,8 +4,8 @@
 # ///
 """Checks what is about to be released: check_release.py FOLDER [TAG]
 
-files       FOLDER holds the sdist, and a wheel for every release of CUDA and processor
-version     they are of the version that setup.py names
+files       FOLDER has the sdist, and a wheel for every CUDA release and processor
+version     they have the version that setup.py names
 changelog   CHANGELOG.md begins with that version
 tag         TAG is v and the version, and the changelog has a date for it, not "unreleased"
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from packaging.utils import parse_sdist_filename, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[1]
-CUDA = ["", "13.0", "13.2"]  # "" is the plain name, which goes to PyPI
+CUDA = ["", "13.0", "13.2"]  # "" is the plain wheel, which goes to PyPI
 PROCESSORS = ["x86_64", "aarch64"]
 
 

@@ -4,19 +4,19 @@
 #   "cyclonedx-python-lib[json-validation]", "packaging", "pyelftools", "torch-abi-audit",
 #   "trove-classifiers", "twine", "wheel"]
 # ///
-"""Checks a wheel of my_ops as a user's machine will meet it: check_wheel.py WHEEL [--glibc 2.28]
+"""Checks a wheel of my_ops in the form that users get: check_wheel.py WHEEL [--glibc 2.28]
 
 name        the tags are py3-none; file name, metadata, build record and compiler give one version;
-            a manylinux wheel without a local version is for every driver, so by CUDA 12.9
-contents    the package's files are those of the source tree, each with its hash; twine takes it
-notices     licences, NVIDIA's notice and a bill of materials (CycloneDX) are there
-python      no module uses a symbol of Python, nor is named after one Python
-torch       it uses torch's stable ABI only, of torch 2.10 at the latest (torch-abi-audit)
+            a manylinux wheel without a local version is for every driver, so CUDA 12.9 compiled it
+contents    the package's files are those of the source tree, each with its hash; twine accepts it
+notices     it has licences, NVIDIA's notice and a bill of materials (CycloneDX)
+python      no module uses a symbol of Python, or is named after one version of Python
+torch       it only uses torch's stable ABI, of torch 2.10 at the latest (torch-abi-audit)
 libraries   it needs libtorch.so, no CUDA, Python or torch_cuda library, and has no run path
-symbols     it exports the C interface my_ops_* alone; what may be absent is weak
-memory      no segment is both writable and executable, nor the stack; no path of the build shows
-gpu code    machine code and PTX are those of the build record, by its compiler (cuobjdump)
-size        less than 20 MB, or 30 by CUDA 12: drivers before 550 read no code compressed by zstd
+symbols     it exports only the C interface my_ops_*; symbols that may be absent are weak
+memory      no segment is both writable and executable, nor is the stack; no build path is visible
+gpu code    machine code and PTX match the build record, and its compiler made them (cuobjdump)
+size        less than 20 MB, or 30 with CUDA 12: drivers before 550 read no code compressed by zstd
 platform    glibc and libstdc++ are no newer than the tag says, or than --glibc (auditwheel)
 """
 
@@ -52,10 +52,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PLAIN_CUDA = "12.9"
 LARGEST = {12: 30_000_000, 13: 20_000_000}  # by the compiler
 FORBIDDEN = r"lib(cudart|c10_cuda|torch_cuda|torch_python|python|cublas|cuda\.)"
-MADE = {"my_ops/_build.json", "my_ops/_C.so"}  # by the build; the rest is in the tree
+MADE = {"my_ops/_build.json", "my_ops/_C.so"}  # by the build; the tree has the rest
 EXPORTS = "my_ops_.*"
-MAY_BE_ABSENT = r"aoti_torch_(?!device_type_)\w*cuda|cu(da)?[A-Z]"  # from CPU builds of torch
-ELF_VERSION = 20  # where e_version stands
+MAY_BE_ABSENT = r"aoti_torch_(?!device_type_)\w*cuda|cu(da)?[A-Z]"  # CPU builds of torch lack these
+ELF_VERSION = 20  # the offset of e_version
 BUILD_PATH = rb"(?<![\w.-])/[\w.+/-]+/(?:csrc|kernels|torch/include)/[\w.]+"
 
 
@@ -78,7 +78,7 @@ class Module:
         return [s.name for s in self.symbols if s.name and s["st_shndx"] != "SHN_UNDEF"]
 
     def required(self) -> list[str]:
-        """What must be there when the module is loaded."""
+        """The symbols that must be found when the module is loaded."""
         return [
             s.name
             for s in self.symbols
@@ -87,7 +87,7 @@ class Module:
 
 
 class Wheel:
-    """The file, and the folder it is unpacked in."""
+    """The file, and the folder into which it is unpacked."""
 
     def __init__(self, path: Path, folder: Path, glibc: str | None) -> None:
         self.path = path
@@ -112,7 +112,7 @@ class Wheel:
 
 
 def tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs a tool that pip installed beside this Python."""
+    """Runs a tool that is installed in this Python's environment."""
     scripts = sysconfig.get_path("scripts")
     path = os.pathsep.join([scripts, os.environ.get("PATH", "")])
     return subprocess.run(
@@ -132,7 +132,7 @@ def cuobjdump() -> Path:
 
 
 def release(version: str | None) -> str:
-    """13.0 of 13.0.88; 0 of none."""
+    """13.0 for 13.0.88; 0 for None."""
     return ".".join((version or "0").split(".")[:2])
 
 
@@ -279,9 +279,9 @@ def code_of(module: Module, kind: str) -> Iterator[tuple[str, bytes]]:
 
 
 def compilers(code: bytes) -> set[str]:
-    """Releases of CUDA that made GPU code: machine code "12.9" or "13.0", PTX "13"."""
+    """CUDA releases that made GPU code: "12.9" or "13.0" for machine code, "13" for PTX."""
     names = {n.decode() for n in re.findall(rb"Cuda compilation tools, release ([\d.]+)", code)}
-    isa = re.findall(rb"^\.version (\d+)", code, re.MULTILINE)  # 8.x is of CUDA 12, 9.x of 13
+    isa = re.findall(rb"^\.version (\d+)", code, re.MULTILINE)  # CUDA 12 has 8.x, CUDA 13 has 9.x
     if code.startswith(b"\x7fELF"):  # before 13.0 only the version of the file's format tells
         (number,) = struct.unpack_from("<I", code, ELF_VERSION)
         names |= {f"{number // 10}.{number % 10}"} if number > 1 else set()

@@ -2,10 +2,10 @@
 # requires-python = ">=3.10"
 # dependencies = ["packaging", "py-rattler-build"]
 # ///
-"""The recipe of an sdist for conda-forge: conda_recipe.py SDIST FOLDER
+"""Writes the recipe of an sdist for conda-forge: conda_recipe.py SDIST FOLDER
 
-Writes FOLDER/recipe.yaml: tools/recipe/recipe.yaml with the sdist's version and hash. Then
-rattler-build renders it for every platform and release of CUDA.
+FOLDER/recipe.yaml is tools/recipe/recipe.yaml with the sdist's version and hash. Then rattler-build
+renders it for every platform and CUDA release.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from packaging.utils import parse_sdist_filename
 
 RECIPE = Path(__file__).resolve().parents[1] / "tools/recipe/recipe.yaml"
 PLATFORMS = ["linux-64", "linux-aarch64"]
-COMPILERS = ["None", "12.9", "13.0"]  # releases of CUDA, and a build for the CPU
+COMPILERS = ["None", "12.9", "13.0"]  # CUDA releases; None is a build for the CPU
 
 
 def filled_in(text: str, sdist: Path) -> str:
@@ -35,7 +35,7 @@ def filled_in(text: str, sdist: Path) -> str:
 
 
 def render(recipe: Path, platform: str) -> dict[str, list[str]]:
-    """The package of each compiler, and what its build asks for."""
+    """The package for each compiler, and what its build requires."""
     pinning = {"c_stdlib": ["sysroot"], "cuda_compiler": ["cuda-nvcc"], "python_min": ["3.10"]}
     rendered = rattler_build.Stage0Recipe.from_file(recipe).render(
         rattler_build.VariantConfig({**pinning, "cuda_compiler_version": COMPILERS}),

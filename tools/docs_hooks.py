@@ -1,12 +1,12 @@
-"""What the pages of the guide read instead of typing it.
+"""Fills in what the pages of the guide do not type.
 
 <!-- operators -->             what every op does (op_table.py)
 <!-- call NAME -->             one call of an op, drawn from the names in the code
 <!-- measured SECTION -->      a table of performance.md
 
-A page that names a test, as in `tests/test_x.py::test_y`, fails the build where there is none. So
-does the reference where a public name lacks its entry, signature, a section of its docstring or a
-type, or an entry shows markup of Sphinx.
+If a page names a test, as in `tests/test_x.py::test_y`, and there is none, the build fails. It also
+fails if a public name in the reference lacks its entry, signature, a section of its docstring or a
+type, or if an entry shows markup of Sphinx.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PERFORMANCE = (ROOT / "docs/performance.md").read_text()
 
 
 def find(path: str, pattern: str) -> str:
-    """The place of the one line that matches."""
+    """The file and line of the only match."""
     lines = (ROOT / path).read_text().splitlines()
     hits = [f"{path}:{number}" for number, line in enumerate(lines, 1) if re.search(pattern, line)]
     if len(hits) != 1:
@@ -34,7 +34,7 @@ def find(path: str, pattern: str) -> str:
 
 
 def call(op: str) -> str:
-    """Of an elementwise op with one argument."""
+    """The call of an elementwise op with one argument."""
     functor = "".join(part.capitalize() for part in op.split("_"))
     python, binding = "my_ops/ops/elementwise.py", "csrc/elementwise"
     cpu, cuda = "kernels/elementwise/elementwise_cpu.cpp", "kernels/elementwise/elementwise.cu"
@@ -83,7 +83,7 @@ def call(op: str) -> str:
 
 
 def measured(section: str) -> str:
-    """As in performance.md, which measured.py writes."""
+    """The table in performance.md, which measured.py writes."""
     match = re.search(rf"<!-- {section} -->\n(.*?)<!-- end -->", PERFORMANCE, re.DOTALL)
     if match is None:
         raise ValueError(f"performance.md has no table {section}")
@@ -91,7 +91,7 @@ def measured(section: str) -> str:
 
 
 def operators() -> str:
-    sys.path.insert(0, str(ROOT / "tools"))  # MkDocs takes the first one back
+    sys.path.insert(0, str(ROOT / "tools"))  # MkDocs removes the first one again
     import op_table
 
     return op_table.main()
@@ -103,7 +103,7 @@ def check_tests(page: str, markdown: str) -> None:
             raise ValueError(f"{page}: no test {path}::{name}")
 
 
-SECTIONS = {"Args": "Parameters", "Returns": "Returns", "Raises": "Raises"}  # as they are headed
+SECTIONS = {"Args": "Parameters", "Returns": "Returns", "Raises": "Raises"}  # their headings
 
 
 def check_reference(html: str) -> None:
@@ -120,7 +120,7 @@ def check_reference(html: str) -> None:
         for name, thing in vars(reference).items()
         if getattr(thing, "__module__", "") == reference.__name__ and not name.startswith("_")
     }
-    # Said on the page in words, or a section of it.
+    # These are described on the page, or have a section of it.
     for name in ("my_ops.cmake_prefix_path", "my_ops.nn", "my_ops.reference"):
         del public[name]
     entries = re.split(r'<h\d id="(my_ops\.[\w.]+)"', html)

@@ -1,6 +1,6 @@
-"""Draws the pictures of the guide that show no measurement, light and dark, into docs/images.
+"""Draws the pictures of the guide that show no measurements, light and dark, into docs/images.
 
-tests/test_docs.py notices where a file is not what this would write.
+tests/test_docs.py fails if a file differs from what this writes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from svg import Drawing
 
 
 def fused() -> Drawing:
-    """a + b + 1: what moves through memory."""
+    """a + b + 1: what memory traffic it takes."""
     drawing = Drawing(560, 190, "a + b + 1 in eager torch moves five arrays, custom_add three")
     for y, title, kernels in (
         (10, "eager torch: 5 arrays move", [("a, b", "a + b", "t"), ("t", "t + 1", "out")]),
@@ -92,7 +92,7 @@ def lltm() -> Drawing:
 
 
 def steps() -> Drawing:
-    """Time goes to the right."""
+    """Time runs to the right."""
     drawing = Drawing(620, 205, "Step by step, and all steps in one launch")
     drawing.text(10, 20, "step by step: a product and a cell's kernel a step", anchor="start")
     x = 10.0
@@ -164,7 +164,7 @@ def fp32_parts() -> Drawing:
 
 
 def files() -> dict[Path, str]:
-    """What each file should hold."""
+    """The content of each file."""
     found: dict[Path, str] = {}
     for draw in (fused, linear, lstm, gru, lltm, steps, fp32_parts):
         found |= draw().files(f"drawing_{draw.__name__}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go: make gpu-check [WHEEL=dist/....whl]
 #
-#   1. installs WHEEL, or builds one here when none is given; nothing is downloaded
+#   1. installs WHEEL, or builds one here if none is given; nothing is downloaded
 #   2. the whole test suite, from outside the source tree
 #   3. compute-sanitizer's memcheck, racecheck and synccheck, over small tests of every kernel family
 #   4. the programs of examples/
@@ -50,11 +50,11 @@ for step in $steps; do
       small+=' or test_highest_of_other_operands'
       small+=' or test_ragged_in_every_type and (float32 or bfloat16)'
       small+=' or test_gemm_float32_high_repeats_bit_for_bit'
-      # Too slow for racecheck. Not k = 2048: cuBLAS's bf16 product of it hangs under synccheck.
+      # Too slow for racecheck. Without k = 2048, for which cuBLAS's bf16 product hangs under synccheck.
       large='test_linear_half_epilogues and bfloat16 and silu and not 2048'
       for tool in memcheck racecheck synccheck; do
         if [ "$tool" = racecheck ]; then chosen=$small; else chosen="$small or $large"; fi
-        # racecheck reports cuBLAS's own kernels, which wait for TMA as it does not see.
+        # racecheck reports cuBLAS's own kernels, because it does not see how they wait for TMA.
         PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
           --kernel-name-exclude kernel_substring=nvjet --target-processes all \
           "${pytest[@]}" -x -k "cuda and ($chosen)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# In a manylinux_2_28 image: the CUDA 12 compiler that MY_OPS_CUDA names, 12.9 for the plain wheel, and
-# a g++ that it takes (CC and CXX name it). CUDA 13 comes from PyPI and needs nothing here.
+# In a manylinux_2_28 image, installs the CUDA 12 compiler that MY_OPS_CUDA names, 12.9 for the plain
+# wheel, and a g++ that it supports (CC and CXX name it). CUDA 13 comes from PyPI and needs nothing here.
 set -euo pipefail
 cuda=${MY_OPS_CUDA:-12.9}
 case $cuda in

@@ -2,12 +2,13 @@
 # requires-python = ">=3.10"
 # dependencies = ["packaging"]
 # ///
-"""Writes the package indexes of a folder of wheels: make_index.py FOLDER
+"""Writes the package indexes for a folder of wheels: make_index.py FOLDER
 
-One index for each local version, as FOLDER/cu130/ for X.Y.Z+cu130, and FOLDER/simple/ for the plain
-wheels: in one index, pip would take the highest local version where none is asked for. HTML as in
-PEP 503 and index.json as in PEP 691 beside it, with SHA-256 hashes and each wheel's METADATA
-(PEP 658). Any web server will do: pip install my_ops==X.Y.Z+cu130 --extra-index-url URL/cu130/
+There is one index for each local version, such as FOLDER/cu130/ for X.Y.Z+cu130, and FOLDER/simple/
+for the plain wheels. In a single index, pip would take the highest local version if none is
+requested. Each has HTML as in PEP 503 and index.json as in PEP 691, with SHA-256 hashes and each
+wheel's METADATA (PEP 658). Any web server can serve them:
+pip install my_ops==X.Y.Z+cu130 --extra-index-url URL/cu130/
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from typing import Any
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-VERSION = "1.1"  # of the JSON form
+VERSION = "1.1"  # of the JSON format
 
 
 def describe(wheel: Path) -> dict[str, Any]:
-    """One entry of PEP 691, after writing the wheel's METADATA beside it."""
+    """Writes the wheel's METADATA beside it, and returns its entry of PEP 691."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = archive.read(name)
@@ -88,7 +89,7 @@ def make_index(folder: Path) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The URL of the folder on this machine, to try an index out."""
+    """Serves the folder on this machine, to try an index. Yields its URL."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:

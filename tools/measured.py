@@ -1,7 +1,7 @@
-"""Writes what was measured and tested into README.md and the guide, from benchmarks/results.
+"""Writes measurements and test results from benchmarks/results into README.md and the guide.
 
-python tools/measured.py            rewrite what stands between <!-- NAME --> and <!-- end -->,
-                                    and the time behind <!-- now SECTION: CASE -->
+python tools/measured.py            rewrite the text between <!-- NAME --> and <!-- end -->,
+                                    and the time after <!-- now SECTION: CASE -->
 python tools/measured.py --check    fail if that would change anything
 """
 
@@ -26,7 +26,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Three digits."""
+    """Three significant digits."""
     if value is None:
         return ""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
@@ -43,14 +43,14 @@ def environment(results: dict[str, Any]) -> str:
 
 
 class Results:
-    """A method for each NAME."""
+    """Has one method for each NAME."""
 
     def __init__(self, folder: Path) -> None:
         def load(name: str) -> dict[str, Any]:
             return json.loads((folder / f"{name}.json").read_text())
 
         self.sections = load("nvidia-h200")
-        self.several = load("nvidia-h200-x4")  # of several GPUs
+        self.several = load("nvidia-h200-x4")  # on several GPUs
         self.layers = load("nvidia-h200-recurrent")
         self.switch = load("nvidia-h200-fast_fp32")
         self.whole = load("nvidia-h200-models")
@@ -336,9 +336,9 @@ class Results:
         ratios = [r["x cuBLAS"] for r in self.sections["sweep"] if r["case"].startswith("float32")]
         gpu, median = self.sections["environment"]["gpu"], statistics.median(ratios)
         return (
-            f"**fp32 products at fp32's accuracy: {row['x cuBLAS']:.1f} times cuBLAS's speed** on "
-            f"an {gpu}, m = n = k = 4096; in the median of {len(ratios)} random shapes, most of "
-            f"them small, {median:.1f} times."
+            f"**fp32 products with fp32's accuracy, {row['x cuBLAS']:.1f} times as fast as "
+            f"cuBLAS** on an {gpu} (m = n = k = 4096). The median over {len(ratios)} random "
+            f"shapes, most of them small, is {median:.1f} times."
         )
 
     def recurrent_headline(self) -> str:
@@ -348,10 +348,10 @@ class Results:
             row["cuDNN strict us"] / row["my_ops us"] for row in rows if "float32" in row["case"]
         ]
         return (
-            f"**LSTM and GRU layers: {statistics.median(ratios):.1f} times cuDNN's speed** in the "
-            f"median of {len(ratios)} cases, {sum(ratio < 1 for ratio in ratios)} of which are "
-            f"slower. In the {len(strict)} fp32 cases cuDNN uses TF32 and my_ops does not; beside "
-            f"cuDNN without TF32 it is {min(strict):.1f} to {max(strict):.0f} times as fast."
+            f"**LSTM and GRU layers, {statistics.median(ratios):.1f} times as fast as cuDNN** in "
+            f"the median of {len(ratios)} cases; {sum(ratio < 1 for ratio in ratios)} of them are "
+            f"slower. In the {len(strict)} fp32 cases cuDNN uses TF32 and my_ops does not. Without "
+            f"TF32 in cuDNN, my_ops is {min(strict):.1f} to {max(strict):.0f} times as fast."
         )
 
 
@@ -365,7 +365,7 @@ def main() -> int:
         return f"<!-- {match[1]} -->\n{getattr(results, match[1])()}\n<!-- end -->"
 
     def now(match: re.Match[str]) -> str:
-        """Products in us, layers in ms."""
+        """Products are in us, layers in ms."""
         section, case = match.groups()
         time = results.case(section, case)["my_ops us"]
         return f"<!-- now {section}: {case} -->{figure(time / (1e3 if section == 'lltm' else 1))}"

@@ -1,12 +1,12 @@
-"""Does the test suite see a mistake? Makes random ones, one at a time, and runs the tests.
+"""Does the test suite notice a mistake? Makes random ones, one at a time, and runs the tests.
 
     python tools/mutants.py --python 100 --cpp 40 --seed 7
 
-Mutants of Python are cosmic-ray's and statements left out; those of C++ are a line's operator,
-comparison, constant, statement or order of arguments changed. Each is made in a copy of this tree
-in build/mutants, compiled for the CPU, and judged by the tests that run its line, then by those of
-its file. Those that live are printed: a test is missing, or the code says more than it does. Needs
-what the tests need, cosmic-ray and coverage.
+Mutants of Python are those of cosmic-ray, and statements left out. Mutants of C++ change a line's
+operator, comparison, constant, statement or order of arguments. Each is made in a copy of this tree
+in build/mutants, and compiled for the CPU. The tests that run its line are run, and then those of
+its file. Survivors are printed: a test is missing, or the code has no effect. Needs what the tests
+need, and cosmic-ray and coverage.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 HERE = Path(__file__).resolve().parents[1]
 COPY = HERE / "build/mutants"
-FOUND = HERE / "build/mutants.json"  # by watch_tests.py
+FOUND = HERE / "build/mutants.json"  # written by watch_tests.py
 LOG = HERE / "build/mutants.log"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": f"{COPY}{os.pathsep}{COPY / 'tools'}",
@@ -51,7 +51,7 @@ GEMM = "gemm gemm_options registration autograd vmap integration autocast nn bou
 LLTM = "lltm memory lltm_layer registration autograd vmap autocast integration bounds"
 OF_TORCH = "lstm_gru torch_layers registration autograd vmap autocast"
 LAYERS = "nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
-TESTS = {  # of the first prefix that fits
+TESTS = {  # the first prefix that fits counts
     "my_ops/__main__": "report",
     "my_ops/__init__": "package private_names report fast_fp32 typing",
     "my_ops/_autocast": "autocast lltm_layer nn",
@@ -100,7 +100,7 @@ CPP += ["kernels/*/*_cpu.h", "kernels/recurrent/cpu.h", "kernels/recurrent/cells
 
 
 class LeaveOut(Operator):
-    """A statement of one line becomes ``pass``."""
+    """Replaces a one-line statement by ``pass``."""
 
     def mutation_positions(self, node):
         if node.type == "simple_stmt" and node.children[0].type in (
@@ -118,25 +118,25 @@ class LeaveOut(Operator):
         return ()
 
 
-ALIAS = re.compile(r"[A-Z][a-z]+ = \w+\[")  # of a type, for annotations alone
+ALIAS = re.compile(r"[A-Z][a-z]+ = \w+\[")  # a type, used only in annotations
 
 
 def ignored(source):
-    """Lines and columns of what is never evaluated, or makes no difference."""
+    """Lines and columns of code that is never evaluated or makes no difference."""
     for node in ast.walk(ast.parse(source)):
         parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
         if isinstance(node, ast.Assign) and ALIAS.match(ast.unparse(node)):
             parts.append(node)
         for decorator in getattr(node, "decorator_list", []):
             if isinstance(decorator, ast.Name) and decorator.id == "staticmethod":
-                parts.append(decorator)  # what is read from a class is a function anyway
+                parts.append(decorator)  # read from a class, it is a function anyway
         for part in filter(None, parts):
             start = part.lineno, part.col_offset - (part in getattr(node, "decorator_list", []))
             yield start, (part.end_lineno, part.end_col_offset)
 
 
 def python_mutants(source):
-    """By place: functions that return the changed source."""
+    """By position: functions that return the changed source."""
     operators = [LeaveOut()]
     operators += [o() for o in map(get_operator, operator_names()) if not o.arguments()]
     found, without = {}, list(ignored(source))
@@ -154,7 +154,7 @@ SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+"
 SWAPS |= {"*": "/", "/": "*", "%": "*", "&&": "||", "||": "&&", "+=": "-=", "-=": "+=", "&": "|"}
 SWAPS |= {"true": "false", "false": "true", "min": "max", "max": "min", "any_of": "all_of"}
 NOT_CODE = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|^[ \t]*#[^\n]*', re.M)
-# What is not compiled for the CPU, and how work is shared among threads, which shows in time alone.
+# Code that is not compiled for the CPU, and how threads share work, which only changes the time.
 NO_EFFECT = re.compile(r"^[^\n]*(?:cuda::|kGrain|kCache|_a_thread)[^\n]*", re.M)
 OPERATOR = re.compile(r"(?<= )([<>=!]=|[<>+*/%&-]|&&|\|\||[+-]=)(?= )|\b(true|false|min|max)\b")
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
@@ -190,7 +190,8 @@ def cpp_mutants(source):
 
 
 def draw(patterns, mutants_of, choose):
-    """Endless: (path, source, changed source), each place of each file at most once."""
+    """Yields (path, source, changed source) without end; each position in each file at most
+    once."""
     places = []
     for path in sorted({path for pattern in patterns for path in HERE.glob(pattern)}):
         source = path.read_text()
@@ -219,8 +220,8 @@ def shown(path, source, changed):
 
 
 def run(*command, cwd=COPY, seconds=3600.0):
-    """Whether it succeeds in so many seconds of a processor, or on a busy machine ten times as many
-    of the clock. What it leaves behind is ended, and what it says is in LOG."""
+    """Whether the command succeeds within this processor time, or on a busy machine within ten
+    times as much wall-clock time. Processes that it leaves are ended, and its output is in LOG."""
     limit = math.ceil(seconds)
     with LOG.open("a") as log:
         child = subprocess.Popen(
@@ -254,8 +255,8 @@ def tests_pass(tests, *options, **limit):
 
 
 def copy_tree():
-    """Of what git knows or does not ignore. Returns what the tests were seen to do on this state of
-    the tree, or else None, and a hash of the state."""
+    """Copies the files that git tracks or does not ignore. Returns what is known about the tests
+    for this state of the tree, or None, and a hash of the state."""
     names = ["git", "-C", HERE, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(names, capture_output=True, text=True, check=True).stdout
     files = sorted(name for name in set(listed.split("\0")) if (HERE / name).is_file())
@@ -267,15 +268,15 @@ def copy_tree():
         shutil.rmtree(COPY, ignore_errors=True)
     for name, content in contents.items():
         copy = COPY / name
-        if not copy.is_file() or copy.read_bytes() != content:  # else what is built still fits
+        if not copy.is_file() or copy.read_bytes() != content:  # otherwise its build is current
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(content)
     return watched, state
 
 
 def watch_tests():
-    """How long the tests of a copy of the tree take, and the lines that they run, where it builds
-    and all of them pass."""
+    """Returns the time and the lines of each test of a copy of the tree, if it builds and all tests
+    pass."""
     watched, state = copy_tree()
     if not (build() and run("setup.py", "-q", "egg_info")):
         raise SystemExit(f"mutants: the tree itself does not build: see {LOG}")
@@ -290,7 +291,8 @@ def watch_tests():
 
 
 def statement(source, line):
-    """The first and last line of the innermost statement there; of a compound one, of its head."""
+    """The first and last line of the innermost statement there; for a compound one, of its
+    header."""
     found = line, line
     for node in ast.walk(ast.parse(source)):  # outer ones first
         if isinstance(node, ast.stmt):
@@ -302,7 +304,7 @@ def statement(source, line):
 
 
 def tests_of(path, source, line, watched):
-    """Those that run the line, and the others of its file; of each, quick files first."""
+    """The tests that run the line, and the others of its file; in each group, fast files first."""
     prefix = next(prefix for prefix in TESTS if str(path).startswith(prefix))
     files = [f"tests/test_{name}.py" for name in TESTS[prefix].split()]
     running, seconds = set(), watched["seconds"]
@@ -330,10 +332,10 @@ def lives(groups, watched):
 
 
 def trial(count, patterns, mutants_of, choose, watched):
-    """How many of ``count`` mutants are killed; those that do not compile are not mutants."""
+    """How many of ``count`` mutants are killed. Those that do not compile do not count."""
     killed = tried = 0
     drawn = draw(patterns, mutants_of, choose)
-    # By file: what a change in a header makes compile again is compiled once.
+    # Sorted by file, so that what a change in a header recompiles is compiled once.
     while batch := sorted(itertools.islice(drawn, count - tried)):
         for path, source, changed in batch:
             began = time.perf_counter()

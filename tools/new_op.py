@@ -1,8 +1,8 @@
 """Writes a new operator: python tools/new_op.py NAME, or a recurrent cell: --cell NAME
 
-Its files, from a template in tools/new_op, and its lines in the files that name every op: the steps
-of CONTRIBUTING.md. NAME(x) is x * x at first, and a cell one of three gates: complete, for CPU and
-CUDA, differentiable twice, tested. Then it is yours to edit.
+It writes the operator's files from a template in tools/new_op, and its lines in the files that name
+every op, as in the steps of CONTRIBUTING.md. At first NAME(x) is x * x, and a cell has three gates.
+Both are complete and tested, for CPU and CUDA, with two gradients; then you edit them.
 Needs: pip install copier clang-format ruff
 """
 
@@ -25,20 +25,21 @@ from pygments.token import Token
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "tools/new_op"
-MAX_NAME = 32  # comments of the templates leave room for as many
+MAX_NAME = 32  # comments of the templates leave room for this length
 END_OF_SCHEMAS = "}\n\nSTABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m)"
 FROM_LLTM = "from my_ops.recurrent.lltm import"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be written: files from the template of this name, and lines in other files."""
+    """What can be written: the files from the template of this name, and lines in other files."""
 
     name: str
-    ops: str  # the words of C++ that are its ops, of a NAME
-    # Of each file: the text before which a line goes (none: at the end), and the line. ruff sorts.
+    ops: str  # a pattern for the names of its ops in C++
+    # For each file, pairs of a text and the line to put before it, or at the end if the text is
+    # empty. ruff sorts the lines.
     edits: dict[str, list[tuple[str, str]]]
-    next: str  # said at the end
+    next: str  # printed at the end
 
 
 OP = Kind(
@@ -66,12 +67,12 @@ OP = Kind(
         "docs/reference.md": [("]\n\n## Layers", ", {name}")],
     },
     next="""\
-Next: put the formula of {name} into my_ops/reference.py, the kernels, the gradients of
-my_ops/ops/{name}.py and the docstring; build; pytest -k {name}.
-If its arguments become others than one tensor x: the schemas in csrc/bindings.cpp, the call in
-tests/samples.py, and rules of its own in my_ops/_vmap.py and my_ops/distributed.py in place of the
-two names in my_ops/ops/_common.py.
-Left to you: rows in benchmarks/bench.py and tools/measured.py, a line in CHANGELOG.md.""",
+Next, put your formula into my_ops/reference.py, into the kernels, and into the gradients and the
+docstring in my_ops/ops/{name}.py. Then build, and run pytest -k {name}.
+If it takes other arguments than one tensor x, also change the schemas in csrc/bindings.cpp and the
+call in tests/samples.py. Then it needs its own rules in my_ops/_vmap.py and my_ops/distributed.py
+instead of the two names in my_ops/ops/_common.py.
+Not written: rows in benchmarks/bench.py and tools/measured.py, a line in CHANGELOG.md.""",
 )
 
 # Arguments of the ops of a step and of all steps.
@@ -153,17 +154,17 @@ def {name}(
         ],
     },
     next="""\
-Next: put the formula of {name} into my_ops/reference.py, kernels/recurrent/cells/{name}.h and
-my_ops/recurrent/{name}.py; build; pytest -k {name}.
-If it carries no c, or reads more in backward: the schemas in csrc/bindings.cpp, as GRU's. With
-other gates: their number, and tests/test_{name}.py.
-Left to you: functions in my_ops/include/my_ops/ops.h, rows in benchmarks and tools/measured.py,
+Next, put your formula into my_ops/reference.py, kernels/recurrent/cells/{name}.h and
+my_ops/recurrent/{name}.py. Then build, and run pytest -k {name}.
+If the cell carries no c, or reads more in backward, also change the schemas in csrc/bindings.cpp;
+GRU's are an example. With another number of gates, also change tests/test_{name}.py.
+Not written: functions in my_ops/include/my_ops/ops.h, rows in benchmarks and tools/measured.py,
 a line in CHANGELOG.md.""",
 )
 
 
 def program(name: str) -> str:
-    """Of this Python's environment, or of PATH."""
+    """The program from this Python's environment, or from PATH."""
     folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     path = shutil.which(name, path=os.pathsep.join(folders))
     if path is None:
@@ -172,7 +173,7 @@ def program(name: str) -> str:
 
 
 def check_name(name: str, kind: Kind) -> None:
-    """Python, C++ and this package leave it free."""
+    """Raises an error if Python, C++ or this package uses the name already."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > MAX_NAME:
         rule = f"lower-case words joined by _, of at most {MAX_NAME} letters"
         raise SystemExit(f"new_op: NAME must be {rule}, got {name!r}")

@@ -1,17 +1,17 @@
-"""What the release workflow runs: a session for each of its jobs, here as there.
+"""The jobs of the release workflow: one session for each, to run there and here.
 
     nox -f tools/noxfile.py -s sdist                      dist/*.tar.gz
     nox -f tools/noxfile.py -s wheel                      wheelhouse/*.whl, in its container
-    nox -f tools/noxfile.py -s audit -- WHEEL             every gate of check_wheel.py
+    nox -f tools/noxfile.py -s audit -- WHEEL             every check of check_wheel.py
     nox -f tools/noxfile.py -s suite -- WHEEL [pytest arguments]
     nox -f tools/noxfile.py -s trainers -- WHEEL [pytest arguments]
     nox -f tools/noxfile.py -s index -- FOLDER            its indexes; pip and uv install from them
     nox -f tools/noxfile.py -s recipe -- SDIST            the recipe for conda-forge, in dist/recipe
-    nox -f tools/noxfile.py -s publish -- FOLDER [TAG]    all but the upload
+    nox -f tools/noxfile.py -s publish -- FOLDER [TAG]    everything except the upload
 
-MY_OPS_CUDA=13.2 makes `wheel` build X.Y.Z+cu132; it needs docker, or CIBW_CONTAINER_ENGINE=podman.
-`suite` installs the same file beside one torch after another; `-s 'suite(torch-2.10.0)'` takes one,
-and UV_TORCH_BACKEND=cpu their CPU builds.
+With MY_OPS_CUDA=13.2, `wheel` builds X.Y.Z+cu132. It needs docker, or CIBW_CONTAINER_ENGINE=podman.
+`suite` installs the same file with one torch after another; `-s 'suite(torch-2.10.0)'` takes one of
+them, and UV_TORCH_BACKEND=cpu takes CPU builds of torch.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ import nox
 ROOT = Path(__file__).resolve().parents[1]
 AUDIT, RELEASE = (f"{ROOT}/tools/requirements/{name}.txt" for name in ("audit", "release"))
 nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.envdir = f"{ROOT}/.nox"  # not in tools/, which the sdist takes whole
+nox.options.envdir = f"{ROOT}/.nox"  # not in tools/, all of which goes into the sdist
 nox.options.sessions = []
 
-# docs/compatibility.md names each of these that was run.
+# docs/compatibility.md lists those that were run.
 TORCH = ["2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0"]
 
 
 def named(session, what):
-    """The first argument, a path, made absolute; and the rest."""
+    """Makes the first argument, a path, absolute; returns it and the rest."""
     if not session.posargs:
         session.error(f"name {what}: nox -s {session.name} -- {what}")
     return str(Path(session.invoked_from, session.posargs[0])), session.posargs[1:]
@@ -42,7 +42,7 @@ def named(session, what):
 
 @contextlib.contextmanager
 def disk_measured(session):
-    """Says how much of the disk was taken at most: the machines of the release have 14 GB free."""
+    """Prints how much disk space was used at most: the machines of the release have 14 GB free."""
     before = lowest = shutil.disk_usage("/").free
     done = threading.Event()
 
@@ -63,7 +63,8 @@ def disk_measured(session):
 
 
 def commit_time(session):
-    """Of the source: the time of every file in a wheel, so that two builds are the same."""
+    """The commit's time. It becomes the time of every file in a wheel, so that two builds are
+    equal."""
     command = ("git", "-C", str(ROOT), "show", "-s", "--format=%ct", "HEAD")
     return session.run(*command, external=True, silent=True).strip()
 
@@ -79,7 +80,7 @@ def wheel(session):
     session.install("-r", RELEASE)
     env = {"SOURCE_DATE_EPOCH": commit_time(session)}
     if (os.environ.get("MY_OPS_CUDA") or "12.9").startswith("12."):
-        # An older g++ than the image's own, which nvcc 12 takes; tools/install_cuda12.sh brings it.
+        # nvcc 12 needs an older g++ than the image's; tools/install_cuda12.sh installs it.
         toolset = "/opt/rh/gcc-toolset-13/root/usr/bin"
         env |= {"CC": f"{toolset}/gcc", "CXX": f"{toolset}/g++"}
     session.chdir(ROOT)
@@ -101,7 +102,7 @@ def audit(session):
     ids=[*(f"torch-{version}" for version in TORCH), "torch-newest"],
 )
 def suite(session, torch):
-    """From outside the source tree, whose my_ops/ would stand in for the wheel's."""
+    """Runs outside the source tree, whose my_ops/ would otherwise be imported."""
     file, arguments = named(session, "WHEEL")
     session.install(torch, file, "pytest>=8", "hypothesis>=6.100", "numpy", "expecttest")
     session.install("setuptools>=77")
@@ -117,7 +118,7 @@ def suite(session, torch):
 
 @nox.session
 def trainers(session):
-    """Our layers inside PyTorch Lightning and Hugging Face's Trainer."""
+    """Our layers in PyTorch Lightning and in Hugging Face's Trainer."""
     file, arguments = named(session, "WHEEL")
     session.install(file, "pytest>=8", "numpy", "lightning>=2.5", "transformers>=5", "accelerate")
     tests = f"{ROOT}/tests/trainers"
@@ -161,5 +162,5 @@ def publish(session):
     session.run("python", f"{ROOT}/tools/check_release.py", folder, *filter(None, arguments))
     files = [*Path(folder).glob("*.whl"), *Path(folder).glob("my_ops-*.tar.gz")]
     session.run("twine", "check", "--strict", *files)
-    ours = [path for path in files if "+" not in path.name]  # the others go to the forge's release
+    ours = [path for path in files if "+" not in path.name]  # the others go to the release page
     session.run("uv", "publish", "--dry-run", "--username", "-", "--password", "-", *ours)

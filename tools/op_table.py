@@ -1,7 +1,8 @@
-"""Prints two tables in Markdown: what every op takes, and with what of torch it works.
+"""Prints two Markdown tables: what every op takes, and which features of torch it works with.
 
-Nothing in them is typed: the kernels are those that are registered, and everything else is found by
-calling the ops, on every device of this machine. A check that fails is printed as an exception.
+Nothing in them is written by hand: kernels are read from the registrations, and everything else is
+found by calling the ops on every device of this machine. A check that fails is printed as an
+exception.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def has_kernel(op: str, key: str) -> bool:
-    """Of the op, or of its form with ``out``, which fill_index calls."""
+    """Whether the op has a kernel, or its form with ``out``, which fill_index calls."""
     return any(
         torch._C._dispatch_has_kernel_for_dispatch_key(
             s.name + "." * bool(s.overload_name) + s.overload_name, key
@@ -53,7 +54,7 @@ def works(call: Callable[[], Any]) -> bool:
 
 
 def short(dtypes: list[torch.dtype]) -> str:
-    """Families by their name, the rest one by one."""
+    """Families by their names, other dtypes one by one."""
     parts = []
     for family, members in (("floating", samples.FLOATING), ("integer", samples.INTEGERS)):
         if set(members) <= set(dtypes):
@@ -63,7 +64,7 @@ def short(dtypes: list[torch.dtype]) -> str:
 
 
 def derivatives(op: samples.Op, device: str) -> int:
-    """How often in a row, up to two, autograd differentiates the op: asked of it, in float64."""
+    """How many times in a row, up to two, autograd differentiates the op; tried in float64."""
     leaves = [t.requires_grad_() for t in op.tensors(3, torch.float64, device)]
     results: list[Tensor] = list(op(*leaves))
     order = 0
@@ -98,7 +99,7 @@ def opcheck(op: samples.Op, device: str) -> bool:
 
 
 def compiles(op: samples.Op, device: str) -> bool:
-    """Forward and backward, one graph."""
+    """Forward and backward, in one graph."""
     torch.compiler.reset()
     tensors = samples.leaves(inputs(op, device))
 
@@ -140,7 +141,7 @@ def scripts(op: samples.Op, device: str) -> bool:
 
 
 def maps(op: samples.Op, device: str) -> bool:
-    """By a rule: torch says so where it loops."""
+    """With a rule: torch warns if it loops."""
     batches = [inputs(op, device) for _ in range(4)]
     stacked = [torch.stack(ts) for ts in zip(*batches, strict=True)]
     each = zip(*(op(*tensors) for tensors in batches), strict=True)
@@ -148,7 +149,7 @@ def maps(op: samples.Op, device: str) -> bool:
 
 
 def pushes(op: samples.Op, device: str) -> bool:
-    """<grads, J tangents> is <J^T grads, tangents>."""
+    """<grads, J tangents> equals <J^T grads, tangents>."""
     tensors = inputs(op, device, torch.float64)
     tangents = tuple(torch.randn_like(t) for t in tensors)
     results, pushed = torch.func.jvp(op, tensors, tangents)
@@ -160,7 +161,7 @@ def pushes(op: samples.Op, device: str) -> bool:
 
 
 def autocasts(op: samples.Op, device: str) -> bool:
-    """Products run in the dtype of autocast; elementwise ops in that of their arguments."""
+    """Products run in autocast's dtype, elementwise ops in that of their arguments."""
     tensors = samples.leaves(inputs(op, device))
     with torch.autocast(device, torch.bfloat16):
         results = op(*tensors)
@@ -194,7 +195,7 @@ CHECKS: dict[str, Callable[[samples.Op, str], bool]] = {
     "autocast": autocasts,
     "DTensor": shards,
 }
-OF_TENSORS = ["vmap", "jvp", "double backward", "autocast", "DTensor"]  # need an argument
+OF_TENSORS = ["vmap", "jvp", "double backward", "autocast", "DTensor"]  # need a tensor argument
 
 
 def fill_index(device: str) -> samples.Op:
@@ -209,7 +210,7 @@ def fill_index(device: str) -> samples.Op:
 
 
 def one_of_each(device: str) -> dict[str, samples.Op]:
-    """The first sample of each."""
+    """The first sample of each op."""
     found = {"fill_index": fill_index(device)}
     for op in samples.DIFFERENTIABLE:
         found.setdefault(name_of(op), op)
@@ -229,7 +230,7 @@ def holds(feature: str, op: samples.Op, device: str) -> bool:
 
 
 def features() -> list[list[str]]:
-    """A row per op: the devices on which each check holds."""
+    """One row per op: the devices on which each check passes."""
     found: dict[str, list[list[str]]] = {}
     for device in DEVICES:
         for name, op in one_of_each(device).items():

@@ -31,7 +31,7 @@ class Chart(NamedTuple):
     labels: list[str]
     series: dict[str, list[float]]
     unit: str
-    values: str = "{:.3g}"  # beside a bar
+    values: str = "{:.3g}"  # written beside a bar
 
 
 def load(name: str) -> Row:
@@ -39,7 +39,7 @@ def load(name: str) -> Row:
 
 
 def elementwise(results: Row) -> Chart:
-    """Bytes that the op must move, over the time of each way, as a share of copy_'s rate."""
+    """The bytes that the op must move divided by each time, as a share of copy_'s rate."""
     names = ["add_one", "custom_add", "d_sigmoid", "round_ste"]
     rows = {r["case"]: r for r in results["elementwise"]}
     picked = [rows[f"{name} float32 1 GiB"] for name in names]
@@ -133,7 +133,7 @@ def draw(chart: Chart, gpu: str, theme: Row, path: Path) -> None:
 
 
 def main() -> None:
-    # Bytes that depend on the numbers only: no date, no random identifiers, text as text.
+    # The file's bytes depend only on the numbers: no date, no random identifiers, text as text.
     plt.rcParams.update({"svg.hashsalt": "my_ops", "svg.fonttype": "none", "font.size": 9})
     IMAGES.mkdir(exist_ok=True)
     for chart, file in (

@@ -1,7 +1,7 @@
 """Adds a run of the tests to the compatibility table: record_suite.py JUNIT.xml WHAT
 
-Run by the Python that ran the tests. A run takes the place of an earlier one with the same torch
-and processor; tools/measured.py writes the table.
+Must run with the Python that ran the tests. A run replaces an earlier one with the same torch and
+processor. tools/measured.py writes the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A drawing of rectangles, lines and text as SVG, light and dark: the same bytes everywhere."""
+"""A drawing of rectangles, lines and text as SVG, light and dark, with the same bytes
+everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ THEMES = {
 
 
 class Drawing:
-    """Colours are names of THEMES; places are of the top left corner, of text the baseline."""
+    """Colours are names in THEMES. Positions are of the top left corner; for text, of the
+    baseline."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.size, self.title, self.parts = (width, height), title, list[str]()
@@ -54,7 +56,7 @@ class Drawing:
         )
 
     def arrow(self, *points: tuple[float, float], head: bool = True) -> None:
-        """Along straight lines from the first point to the last."""
+        """Draws straight lines from each point to the next."""
         places = " ".join(f"{x:g},{y:g}" for x, y in points)
         self.parts.append(f'<polyline points="{places}" fill="none" stroke="{{line}}"/>')
         if head:
@@ -65,7 +67,7 @@ class Drawing:
             self.parts.append(f'<polygon points="{x:g},{y:g} {left} {right}" fill="{{line}}"/>')
 
     def box(self, x: float, y: float, width: float, height: float, fill: str, *lines: str) -> None:
-        """With lines of text in its middle."""
+        """With lines of text in its centre."""
         self.rect(x, y, width, height, fill, "line")
         for number, line in enumerate(lines):
             middle = y + height / 2 + 5 + 17 * (number - (len(lines) - 1) / 2)
@@ -87,5 +89,5 @@ class Drawing:
         }
 
     def inline(self) -> str:
-        """For a page of the site, in the page's own colours."""
+        """For a page of the site, in that page's colours."""
         return self._written({name: f"var(--drawing-{name})" for name in THEMES["light"]})

@@ -1,4 +1,4 @@
-"""A plugin of pytest, for mutants.py: how long each test takes, and the lines of my_ops it runs."""
+"""A pytest plugin for mutants.py: how long each test takes, and which lines of my_ops it runs."""
 
 import json
 import os
@@ -12,7 +12,7 @@ FOUND = Path(os.environ["WATCH_TESTS"])
 cover = coverage.Coverage(
     data_file=None, config_file=False, source=[os.environ["WATCH_SOURCE"]], messages=False
 )
-cover.start()  # before my_ops is imported: what runs then is of no test
+cover.start()  # before my_ops is imported: code that runs then belongs to no test
 seconds, skipped = {}, set()
 
 

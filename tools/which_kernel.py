@@ -1,7 +1,7 @@
 """Writes which kernel takes which product into docs/which_kernel.md and its picture.
 
-Asked of the plan of the installed my_ops, on any machine. tests/test_docs.py notices where the page
-is not what this would write.
+The answers come from the plan of the installed my_ops, on any machine. tests/test_docs.py fails if
+the page differs from what this writes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ COLORS = {
     "half_sm90": "orange",
     "cuBLAS": "grey",
 }
-LARGEST = 13  # sizes are powers of two up to this one
-PANELS = [  # title, what is asked, whether n = m or n = k goes with the y axis, what sizes add
+LARGEST = 13  # the largest exponent: sizes are powers of two
+PANELS = [  # title, arguments, whether n = m or n = k varies along y, what is added to sizes
     ("gemm, fp32", "gemm --dtype float32", "k", 0),
     ("linear, fp32", "linear --dtype float32", "n = k", 0),
     ('gemm, fp32, "high"', "gemm --precision high", "k", 0),
@@ -133,7 +133,7 @@ def by_gpu() -> str:
 
 
 def files() -> dict[Path, str]:
-    """What each file should hold."""
+    """The content of each file."""
     found = picture().files("which_kernel")
     text = PAGE.read_text()
     for name, section in (("by_shape", by_shape()), ("by_gpu", by_gpu())):

@@ -1,4 +1,4 @@
-// Asks a device for the facts that kernels are chosen by.
+// Reads the properties of a device that plans depend on.
 #include "device.h"
 
 #include <optional>
@@ -10,14 +10,14 @@ namespace {
 
 constexpr int kHopperThreads = 64;
 
-// Never launched: how many threads it allows tells which of the build's code the device runs.
+// Never launched. The number of threads it allows tells which of the build's code the device runs.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 __global__ void __launch_bounds__(kHopperThreads) probe_kernel() {}
 #else
 __global__ void __launch_bounds__(kHopperThreads / 2) probe_kernel() {}
 #endif
 
-// Of the current device, `id`.
+// The facts of the current device, `id`.
 cudaError_t ask(int id, DeviceFacts* facts) {
   const auto get = [&](int* value, cudaDeviceAttr attribute) {
     return cudaDeviceGetAttribute(value, attribute, id);
@@ -39,7 +39,7 @@ cudaError_t ask(int id, DeviceFacts* facts) {
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(&attributes, probe_kernel);
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
-    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
+    static_cast<void>(cudaGetLastError());  // the refusal is the answer; clear the error
     return cudaSuccess;
   }
   facts->code = attributes.ptxVersion;
@@ -63,7 +63,7 @@ cudaError_t my_ops::cuda::current_device(DeviceFacts* facts) {
   }
   if (status == cudaSuccess) status = ask(id, facts);
   if (status != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // it is returned; leave no error behind
+    static_cast<void>(cudaGetLastError());  // the error is returned; clear it
     return status;
   }
   if (id < kRemembered) known[id] = *facts;

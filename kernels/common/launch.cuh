@@ -1,5 +1,5 @@
-// Launches that give their own status. cudaGetLastError() behind <<<>>> would give, and clear, what
-// an earlier call has left, be it ours or another's.
+// Launches that return their own status. cudaGetLastError() after <<<>>> would return, and clear,
+// an error that any earlier call has left.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,8 @@
 
 namespace my_ops::cuda {
 
-// Blocks of a launch. What exceeds a grid of one dimension becomes none, which a launch refuses.
+// The blocks of a launch. A count too large for a grid of one dimension becomes 0, which is
+// refused.
 struct Blocks : dim3 {
   Blocks(int64_t count) : dim3(count <= INT_MAX ? static_cast<unsigned>(count) : 0) {}
   Blocks(dim3 counts) : dim3(counts) {}
@@ -25,7 +26,7 @@ cudaError_t launch(void (*kernel)(P...), Blocks blocks, dim3 threads, size_t sha
                           shared_bytes, stream);
 }
 
-// Lets a kernel have more than the 48 KiB of dynamic shared memory that need no asking for.
+// Lets a kernel use more than the default 48 KiB of dynamic shared memory.
 template <typename... P>
 cudaError_t allow_shared_bytes(void (*kernel)(P...), size_t bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -34,7 +35,8 @@ cudaError_t allow_shared_bytes(void (*kernel)(P...), size_t bytes) {
 
 namespace sm90 {
 
-// Launches a kernel in clusters; griddepcontrol lets it start before the one ahead has finished.
+// Launches a kernel in clusters. With griddepcontrol it starts before the previous one has
+// finished.
 template <typename... P, typename... A>
 cudaError_t launch_overlapped(void (*kernel)(P...), int64_t blocks, dim3 threads, size_t smem,
                               int cluster, cudaStream_t stream, const A&... args) {

@@ -49,14 +49,14 @@ __device__ __forceinline__ uint32_t bits(float v) { return __float_as_uint(v); }
 __device__ __forceinline__ uint32_t bits(__half v) { return __half_as_ushort(v); }
 __device__ __forceinline__ uint32_t bits(__nv_bfloat16 v) { return __bfloat16_as_ushort(v); }
 
-// Neighbours in memory, moved as one.
+// Adjacent elements, loaded and stored as one vector.
 template <typename T, int kSize>
 struct alignas(sizeof(T) * kSize) Vector {
   T at[kSize];
 };
 
-// exp(-|x|) and exp(-|x|) - 1: never overflow, and keep their digits for large and for small |x|.
-// To 1 ulp in float, where expf has 2: -|x| = n ln(2) + r, exp(r) by its series.
+// exp(-|x|) and exp(-|x|) - 1. They never overflow, and are accurate for large and small |x|: to 1
+// ulp in float, where expf has 2. -|x| = n ln(2) + r, with exp(r) from its series.
 __device__ inline float exp_minus_abs(float x) {
   const float z = x != x ? x : fmaxf(-fabsf(x), -104.0f);  // exp is 0 from -104 on
   const float n = rintf(z * 0x1.715476p+0f);
@@ -82,7 +82,7 @@ __device__ C sigmoid(C x) {
   return (x < C(0) ? e : C(1)) / (C(1) + e);
 }
 
-// 1 - tanh(x)^2, without its cancellation for large x: 4e / (1 + e)^2 with e = exp(-2|x|).
+// 1 - tanh(x)^2 as 4e / (1 + e)^2 with e = exp(-2|x|), which does not cancel for large x.
 template <typename C>
 __device__ C tanh_slope(C x) {
   const C e = exp_minus_abs(x + x);

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
-// One binary for every x86-64: the loader picks the widest version that the processor runs. Levels
-// and not processor names, which GCC compares with the exact model.
+// One binary for every x86-64: the loader picks the widest version that the processor supports.
+// These are levels, because GCC compares processor names with the exact model.
 #if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
 #define MY_OPS_LEVELS
 #define MY_OPS_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
@@ -83,8 +83,8 @@ MY_OPS_INLINE T store(C x) {
   }
 }
 
-// 2^(n + bias) from n + kRound (see ExpConstants), whose low bits hold the integer n: no
-// conversion, which for 64 bits SSE and AVX2 lack, and which NaN must not reach.
+// 2^(n + bias) from n + kRound (see ExpConstants), whose low bits hold the integer n. This avoids a
+// conversion, which SSE and AVX2 lack for 64 bits and which is undefined for NaN.
 MY_OPS_INLINE float pow2(float rounded, int bias) {
   return bit_cast<float>((bit_cast<uint32_t>(rounded) + (127 + bias)) << 23);
 }
@@ -92,7 +92,7 @@ MY_OPS_INLINE double pow2(double rounded, int bias) {
   return bit_cast<double>((bit_cast<uint64_t>(rounded) + (1023 + bias)) << 52);
 }
 
-// exp(r) - 1 for |r| <= ln(2) / 2: Taylor terms until they vanish below half an ulp.
+// exp(r) - 1 for |r| <= ln(2) / 2: Taylor terms until they are below half an ulp.
 MY_OPS_INLINE float expm1_poly(float r) {
   float p = 1.0f / 5040;
   p = p * r + 1.0f / 720;
@@ -188,7 +188,7 @@ MY_OPS_INLINE T sigmoid(T x) {
   return (x < T(0) ? e : T(1)) / (T(1) + e);
 }
 
-// tanh and its derivative, both without cancellation: 1 - tanh^2 would lose the digits for large x.
+// tanh and its derivative, both without cancellation: 1 - tanh^2 would be inaccurate for large x.
 template <typename T>
 struct Tanh {
   T value, slope;

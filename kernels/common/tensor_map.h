@@ -1,4 +1,4 @@
-// Tensor maps, which tell TMA how a tensor lies in memory: made on the host.
+// Tensor maps, which tell TMA how a tensor lies in memory. They are made on the host.
 #pragma once
 
 #include <cuda.h>
@@ -9,7 +9,7 @@
 
 namespace my_ops::cuda::sm90 {
 
-// The driver's encoder, found at run time so that nothing links libcuda.
+// The driver's encoder, looked up at run time so that the module does not link to libcuda.
 struct TensorMapEncoder {
   PFN_cuTensorMapEncodeTiled_v12000 encode;
   bool small_tensor_bug;  // drivers up to 13.1 mis-encode tensors under 128 KiB
@@ -31,7 +31,7 @@ inline cudaError_t find_tensor_map_encoder(TensorMapEncoder* encoder) {
   return cudaSuccess;
 }
 
-// The same in every call: looked up once.
+// Looked up once, as it never changes.
 inline cudaError_t tensor_map_encoder(TensorMapEncoder* encoder) {
   static TensorMapEncoder found;
   static const cudaError_t status = find_tensor_map_encoder(&found);
@@ -39,9 +39,10 @@ inline cudaError_t tensor_map_encoder(TensorMapEncoder* encoder) {
   return status;
 }
 
-// Map of matrices of 16-bit elements, [batch, rows, columns]: `ld` elements from row to row,
-// `stride` from matrix to matrix (multiples of 8), read in boxes of box_rows x 64 elements with the
-// 128-byte swizzle; outside a matrix it reads as 0. A batch of 0: a single matrix, two dimensions.
+// A map of matrices of 16-bit elements, [batch, rows, columns], with `ld` elements from row to row
+// and `stride` from matrix to matrix (multiples of 8). It is read in boxes of box_rows x 64
+// elements with the 128-byte swizzle; elements outside a matrix read as 0. A batch of 0 means a
+// single matrix and a map of two dimensions.
 inline cudaError_t make_tensor_map(const TensorMapEncoder& encoder, CUtensorMap* map, void* base,
                                    int64_t rows, int64_t columns, int64_t ld, int box_rows,
                                    int64_t batch = 0, int64_t stride = 0) {

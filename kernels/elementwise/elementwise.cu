@@ -1,6 +1,6 @@
 // The elementwise family on the GPU: one kernel per number of operands, one functor per op.
-// Plan: one 16-byte vector of each operand a thread; misaligned data go element by element through
-// the same kernel. Bound by memory: each byte is moved once.
+// Plan: one 16-byte vector of each operand per thread. Misaligned data go through the same kernel
+// element by element. Bound by memory: each byte is moved once.
 #include "elementwise.h"
 
 #include <climits>
@@ -12,8 +12,8 @@
 namespace my_ops::cuda {
 namespace {
 
-// One vector a thread in small blocks reaches copy_'s bandwidth; 2 or 4 a thread lost 1 to 5 %,
-// blocks of 512 and cache hints up to 9 % (H200, 1 GiB of fp32, bf16 and int8).
+// One vector per thread in small blocks reaches copy_'s bandwidth. 2 or 4 vectors per thread lost 1
+// to 5 %, blocks of 512 and cache hints up to 9 % (H200, 1 GiB of fp32, bf16 and int8).
 constexpr int kThreads = 128;
 constexpr int kFillThreads = 256;  // stores only: 128 lost 28 %
 constexpr int kVectorBytes = 16;
@@ -36,7 +36,8 @@ struct DSigmoid {
     const double e = exp_minus_abs(x);
     return e / fma(e, 2.0 + e, 1.0);  // (1 + e)^2, rounded once
   }
-  // The quotient by the hardware's reciprocal and one correction: the denominator is within [1, 4].
+  // The quotient is computed with the hardware's reciprocal and one correction: the denominator is
+  // within [1, 4].
   __device__ float operator()(float x) const {
     const float e = exp_minus_abs(x);
     const float square = fmaf(e, 2.0f + e, 1.0f);
@@ -55,8 +56,8 @@ struct DSigmoidBackward {
     return grad * (x < C(0) ? -slope : slope);
   }
 };
-// The same for 16-bit storage, whose twice as many elements would make the arithmetic the bound:
-// hardware exponential and division, good to 2^-20.
+// The same for 16-bit storage, with hardware exponential and division, accurate to 2^-20. There are
+// twice as many elements, so exact arithmetic would be the bound.
 struct DSigmoid16 {
   __device__ float operator()(float x) const {
     const float e = __expf(-fabsf(x));
@@ -67,7 +68,8 @@ struct DSigmoidBackward16 {
   __device__ float operator()(float grad, float x) const {
     const float z = fabsf(x);
     const float e = __expf(-z);
-    // e - 1 by its series where it would cancel: the next term is below 2^-19 of the sum.
+    // e - 1 by its series where the subtraction would cancel: the next term is below 2^-19 of the
+    // sum.
     const float m = z < 0.05f ? -z * (1.0f - z * (0.5f - z * (1.0f / 6))) : e - 1.0f;
     const float slope = __fdividef(e * m, (1.0f + e) * (1.0f + e) * (1.0f + e));
     return grad * copysignf(slope, -x);
@@ -80,8 +82,8 @@ struct RoundSte {
   }
 };
 
-// out[i] = Op(in[0][i], ...) for n elements, in vectors of kSize. out may be one of the inputs:
-// every element is read by the thread that writes it, before it writes.
+// out[i] = Op(in[0][i], ...) for n elements, in vectors of kSize. out may be one of the inputs,
+// because the thread that writes an element reads it first.
 template <typename Op, int kSize, typename T, typename... In>
 __global__ void __launch_bounds__(kThreads) map_kernel(T* out, int64_t n, const In*... in) {
   using V = Vector<T, kSize>;
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) map_kernel(T* out, int64_t n, const 
       reinterpret_cast<V*>(out)[at] = result;
     };
     apply(V(reinterpret_cast<const V*>(in)[at])...);
-  } else {  // the elements behind the last whole vector
+  } else {  // the elements after the last whole vector
     for (int64_t i = at * kSize; i < n; ++i) out[i] = store<T>(Op{}(load(in[i])...));
   }
 }
@@ -115,7 +117,7 @@ cudaError_t map(T* out, int64_t n, cudaStream_t stream, const In*... in) {
                                               : launch_map<Op, 1>(out, n, stream, in...);
 }
 
-// The element, or the vector, of an operand whose innermost stride is step.
+// The element, or the vector, of an operand whose innermost stride is `step`.
 template <typename T, int kSize>
 __device__ Vector<T, kSize> gather(const T* from, int64_t step) {
   Vector<T, kSize> v;
@@ -125,8 +127,9 @@ __device__ Vector<T, kSize> gather(const T* from, int64_t step) {
   return v;
 }
 
-// Each thread makes vectors of kSize neighbours along the innermost dimension, so that one chain of
-// divisions serves all of them. Index: 32 bits where they suffice, for the divisions' sake.
+// Each thread computes vectors of kSize elements that are adjacent along the innermost dimension,
+// so that one chain of divisions serves all of them. Index has 32 bits if they suffice, because its
+// divisions are faster.
 template <typename Op, int kSize, typename Index, typename T>
 __global__ void __launch_bounds__(kThreads)
     broadcast_kernel(const T* a, const T* b, T* out, const __grid_constant__ Broadcast shape,
@@ -165,7 +168,7 @@ cudaError_t launch_broadcast(const T* a, const T* b, T* out, const Broadcast& sh
   return vectors <= INT_MAX ? run(static_cast<uint32_t>(vectors)) : run(vectors);
 }
 
-// Whether every vector of `size` neighbours lies within the innermost dimension and, in this
+// Whether every vector of `size` adjacent elements lies within the innermost dimension and, in this
 // operand, either is one aligned vector or repeats one element.
 bool vectorizes(const void* p, const Broadcast& shape, const int64_t* strides, int size) {
   const int inner = shape.dims - 1;
@@ -178,7 +181,7 @@ bool vectorizes(const void* p, const Broadcast& shape, const int64_t* strides, i
   return true;
 }
 
-// C counts exactly up to kExact, so that C(x + y) + i needs no conversion an element.
+// C counts exactly up to kExact, so that C(x + y) + i needs no conversion per element.
 template <typename T, int kSize, bool kExact>
 __global__ void __launch_bounds__(kFillThreads)
     fill_index_kernel(T* out, int64_t height, int64_t width) {

@@ -56,8 +56,8 @@ struct RoundSte {
 const bool kHasF16c = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c");
 
-// The whole vectors of eight halves, converted by the processor's own instructions, of which the
-// compiler vectorizes none. Returns how many elements these are.
+// Converts whole vectors of eight halves with the processor's own instructions, which the compiler
+// does not use. Returns how many elements these are.
 template <typename Op, typename... X>
 __attribute__((target("avx2,fma,f16c"))) int64_t map_f16c(Half* out, int64_t n, const X*... x) {
   int64_t i = 0;

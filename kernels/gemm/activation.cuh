@@ -1,5 +1,5 @@
-// The formulas of the activations, as torch.nn.functional has them, and the choice among them. An
-// activation of gemm.h's list without a formula here does not compile.
+// The formulas of the activations, as in torch.nn.functional, and the choice among them. An
+// activation in gemm.h's list without a formula here does not compile.
 #pragma once
 
 #include "common/numeric.cuh"
@@ -35,8 +35,8 @@ struct Activate {
   }
 };
 
-// Accurate to 2^-17, relative, which is enough for 16-bit results: in few instructions, or by
-// Activate where none are given here.
+// Accurate to 2^-17, relative, which is enough for 16-bit results. These take few instructions;
+// activations without a formula here use Activate.
 template <Activation kActivation>
 struct FastActivate {
   static constexpr float kLog2e = 1.4426950408889634f;

@@ -1,5 +1,5 @@
 // Floats split into three bf16 parts, which hold all 24 bits, as fragments of mma.sync. A product
-// of floats takes six products of parts; the other three are below float's rounding.
+// of floats takes six products of parts; the other three are smaller than float's rounding.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,16 +12,16 @@
 namespace my_ops::cuda {
 
 constexpr int kParts = 3;
-constexpr float kTiny = 0x1p-102f;  // of a smaller float, the last part may be lost
+constexpr float kTiny = 0x1p-102f;  // the last part of a smaller float may be lost
 
 // A lane's fragment holds four of an mma's 16 k per row. Which four is arbitrary as long as a and b
-// agree: here four consecutive ones, from this one on.
+// agree. Here they are four consecutive ones, from this one on.
 __device__ __forceinline__ int fragment_k(int lane) { return lane % 4 * 4; }
 
-// The extreme magnitudes among some elements.
+// The largest and smallest magnitudes among some elements.
 struct Range {
   uint32_t largest = 0;            // the bits shifted by one: without the sign
-  uint32_t smallest = 0xffffffff;  // the same less one: zero becomes the largest
+  uint32_t smallest = 0xffffffff;  // the same minus one, so that zero becomes the largest
 
   __device__ __forceinline__ void add(float x) {
     const uint32_t twice = __float_as_uint(x) << 1;
@@ -33,7 +33,7 @@ struct Range {
     smallest = min(smallest, other.smallest);
   }
   __device__ __forceinline__ float max_magnitude() const { return __uint_as_float(largest >> 1); }
-  // The least one that is not 0; where there is none, a large one.
+  // The smallest one that is not 0; a large value if there is none.
   __device__ __forceinline__ float min_magnitude() const {
     return __uint_as_float(min((smallest >> 1) + 1, 0x7f7fffffu));
   }
@@ -78,8 +78,8 @@ __device__ __forceinline__ void multiply_leading(float (&first)[4], float (&seco
   ptx::mma_m16n8k8_bf16(second, a.z, a.w, b.y);
 }
 
-// sum += all products but the leading ones, of which they are 2^-8, for adjacent tiles, smallest
-// first. Tensor cores truncate sums instead of rounding them: leading products are to be added
+// sum += all products except the leading ones, of which they are 2^-8, for adjacent tiles, smallest
+// first. Tensor cores truncate sums instead of rounding them, so leading products must be added
 // outside.
 template <int kTiles>
 __device__ __forceinline__ void add_other_products(float (&sum)[kTiles][4],

@@ -1,7 +1,7 @@
-// What the choice among the kernels of a product costs and saves. All tuned numbers of the plans
-// are declared here and nowhere else; benchmarks/fit_gemm.py measures a GPU and writes its values
-// into fitted_costs.h. What no timing decides, a limit of a kernel or of accuracy, is a constant of
-// a plan.
+// What each kernel of a product costs and saves. All tuned numbers of the plans are declared here
+// and nowhere else; benchmarks/fit_gemm.py measures a GPU and writes its values into
+// fitted_costs.h. Numbers that do not depend on timing, such as limits of a kernel or of accuracy,
+// are constants of a plan.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,19 @@ struct GemmCosts {
     // In multiply-adds of a library: launches, a second pass over k, and the split of an element
     // whose k is contiguous or not.
     double launches, second_pass, element, strided_element;
-    // One product per element at TF32's precision: from this much work on; and beside a library of
-    // that precision, launches, an element, and the gain where k is contiguous in neither operand.
+    // One product per element at TF32's precision: the least work; and, compared with a library of
+    // that precision, launches, an element, and the gain if k is contiguous in neither operand.
     double single_min_work, tf32_launches, tf32_element, tf32_strided_gain;
-    // Of tiles, for the same area, against the large one.
+    // The time of tiles for the same area, relative to the large one.
     double wide_slowdown, medium_slowdown, small_slowdown, promoted_slowdown;
-    // Of a sum in k-slices, in elements of a large tile's output times k-blocks.
+    // The sum of k-slices, in elements of a large tile's output times k-blocks.
     double reduce, reduce_element;
   } fp32_sm90;
 
   struct HalfSm90 {
-    // Microseconds of 64 of k in a tile, and of a tile's end.
+    // Microseconds for 64 of k in a tile, and for a tile's end.
     double large_us, wide_us, medium_us, small_us, end_us;
-    // Epilogue warps: the share of the last wave that is busy, and k, the second for slow
+    // Epilogue warps: the share of the last wave that is busy, and k; the second k is for slow
     // epilogues.
     double epilogue_warps_min_share;
     int64_t epilogue_warps_min_k, epilogue_warps_min_k_slow;
@@ -48,11 +48,11 @@ struct GemmCosts {
     int64_t max_outputs, many_outputs, max_work_of_many;
     int64_t max_work_8_bytes, max_work_4_bytes, max_work_2_bytes;  // by the size of an element
     int64_t long_k, max_work_of_long_k;                            // 16 bits, aligned rows
-    int64_t tile_min_work;  // from here on tiles serve better, where one has to serve
+    int64_t tile_min_work;  // from here on tiles are faster, if one of the two must be used
   } small;
 };
 
-// Those of a GPU that was measured, and the facts that it is known by.
+// The costs of a GPU that was measured, and the facts that identify it.
 struct GpuCosts {
   int major, minor;  // compute capability
   int l2_bytes;

@@ -1,7 +1,7 @@
 // The epilogue of every product, activation(sum + bias) + residual, once for each way in which a
-// kernel holds its sums: single elements, accumulators of a warpgroup, vectors of a row.
-// ColumnTerms is what they share: a scale per column would be one more member. A formula is
-// Activate<...>, FastActivate<...> or RuntimeActivate.
+// kernel holds its sums: single elements, accumulators of a warpgroup, vectors of a row. They share
+// ColumnTerms; a scale per column would be one more member. A formula is Activate<...>,
+// FastActivate<...> or RuntimeActivate.
 #pragma once
 
 #include "common/numeric.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ ColumnTerms<compute_t<T>> column_terms(const T* bias,
   return {bias ? load(bias[col]) : compute_t<T>(0)};
 }
 
-// What a residual adds to element [z][row][col]; without one, `absent`.
+// What a residual adds to element [z][row][col]; `absent` without one.
 template <typename T, typename Out>
 __device__ __forceinline__ compute_t<Out> residual_at(const GemmArgs<T, Out>& args, int64_t z,
                                                       int64_t row, int64_t col,
@@ -35,7 +35,7 @@ __device__ __forceinline__ compute_t<Out> residual_at(const GemmArgs<T, Out>& ar
 
 // ---- single elements ----
 
-// Chooses the activation anew for every element: for kernels that finish one at a time.
+// Chooses the activation again for every element: for kernels that finish one at a time.
 struct RuntimeActivate {
   Activation activation;
 
@@ -46,7 +46,7 @@ struct RuntimeActivate {
   }
 };
 
-// x + y, which the compiler may not contract with a product that x is.
+// x + y. If x is a product, the compiler may not contract the two.
 __device__ __forceinline__ float add_rn(float x, float y) { return __fadd_rn(x, y); }
 __device__ __forceinline__ double add_rn(double x, double y) { return __dadd_rn(x, y); }
 
@@ -60,8 +60,9 @@ __device__ __forceinline__ C finish_element(Formula formula, C sum, ColumnTerms<
 
 // ---- accumulators of a warpgroup ----
 
-// x[4 * j + 2 * i + c] is of row 8 * i and column 8 * j + c from the lane's first on. terms(c)
-// gives the ColumnTerms of a column, read at the edge of the product as the kernel likes.
+// x[4 * j + 2 * i + c] belongs to row 8 * i and column 8 * j + c, counted from the lane's first.
+// terms(c) returns the ColumnTerms of a column; beyond the edge of the product, the kernel decides
+// what it reads.
 template <int kCount, typename Terms>
 __device__ __forceinline__ void apply_column_terms(float (&x)[kCount], Terms terms) {
 #pragma unroll
@@ -85,7 +86,7 @@ __device__ __forceinline__ void activate(Activation activation, float (&x)[kCoun
 
 // ---- vectors of a row ----
 
-// bias: of the vector's columns, or null.
+// bias: for the vector's columns, or null.
 template <typename T, typename Formula, int kSize>
 __device__ __forceinline__ void finish_vector(float (&x)[kSize], Formula formula, const T* bias,
                                               const Vector<T, kSize>& residual, bool has_residual) {

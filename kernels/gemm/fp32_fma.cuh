@@ -1,7 +1,8 @@
 // Products by fp32 FMAs, in 64 x 64 tiles by 256 threads, for data that parts cannot hold.
-// Plan: 16 of k at a time through shared memory, the next loads in registers meanwhile. Segments of
-// 16 products, then of 256, are summed on their own: less rounding error than one chain.
-// Bound by shared memory at about 15 TFLOP/s; any strides, and Inf and NaN as float gives them.
+// Plan: 16 of k at a time pass through shared memory, while registers hold the next loads. Segments
+// of 16 products, and then of 256, are summed separately, for less rounding error than one chain.
+// Bound by shared memory at about 15 TFLOP/s. Takes any strides, and gives Inf and NaN as float
+// arithmetic does.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +16,7 @@ namespace {
 constexpr int kFmaTile = 64, kFmaK = 16, kFmaThreads = 256;
 
 __device__ __forceinline__ void fma_barrier() {
-  constexpr int kBarrier = 3;  // lower ones may be in use
+  constexpr int kBarrier = 3;  // lower numbers may be in use
   ptx::barrier_sync(kBarrier, kFmaThreads);
 }
 
@@ -53,7 +54,7 @@ struct FmaLoader {
   }
 };
 
-// Matrix z from row m0 and column n0 on, to a tile's end or column n_end.
+// Multiplies matrix z from row m0 and column n0 on, up to a tile's end or column n_end.
 __device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem& smem, int thread,
                                      int64_t z, int m0, int n0, int n_end) {
   const int m = static_cast<int>(args.m);
@@ -115,12 +116,12 @@ __device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem
   });
 }
 
-// The output recomputed by fp32 FMAs where `wanted`, otherwise x. Called by whole warps, which work
-// together.
+// The output recomputed by fp32 FMAs if `wanted`, otherwise x. Must be called by whole warps, which
+// work together.
 __device__ __forceinline__ float recomputed(const GemmArgs<float, float>& args, int64_t z, int row,
                                             int col, bool wanted, float x) {
   constexpr unsigned kWarp = 0xFFFFFFFF;
-  constexpr int64_t kSegment = 1024;  // of k, summed on its own
+  constexpr int64_t kSegment = 1024;  // of k, summed separately
   const int lane = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x) % 32;
   for (unsigned rest = __ballot_sync(kWarp, wanted); rest; rest &= rest - 1) {
     const int of = __ffs(rest) - 1;

@@ -1,11 +1,11 @@
 // Float GEMM for few rows or a small output: six bf16 tensor-core products, k sliced over the whole
 // device.
-// Plan: a block computes kM x kN sums over one k-slice. b comes through a cp.async ring of k-blocks
-// of 32, in its memory order; each warp splits its own 16 columns in registers. a is small: it is
-// read directly, split once per block and kept in shared memory as mma fragments. Sums are
-// compensated: what an addition loses is carried into the next. A second kernel adds the slices in
-// double, applies the epilogue, and recomputes with fp32 FMAs what bf16 parts cannot hold. Bound by
-// memory: the larger operand, read once.
+// Plan: a block computes kM x kN sums over one k-slice. b passes through a cp.async ring of
+// k-blocks of 32, in its memory order; each warp splits its own 16 columns in registers. a is
+// small: it is read directly, split once per block and kept in shared memory as mma fragments. Sums
+// are compensated: what an addition loses is carried into the next. A second kernel adds the slices
+// in double, applies the epilogue, and recomputes with fp32 FMAs what bf16 parts cannot hold.
+// Bound by memory: the larger operand is read once.
 #include "gemm/fp32_skinny.h"
 
 #include <algorithm>
@@ -25,14 +25,14 @@ using namespace fp32_skinny;
 
 constexpr int kK = kBlockK;
 constexpr int kKSteps = kK / 16;  // mmas along k, per stage
-constexpr int kSegment = 2;       // k-blocks between additions of their sum to that of all
+constexpr int kSegment = 2;       // k-blocks between additions of their sum to the total
 constexpr int kWarpColumns = 16;  // two mma tiles
 constexpr int kReduceThreads = 256;
 
 struct Skinny {
   Args args;
   float* partial;  // [slices][m][n]
-  float* error;    // [slices][tiles_m][tiles_n]: what tiny numbers may cost a sum
+  float* error;    // [slices][tiles_m][tiles_n]: the error that tiny numbers may cause in a sum
   int tiles_m, tiles_n, slices;
   int k_blocks, k_blocks_per_slice;
   bool a_vectorized, b_vectorized;  // vectors of four are aligned; in a, along k
@@ -48,9 +48,9 @@ struct Ring {
   float* smem;
   const float* x;
   int64_t row_stride, k_stride, rows, k;
-  bool vectorized;  // and the whole tile lies inside
+  bool vectorized;  // and the whole tile is inside
 
-  // Swizzled, so that the lanes of a read meet different banks.
+  // Swizzled, so that the lanes of a read access different banks.
   static __device__ __forceinline__ int offset(int slow, int fast) {
     return slow * kPitch + (fast ^ (kKFast ? slow % 2 * 16 : slow / 4 % 4 * 8));
   }
@@ -62,7 +62,7 @@ struct Ring {
       const float* from = x + l0 * k_stride + slow * slow_stride + fast;
 #pragma unroll
       for (int i = 0; i < kFloats / 4 / kThreads; ++i) {
-        // Rows a multiple of 16 apart are swizzled alike.
+        // Rows a multiple of 16 apart have the same swizzle.
         const int at = kSlowStep % 16 == 0 ? offset(slow, fast) + i * kSlowStep * kPitch
                                            : offset(slow + i * kSlowStep, fast);
         ptx::cp_async<16>(to + at, from);
@@ -78,7 +78,7 @@ struct Ring {
                        inside ? 4 : 0);
     }
   }
-  // A lane's four elements of k of one column.
+  // A lane's four elements of k in one column.
   __device__ __forceinline__ void read(int stage, int k_step, int column, int lane,
                                        float (&v)[4]) const {
     const float* at = smem + stage * kFloats;
@@ -97,7 +97,7 @@ template <int kTilesM, int kWarps, bool kBKFast>
 struct Kernel {
   static constexpr int kM = 16 * kTilesM, kN = kWarpColumns * kWarps, kThreads = 32 * kWarps;
   static constexpr int kStages = 3;
-  static constexpr int kBlocksPerSm = kTilesM == 1 ? 2 : 3;  // what registers allow
+  static constexpr int kBlocksPerSm = kTilesM == 1 ? 2 : 3;  // as registers allow
   static constexpr int kFragments = kTilesM * kKSteps;  // fragments of a, 32 lanes each, a stage
   static constexpr int kFragmentsPerWarp = (kFragments + kWarps - 1) / kWarps;
   using B = Ring<kN, kBKFast, kThreads, kStages>;
@@ -107,13 +107,13 @@ struct Kernel {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// bf16 parts and tensor cores are relied on for normal numbers only: anything smaller counts as
+// bf16 parts and tensor cores are relied on for normal numbers only. Anything smaller counts as
 // lost.
 constexpr float kLost = 0x1p-125f;
-constexpr float kTinyProduct = 0x1p-100f;  // of smaller products, the last bits
-constexpr float kErrorMargin = 0x1p25f;    // an output is kept if it is that much larger
+constexpr float kTinyProduct = 0x1p-100f;  // smaller products may lose their last bits
+constexpr float kErrorMargin = 0x1p25f;    // an output must exceed its error by this factor
 
-// Over a warp.
+// The range over a warp.
 __device__ __forceinline__ Range of_warp(Range range) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ Range of_warp(Range range) {
   return range;
 }
 
-// What a sum of k products of parts may lack because of subnormal numbers.
+// The error that subnormal numbers may cause in a sum of k products of parts.
 __device__ __forceinline__ float error_bound(const Range& a, const Range& b, int k) {
   float error = 0.0f;
   if (a.min_magnitude() < kTiny) error += kLost * b.max_magnitude();
@@ -154,10 +154,12 @@ struct AHalf {
   }
 };
 
-// The epilogue of one output, whose sum the thread has. Called by whole warps, `inside` or not.
+// The epilogue of one output, whose sum is in this thread. Must be called by whole warps, `inside`
+// or not.
 __device__ __forceinline__ void finish(const Args& args, int row, int col, float sum, float error,
                                        bool inside) {
-  // Recomputed: Inf, NaN, what rounds to Inf in bf16, and what tiny numbers make suspect.
+  // Recomputed: Inf, NaN, values that round to Inf in bf16, and outputs that tiny numbers make
+  // suspect.
   const bool kept = fabsf(sum) <= 0x1.fffffep127f && fabsf(sum) >= error * kErrorMargin;
   sum = recomputed(args, 0, row, col, inside && !kept, sum);
   if (!inside) return;
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
   float pending[kTilesM][2][4] = {};  // not yet added to the sum
   for (int k_block = 0; k_block < blocks; ++k_block) {
     ptx::cp_async_wait_group<K::kStages - 2>();
-    __syncthreads();  // this stage has landed for all, and what is written next has been read
+    __syncthreads();  // all have this stage, and the stage written next has been read
     load_b(k_block + K::kStages - 1);
     split_a(k_block + 1);
     load_a(k_block + 2);
@@ -287,7 +289,7 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
         for (int i = 0; i < 4; ++i) {
           const float before = sum[m][t][i];
           sum[m][t][i] += pending[m][t][i];
-          pending[m][t][i] -= sum[m][t][i] - before;  // what the sum cannot hold
+          pending[m][t][i] -= sum[m][t][i] - before;  // what the sum lost
         }
       }
     }
@@ -319,7 +321,8 @@ __global__ void __launch_bounds__(32 * kWarps, Kernel<kTilesM, kWarps, kBKFast>:
 #endif
 }
 
-// Adds the slices: blockDim.y threads share those of an output, and their sums are added in order.
+// Adds the slices: blockDim.y threads share the slices of an output, and their sums are added in
+// order.
 __global__ void __launch_bounds__(kReduceThreads)
     fp32_skinny_reduce_kernel(const __grid_constant__ Skinny p, int tile_m, int tile_n) {
 #if __CUDA_ARCH__ >= 900
@@ -389,7 +392,7 @@ cudaError_t run(const Skinny& p, cudaStream_t stream) {
       err != cudaSuccess) {
     return err;
   }
-  // About eight slices a thread, all of them in flight.
+  // About eight slices per thread, all of them in flight.
   const unsigned lanes = p.slices <= 8 ? 1 : p.slices <= 64 ? 8 : 32;
   const dim3 threads(kReduceThreads / lanes, lanes);
   return sm90::launch_overlapped(fp32_skinny_reduce_kernel,

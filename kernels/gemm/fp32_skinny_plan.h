@@ -1,4 +1,4 @@
-// Which float products of few rows or a small output fp32_skinny.cu takes: pure host code.
+// Which float products with few rows or a small output fp32_skinny.cu takes: pure host code.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,14 @@ namespace my_ops::cuda::fp32_skinny {
 
 using Args = GemmArgs<float, float>;
 
-inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 54 * 1024};  // of few rows, the larger
+inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 54 * 1024};  // few rows, which need more
 
 // Tiles of 16 rows for few rows, otherwise of 32; blocks_per_sm of their blocks fit on an SM.
 struct Tile {
   int m, n, blocks_per_sm;
 };
 inline constexpr Tile kFewRows{16, 128, 2}, kSmallOutput{32, 64, 3};
-inline constexpr int kBlockK = 32;  // of k, a stage
+inline constexpr int kBlockK = 32;  // of k, per stage
 
 inline const Tile& tile_of(const Args& args) {
   return args.m <= kFewRows.m ? kFewRows : kSmallOutput;
@@ -33,7 +33,7 @@ inline bool vectorizes_b(const Args& args) {
   return vectorizes(args.b, args.b_row, args.b_col) || vectorizes(args.b, args.b_col, args.b_row);
 }
 
-// Whether measured times beat the library's float GEMM and fp32_sm90.
+// Whether it was measured to be faster than the library's float GEMM and fp32_sm90.
 inline bool pays(const Args& args, const GemmCosts::Fp32Skinny& costs) {
   if (args.m <= kFewRows.m) {
     return args.n >= costs.few_min_columns && args.n < (1 << 24) &&

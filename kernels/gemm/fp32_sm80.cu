@@ -1,8 +1,8 @@
 // Float GEMM as six bf16 tensor-core products, of three parts of each operand.
-// Plan: a block computes a 128 x 128 tile; a cp.async ring of k-blocks of 16, with four stages or,
-// where shared memory is short, two, in the operand's memory order; operands are split in
-// registers. Leading products are summed from zero over 8 of k, the others over 16, and promoted,
-// that is added with rounding (the tensor core truncates); segments of 256 are summed on their own.
+// Plan: a block computes a 128 x 128 tile. A cp.async ring holds k-blocks of 16 in the operand's
+// memory order, in four stages, or two if shared memory is short. Operands are split in registers.
+// Leading products are summed from zero over 8 of k, the others over 16, and promoted, that is
+// added with rounding (the tensor core truncates). Segments of 256 are summed separately.
 // Bound by tensor cores: 6 * 2*m*n*k bf16 flop.
 #include "gemm/fp32_sm80.h"
 
@@ -20,21 +20,21 @@ namespace {
 using namespace fp32_sm80;
 
 constexpr int kThreads = 256;         // 2 x 4 warps, each 64 x 32 of the tile
-constexpr int kSegmentBlocks = 16;    // k-blocks summed on their own
+constexpr int kSegmentBlocks = 16;    // k-blocks that are summed separately
 constexpr int kOperand = kTile * kK;  // floats of a stage
 
-constexpr float kTinyProduct = 0x1p-126f;  // of smaller products, the last bits may be lost
+constexpr float kTinyProduct = 0x1p-126f;  // smaller products may lose their last bits
 
 // One operand, seen as rows of k: a[m, k], or b[n, k].
 struct Operand {
   const float* x;
   int64_t row_stride, k_stride;
-  int rows;         // from the tile's first one on
+  int rows;         // from the tile's first row on
   bool vectorized;  // vectors of four are aligned
 };
 
-// Place of an element in a stage, [row][k] or [k][row], the latter swizzled: the lanes of a read
-// meet different banks.
+// Position of an element in a stage, [row][k] or [k][row]. The latter is swizzled, so that the
+// lanes of a read access different banks.
 template <bool kKFast>
 __device__ __forceinline__ int offset(int row, int l) {
   return kKFast ? row * kK + l : l * kTile + (row ^ l / 4 * 8);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_stage(const Operand& op, float* smem, int64
   }
 }
 
-// A lane's four consecutive k of one row.
+// A lane's four consecutive k in one row.
 template <bool kKFast>
 __device__ __forceinline__ void read(const float* smem, int row, int lane, float (&v)[4]) {
   const float* const at = smem + offset<kKFast>(row, fragment_k(lane));
@@ -80,9 +80,9 @@ __device__ __forceinline__ void read(const float* smem, int row, int lane, float
   }
 }
 
-constexpr int kMmaM = 4, kMmaN = 4;  // mma tiles of 16 x 8 of a warp
+constexpr int kMmaM = 4, kMmaN = 4;  // mma tiles of 16 x 8 per warp
 
-// Row and column, within the tile, of sum[i][j][x].
+// Row and column of sum[i][j][x] within the tile.
 __device__ __forceinline__ int row_of(int i, int x) {
   return threadIdx.x / 128 * 64 + i * 16 + threadIdx.x % 32 / 4 + x / 2 * 8;
 }
@@ -126,7 +126,8 @@ __device__ __forceinline__ void multiply(const float* a, const float* b, Range& 
   }
 }
 
-// A thread's sums over all of k, in shared memory: they are touched only once per segment.
+// A thread's sums over all of k. They are in shared memory, because they are needed only once per
+// segment.
 struct Sums {
   float* at;  // [kMmaM * kMmaN * 4][kThreads]
 
@@ -153,7 +154,7 @@ struct Sums {
   }
 };
 
-// The tile by fp32 FMAs, for data that bf16 parts cannot hold.
+// Computes the tile by fp32 FMAs, for data that bf16 parts cannot hold.
 __device__ __forceinline__ void multiply_by_fma(const Operand& a, const Operand& b, int64_t k,
                                                 const Sums& sums) {
   sums.clear();
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) float smem[];
   const GemmArgs<float, float>& args = tiles.args;
-  // Tiles are walked in groups of 8 along m, so that blocks that run together share operands in L2.
+  // Tiles are walked in groups of 8 along m, so that concurrent blocks share operands in L2.
   constexpr int kGroup = 8;
   const int64_t plane = tiles.tiles_m * tiles.tiles_n;
   const int64_t z = blockIdx.x / plane, in_plane = blockIdx.x % plane;
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(kThreads) fp32_sm80_kernel(const __grid_consta
     } else {
       ptx::cp_async_wait_group<0>();
     }
-    __syncthreads();  // this stage is filled, the one before has been read
+    __syncthreads();  // this stage is filled, and the previous one has been read
     load(k_block + tiles.stages - 1);
     multiply<kAKFast, kBKFast>(stage_a(k_block), stage_a(k_block) + kOperand, range, acc);
     if (k_block % kSegmentBlocks == kSegmentBlocks - 1) sums.take(acc);

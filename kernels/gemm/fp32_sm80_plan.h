@@ -15,20 +15,20 @@ using Args = GemmArgs<float, float>;
 inline constexpr int kTile = 128, kK = 16;
 inline constexpr int64_t kMinK = 96;  // from here on as accurate as a chain of float FMAs
 
-// A ring of stages, and the tile's sums.
+// Shared memory: a ring of stages, and the tile's sums.
 constexpr Needs needs(int stages) {
   return {.code = 80, .shared_bytes = (stages * 2 * kTile * kK + kTile * kTile) * 4};
 }
 
-// As many stages, a power of two, as the device has room for; 0 where it cannot run the kernel.
+// The number of stages, 4 or 2, for which the device has room; 0 if it cannot run the kernel.
 inline int stages(const DeviceFacts& device) {
   return device.runs(needs(4)) ? 4 : device.runs(needs(2)) ? 2 : 0;
 }
 
 // Plans the product if this kernel takes it; otherwise returns why it does not. It takes products
-// where six bf16 ones cost less than one of floats, which holds on 8.0 (16 times the rate) but not
-// on 8.6 and 8.9 (two to four times), and from 8.0 on those for which the library is too
-// inaccurate.
+// for which six bf16 ones cost less than one of floats, which holds on 8.0 (16 times the rate) but
+// not on 8.6 and 8.9 (two to four times). From 8.0 on it also takes those for which the library is
+// too inaccurate.
 inline const char* plan(const Args& args, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (stages(device) == 0) return "needs compute capability 8.0 or later, and code for it";

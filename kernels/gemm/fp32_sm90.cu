@@ -1,8 +1,8 @@
 // GEMM for Hopper: float in, float out, computed as three fp16 (or six bf16) tensor-core products.
 // Plan: split both operands into fp16 parts, in one or two launches; split full-range data again,
-// into bf16 parts (small problems fall back to fp32 FMAs instead); one product kernel, which learns
-// on the device which path the data need, and recomputes with fp32 FMAs what bf16 parts cannot
-// hold; a reduction if k is sliced. Each launch overlaps the end of the one before.
+// into bf16 parts (small problems fall back to fp32 FMAs instead); run one product kernel, which
+// finds on the device which path the data need, and recomputes with fp32 FMAs what bf16 parts
+// cannot hold; run a reduction if k is sliced. Each launch overlaps the end of the previous one.
 // Bound by tensor cores, 3 * 2*m*n*k fp16 flop (a third at TF32's precision), plus 8 bytes of
 // traffic per operand element.
 #include "gemm/fp32_sm90.h"
@@ -21,7 +21,7 @@ namespace {
 
 using namespace fp32_sm90;
 
-// Adds the partial sums of the k-slices, in double and in their order.
+// Adds the partial sums of the k-slices, in double and in order.
 constexpr int kReduceThreads = 256;
 
 __global__ void __launch_bounds__(kReduceThreads)
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kReduceThreads)
 #endif
 }
 
-// A plan's product before its launches.
+// What a plan's launches need.
 struct Prepared {
   Split split;
   Fp32Product product;
@@ -99,7 +99,7 @@ ProductGrid product_grid(const Fp32Product& product) {
   return {cluster_tiles_m, cluster_tiles_n, cluster_tiles_m * cluster_tiles_n * planes};
 }
 
-// Of parts in rows of ld elements.
+// Makes the tensor maps of parts in rows of ld elements.
 template <typename Tile>
 cudaError_t make_source(const sm90::TensorMapEncoder& encoder, const Fp32Product& product,
                         int parts, int64_t ld, uint16_t* a_parts, uint16_t* b_parts,
@@ -117,7 +117,7 @@ cudaError_t make_source(const sm90::TensorMapEncoder& encoder, const Fp32Product
 
 template <typename Scheme, typename Tile, typename FullTile = Tile>
 cudaError_t run(Prepared* prepared, cudaStream_t stream) {
-  sm90::TensorMapEncoder encoder;  // refused, if at all, before any launch
+  sm90::TensorMapEncoder encoder;  // if it fails, it fails before any launch
   if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
   const Split& split = prepared->split;
   const int sm_count = prepared->sm_count;
@@ -158,7 +158,7 @@ cudaError_t run(Prepared* prepared, cudaStream_t stream) {
                                  product);
 }
 
-// The split of b alone.
+// The split of b only.
 struct PackPlan {
   Split split{};
   Packed packed;

@@ -1,9 +1,9 @@
 // The product kernel of fp32_sm90.cu.
-// Plan: persistent blocks; one producer warp fills a ring of k-blocks of all parts by TMA, consumer
-// warpgroups own 64 rows each. Every 16 or 32 of k the products of the leading parts are summed
+// Plan: persistent blocks. One producer warp fills a ring of k-blocks of all parts by TMA; consumer
+// warpgroups own 64 rows each. Every 16 or 32 of k, the products of the leading parts are summed
 // from zero and promoted, that is added to float registers with rounding (the tensor core
-// truncates), while the tensor core goes on with the cross products, which are small and have one
-// accumulator for all of k. Where registers allow, sums are compensated: what an addition loses is
+// truncates). Meanwhile the tensor core goes on with the cross products, which are small and have
+// one accumulator for all of k. If registers allow, sums are compensated: what an addition loses is
 // carried into the next.
 // Bound by tensor cores: 3 (fp16) or 6 (bf16) times 2*m*n*k flop.
 #pragma once
@@ -25,17 +25,17 @@
 namespace my_ops::cuda {
 namespace {
 
-struct alignas(1024) ProductSmem {  // 1024: the repeat of the 128-byte swizzle
+struct alignas(1024) ProductSmem {  // 1024 bytes: the swizzle repeats after these
   static constexpr int kRingBytes = 192 * 1024, kMaxStages = 6, kSuspectWords = 64;
   unsigned char ring[kRingBytes];
   uint64_t full[kMaxStages];
   TileExponents exponents[2];  // of each warpgroup
   StagedSubtile subtiles[8];   // of each consumer warp
   uint64_t empty[kMaxStages];
-  uint32_t suspect[kSuspectWords];  // a bit per tile; beyond that many, shared
-  bool checked;                     // suspect outputs are looked for
+  uint32_t suspect[kSuspectWords];  // a bit per tile; with more tiles, bits are shared
+  bool checked;                     // whether suspect outputs are looked for
 
-  // The bit of a cluster tile.
+  // The bit for a cluster tile.
   template <typename Tile>
   static __device__ __forceinline__ int turn(int cluster_tile) {
     return cluster_tile / cluster_tile_step<Tile>() % (32 * kSuspectWords);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
   using Layout = RingLayout<Scheme, Tile>;
   constexpr int kRowsA = Tile::kM / Tile::kClusterN, kRowsB = Tile::kN / Tile::kClusterM;
   constexpr int kRowBytes = Tile::kK * 2;
-  uint16_t same_m = 0;  // blocks with this block's rows of a
+  uint16_t same_m = 0;  // blocks with the same rows of a
 #pragma unroll
   for (int i = 0; i < Tile::kClusterN; ++i) same_m |= 1 << (place.m + i * Tile::kClusterM);
   const uint16_t same_n = ((1 << Tile::kClusterM) - 1) << (place.n * Tile::kClusterM);
@@ -162,7 +162,7 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
         }
       }
       ptx::wgmma_commit_group();
-      ptx::wgmma_wait_group<1>();  // lead is complete, cross may run on
+      ptx::wgmma_wait_group<1>();  // lead is complete, cross may still run
       ptx::wgmma_fence_operand(lead);
       if (k0 == 0 && previous >= 0) release(previous);
 #pragma unroll
@@ -174,7 +174,7 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
         for (int i = 0; i < kCount; ++i) {
           const float before = sum[i];
           sum[i] += pending[i];
-          pending[i] -= sum[i] - before;  // what the sum cannot hold
+          pending[i] -= sum[i] - before;  // what the sum lost
         }
       }
     }
@@ -228,13 +228,13 @@ __device__ __forceinline__ void sum_single_promoted(
   }
 }
 
-// Recomputes the block's suspect tiles with fp32 FMAs, by threads 0 to 255.
+// Recomputes the block's suspect tiles with fp32 FMAs. Threads 0 to 255 take part.
 template <typename Tile>
 __device__ __forceinline__ void recompute_suspect(const Fp32Product& p, const ProductGrid& grid,
                                                   ProductSmem& smem, ClusterPlace place,
                                                   int thread) {
   FmaSmem& fma_smem = reinterpret_cast<FmaSmem&>(smem.ring);
-  fma_barrier();  // all tiles are done, and with them the ring
+  fma_barrier();  // all tiles are done, so the ring is free
   for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < grid.cluster_tiles;
        cluster_tile += cluster_tile_step<Tile>()) {
     const int turn = ProductSmem::turn<Tile>(cluster_tile);
@@ -263,7 +263,7 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
     const TileOrigin origin = tile_origin<Tile>(p, grid, cluster_tile, place);
     const int k_blocks = k_blocks_of(p, origin.slice);
     TileExponents& exponents = smem.exponents[consumer];
-    TileExponents::wait(consumer);  // those of the tile before have been read
+    TileExponents::wait(consumer);  // those of the previous tile have been read
     if (p.slices == 1) exponents.load<Tile::kN>(p, origin, origin.m + consumer * 64);
     if constexpr (Scheme::kParts == 1 && Tile::kPromoted) {
       sum_single_promoted<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
@@ -291,7 +291,7 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
   }
 }
 
-// Fp16 parts by Scheme in tiles of Tile, bf16 parts in tiles of FullTile.
+// Computes fp16 parts with Scheme in tiles of Tile, and bf16 parts in tiles of FullTile.
 template <typename Scheme, typename Tile, typename FullTile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fp32_product_kernel(const __grid_constant__ Fp32Product p) {
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const SplitPath path = product_path(p);  // also publishes the barriers
-  // With k-slices the reduction looks for them.
+  // With k-slices, the reduction looks for suspect outputs.
   if (threadIdx.x == 0) smem.checked = path == SplitPath::kBf16Checked && p.slices == 1;
   __syncthreads();
   if constexpr (Tile::kCluster > 1) cluster_sync();
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       consume<Bf16Scheme, FullTile>(p, p.full.grid, smem, place);
     }
   }
-  if constexpr (FullTile::kConsumers == 1) {  // one warpgroup has too few threads for it
+  if constexpr (FullTile::kConsumers == 1) {  // one warpgroup has too few threads
     __syncthreads();
     if (smem.checked) recompute_suspect<FullTile>(p, p.full.grid, smem, place, threadIdx.x);
   }

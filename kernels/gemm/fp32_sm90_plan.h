@@ -1,5 +1,5 @@
-// Which float products fp32_sm90.cu takes, in which tiles, and where their parts lie: pure host
-// code.
+// Which float products fp32_sm90.cu takes, with which tiles, and where their parts are in memory:
+// pure host code.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ inline constexpr int64_t kMinK = 96;  // from here on as accurate as a chain of 
 // The shared memory is ProductSmem's; clusters have at most two blocks.
 inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 211 * 1024, .cluster = 2};
 
-// A cluster works on kClusterM x kClusterN tiles: blocks in a line along n share their rows of a,
-// blocks in a line along m their columns of b; each loads a share and multicasts it.
+// A cluster works on kClusterM x kClusterN tiles. Blocks in a line along n share their rows of a,
+// and blocks in a line along m their columns of b; each block loads a share and multicasts it.
 template <int M, int N, int ClusterM, int ClusterN>
 struct Tile {
   static constexpr int kM = M, kN = N, kK = kSplitBlockK;
@@ -32,10 +32,10 @@ struct Tile {
   static constexpr int kConsumers = M / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;
   static constexpr int kGroupM = 2048 / kClusterTileM;  // walked together, for L2
-  // As far as registers allow: whether sums are compensated, and whether those of a single product
-  // are promoted.
+  // As registers allow: whether sums are compensated, and whether the sums of a single product are
+  // promoted.
   static constexpr bool kCompensated = N < 128, kPromoted = N < 256;
-  // Accumulators that need more than an even share of the registers.
+  // Accumulators need more than an even share of the registers.
   static constexpr bool kMoveRegisters = kConsumers > 1;
 };
 
@@ -43,8 +43,8 @@ using LargeTile = Tile<128, 128, 2, 1>;
 using WideTile = Tile<128, 96, 2, 1>;
 using MediumTile = Tile<128, 64, 1, 2>;
 using SmallTile = Tile<64, 64, 1, 1>;
-using SingleTile = Tile<128, 256, 2, 1>;          // of one fp16 product per element
-using SinglePromotedTile = Tile<128, 192, 2, 1>;  // of one, promoted
+using SingleTile = Tile<128, 256, 2, 1>;          // for one fp16 product per element
+using SinglePromotedTile = Tile<128, 192, 2, 1>;  // for one, promoted
 
 enum class TileChoice { kLarge, kWide, kMedium, kSmall, kSingle, kSinglePromoted };
 inline constexpr const char* kTileNames[] = {"128 x 128",
@@ -54,7 +54,7 @@ inline constexpr const char* kTileNames[] = {"128 x 128",
                                              "128 x 256, one product in place of three",
                                              "128 x 192, one product in place of three"};
 
-// Clusters that run at once. Clusters of four blocks do not fit everywhere on the device: they ran
+// Clusters that run at once. Clusters of four blocks do not fit everywhere on the device; they ran
 // at half the rate.
 template <typename Tile>
 int resident_clusters(int sm_count) {
@@ -77,7 +77,7 @@ inline bool fits(const Args& args) {
          args.batch * ceil_div(args.m, 64) * ceil_div(args.n, 64) < kLimit;
 }
 
-// A product's multiply-adds, and the elements of each operand that are split for it.
+// A product's multiply-adds, and the elements of each operand that must be split.
 struct Size {
   double work, a, b;
   bool a_strided, b_strided;  // k is not contiguous
@@ -94,9 +94,9 @@ inline Size size_of(const Args& args) {
 
 // ---- which products ----
 
-// Whether measured times beat the library's float GEMM: what the tensor cores save, in
-// multiply-adds of the library, has to pay for the launches and for splitting each element, which
-// costs more where k is not contiguous, and a second launch where k is long besides.
+// Whether it was measured to be faster than the library's float GEMM. What the tensor cores save,
+// in multiply-adds of the library, must be more than the cost of the launches and of splitting each
+// element. Splitting costs more if k is not contiguous, and a second launch if k is also long.
 inline bool pays(const Args& args, const GemmCosts::Fp32Sm90& costs) {
   if (args.packed_b && args.batch == 1 && args.m >= costs.packed_min_rows &&
       args.n >= costs.packed_min_weight && args.k >= costs.packed_min_weight) {
@@ -111,7 +111,7 @@ inline bool pays(const Args& args, const GemmCosts::Fp32Sm90& costs) {
          costs.launches + (two_passes ? costs.second_pass : 0) + size.a * a + size.b * b;
 }
 
-// Sizes at which one product per element beats three.
+// Whether one product per element is faster than three at this size.
 inline bool use_single(const Args& args, const GemmCosts::Fp32Sm90& costs) {
   return args.precision == Precision::kHigh && size_of(args).work >= costs.single_min_work;
 }
@@ -127,8 +127,8 @@ inline bool library_vectorizes(const Args& args) {
          whole(args.out, args.out_batch, args.out_row, args.out_col);
 }
 
-// Whether one fp16 product beats the library's TF32, which needs no split but aligned rows, and is
-// half as fast where k is contiguous in neither operand.
+// Whether one fp16 product is faster than the library's TF32. The library needs no split but
+// aligned rows, and is half as fast if k is contiguous in neither operand.
 inline bool pays_beside_tf32(const Args& args, const GemmCosts::Fp32Sm90& costs) {
   if (std::min(args.m, args.n) < costs.min_side || args.k < costs.min_k) return false;
   if (!use_single(args, costs)) return false;
@@ -139,8 +139,9 @@ inline bool pays_beside_tf32(const Args& args, const GemmCosts::Fp32Sm90& costs)
          costs.tf32_launches + costs.tf32_element * (size.a + size.b);
 }
 
-// Why this kernel does not take the product, or null if it does: it can run, and beats the library
-// at such sizes by measured times, or is needed because the library is too inaccurate.
+// Why this kernel does not take the product, or null if it does. It takes a product if it can run,
+// and if it was measured to be faster than the library at such sizes or the library is too
+// inaccurate.
 inline const char* refusal(const Args& args, const DeviceFacts& device,
                            const GemmCosts::Fp32Sm90& costs) {
   if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
@@ -153,8 +154,8 @@ inline const char* refusal(const Args& args, const DeviceFacts& device,
   return pays(args, costs) ? nullptr : "too small to pay for splitting the operands";
 }
 
-// Whether products gain by a packed b, judged by one of many rows, which gains most. Products too
-// small to gain ignore it.
+// Whether products gain from a packed b. This is decided for a product with many rows, which gains
+// most. Products too small to gain ignore the packed b.
 inline bool packs(const PackArgs& args, const DeviceFacts& device,
                   const GemmCosts::Fp32Sm90& costs) {
   Args product{};
@@ -168,9 +169,9 @@ inline bool packs(const PackArgs& args, const DeviceFacts& device,
 
 // ---- in which tiles ----
 
-// Where its tiles leave SMs idle, or k is long, the library may slice k, as its errors show. Its
-// sums are then shorter, and those of the largest tiles here, neither compensated nor promoted, may
-// be less accurate.
+// If its tiles leave SMs idle, or k is long, the library may slice k; its errors show this. Its
+// sums are then shorter, and those of the largest tiles here, which are neither compensated nor
+// promoted, may be less accurate.
 inline bool library_may_cut_k(const Args& args, int sm_count) {
   constexpr int64_t kTile = 128, kMaxWaves = 6, kLongK = 2048;
   constexpr double kIdle = 0.05;
@@ -180,14 +181,14 @@ inline bool library_may_cut_k(const Args& args, int sm_count) {
   return waves <= kMaxWaves && (idle || args.k > waves * kLongK);
 }
 
-// How a tile would cover the product: in how many k-slices, where the output alone leaves most of
-// the device idle, and at what estimated cost, by whole waves.
+// How a tile would cover the product: the number of k-slices, if the output alone leaves most of
+// the device idle, and the estimated cost, by whole waves.
 struct Cover {
   int slices;
   double cost;  // in elements of a large tile's output times k-blocks; 15,000 take 1 us
 };
 
-// slowdown: of the tile against the large one, per unit of area.
+// slowdown: of the tile relative to the large one, per unit of area.
 template <typename Tile>
 Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp32Sm90& costs) {
   constexpr int64_t kMinBlocks = 8, kMaxSlices = 64;  // k-blocks per slice; slices
@@ -214,7 +215,7 @@ double wave_area(const Args& args, int sm_count) {
              ceil_div(cluster_tiles_of<Tile>(args), resident_clusters<Tile>(sm_count)));
 }
 
-// Whether the sums of one product per element are promoted: for accuracy, or because tiles of that
+// Whether the sums of one product per element are promoted, for accuracy or because tiles of that
 // size leave fewer SMs idle.
 inline bool promotes(const Args& args, int sm_count, double slowdown) {
   return library_may_cut_k(args, sm_count) || !library_vectorizes(args) ||
@@ -245,7 +246,7 @@ inline Choice choose_tile(const Args& args, int sm_count, const GemmCosts::Fp32S
   return {TileChoice::kSmall, small.slices};
 }
 
-// Whether it is one product per element that is planned.
+// Whether the plan has one product per element.
 inline bool is_single(const GemmPlan& plan) {
   const auto tile = static_cast<TileChoice>(plan.tile);
   return tile == TileChoice::kSingle || tile == TileChoice::kSinglePromoted;
@@ -253,13 +254,13 @@ inline bool is_single(const GemmPlan& plan) {
 
 // Whether the bf16 split is launched, for full-range data; otherwise fp32 FMAs are the fallback.
 inline bool splits_bf16(const Args& args, int slices) {
-  constexpr double kMinWork = 5e8;  // below, plain arithmetic is bearable
+  constexpr double kMinWork = 5e8;  // below, fp32 FMAs are fast enough
   return size_of(args).work >= kMinWork || slices > 1;
 }
 
 // ---- where the parts lie ----
 
-// Hands out arrays of the workspace; without a base it only counts bytes.
+// Allocates arrays in the workspace. Without a base it only counts bytes.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
@@ -278,7 +279,7 @@ class Arena {
   size_t used_ = 0;
 };
 
-// A packed operand: what its fp16 split gives.
+// A packed operand: the results of its fp16 split.
 struct Packed {
   uint8_t* status;
   uint16_t* parts;
@@ -290,7 +291,7 @@ struct Packed {
         exponent(arena->take<int32_t>(rows)) {}
 };
 
-// What the fp16 split of an operand needs besides its parts.
+// The memory that the fp16 split of an operand needs besides its parts.
 inline void place_scratch(Arena* arena, SplitOperand* op) {
   const int64_t rows = int64_t{op->batch} * op->rows;
   op->status = arena->take<uint8_t>(op->status_count);

@@ -1,4 +1,4 @@
-// What the kernels of fp32_sm90.cu are given, and the epilogue of a tile, from a warpgroup's sums
+// The arguments of the kernels of fp32_sm90.cu, and the epilogue of a tile, from a warpgroup's sums
 // to outputs.
 #pragma once
 
@@ -42,22 +42,22 @@ struct Fp32Product {
   const int32_t* b_exponent;  // [batch * n]
   SplitStatus a_status, b_status;
   float* partial;             // [slices][batch][m][n] partial sums, if slices > 1
-  bool has_bf16;              // the bf16 split has run; otherwise full-range data take the FMA path
+  bool has_bf16;              // the bf16 split has run; otherwise full-range data use fp32 FMAs
   bool a_repeats, b_repeats;  // the same matrix for every batch
   int m, n;
-  int a_rows, b_rows;  // batch * m and batch * n, the distance of parts in the maps
+  int a_rows, b_rows;  // batch * m and batch * n, the distance between parts in the maps
   int k_blocks, k_blocks_per_slice, slices;
 };
 
-// The path of the product. Contains __syncthreads.
+// The path that the product needs. Contains __syncthreads.
 __device__ __forceinline__ SplitPath product_path(const Fp32Product& p) {
   const SplitPath path = split_path(p.a_status, p.b_status);
   return path != SplitPath::kFp16 && !p.has_bf16 ? SplitPath::kFma : path;
 }
 
-// Parts below 2^-126 may be lost: of an element below 2^-102, up to 2^-125. The other operand's
-// elements are below 2^31, so an output lacks less than k * 2^-93. Outputs below 2^25 times that
-// are suspect, and recomputed.
+// Parts below 2^-126 may be lost; an element below 2^-102 may lose up to 2^-125. The other
+// operand's elements are below 2^31, so the error of an output is less than k * 2^-93. Outputs
+// below 2^25 times that are suspect, and recomputed.
 constexpr float kSuspectBelow = 0x1p-68f;  // times k
 
 struct Fp16Scheme {
@@ -65,7 +65,7 @@ struct Fp16Scheme {
   static constexpr int kParts = 2, kShift = kFp16Shift, kLowBits = kFp16LowBits;
 };
 
-// TF32's accuracy: the leading parts alone.
+// For TF32's accuracy: the leading parts only.
 struct SingleScheme {
   using Type = __half;
   static constexpr int kParts = 1, kShift = kFp16Shift;
@@ -80,7 +80,7 @@ struct TileOrigin {
   int m, n, z, slice;
 };
 
-// The exponents of a warpgroup's rows and columns, copied to shared memory while the products run.
+// The exponents of a warpgroup's rows and columns, copied to shared memory during the products.
 struct TileExponents {
   int row[64];
   alignas(8) int column[256];  // read in pairs
@@ -100,13 +100,13 @@ struct TileExponents {
     ptx::bar_sync(1 + consumer, 128);
   }
 
-  // Of a thread's columns 8 j and 8 j + 1.
+  // The exponents of a thread's columns 8 j and 8 j + 1.
   __device__ __forceinline__ int2 column_pair(int j) const {
     return ptx::ld_shared_v2(ptx::shared_address(column + threadIdx.x % 4 * 2) + j * 32);
   }
 
-  // Whether an output is suspect: below `limit`, though neither its row nor its column is all
-  // zeros. rows, columns: how many the product has from this tile's first on.
+  // Whether an output is suspect: below `limit`, while neither its row nor its column is all zeros.
+  // rows, columns: how many the product has, counted from this tile's first.
   template <int kCount>
   __device__ __forceinline__ bool suspect(const float (&acc)[kCount], float limit, int rows,
                                           int columns) const {
@@ -140,7 +140,7 @@ struct TileExponents {
     const int thread = threadIdx.x % 128, of_thread = thread / 32 * 16 + thread % 32 / 4;
     const int e_row[2] = {row[of_thread] - 2 * Scheme::kShift,
                           row[of_thread + 8] - 2 * Scheme::kShift};
-    // Whether every factor is a normal float: lanes look at different columns of the tile.
+    // Whether every factor is a normal float. Lanes check different columns of the tile.
     int lowest = INT_MAX, highest = INT_MIN;
 #pragma unroll
     for (int j = threadIdx.x % 32; j < kN; j += 32) {
@@ -163,7 +163,8 @@ struct TileExponents {
       }
       return;
     }
-    // In two factors, which reach twice as far; below 2^-252 every float becomes zero.
+    // The factor is applied as two factors, which reach twice as far; below 2^-252 every float
+    // becomes zero.
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -184,18 +185,19 @@ struct StagedSubtile {
   static constexpr int kRows = 16, kColumns = 32;
   alignas(8) float x[kRows * kColumns];  // written in pairs
 
-  // XORed with the row: no bank conflicts by rows nor in the layout of the accumulators.
+  // XORed with the row, so that neither accesses by rows nor those in the accumulators' layout have
+  // bank conflicts.
   __device__ __forceinline__ float* at(int row, int col) {
     return x + row * kColumns + (col ^ row % 4 * 8);
   }
 };
 
-// Stores a warp's sums, with the residual, where rows may start at any element.
+// Stores a warp's sums, with the residual, if rows may start at any element.
 template <typename Tile, int kCount>
 __device__ __forceinline__ void store_staged(const Fp32Product& p, const TileOrigin& origin,
                                              float* out, int64_t ld, bool residual,
                                              StagedSubtile* subtiles, const float (&acc)[kCount]) {
-  const int thread = ptx::tid_x();  // keeps its registers free while the products run
+  const int thread = ptx::tid_x();  // read again, so that no register holds it during the products
   const int lane = thread % 32, warp = thread / 32 - 4;
   StagedSubtile& subtile = subtiles[warp];
   const int row0 = origin.m + warp * StagedSubtile::kRows;
@@ -232,7 +234,7 @@ __device__ __forceinline__ void store_staged(const Fp32Product& p, const TileOri
   }
 }
 
-// Stores a warpgroup's rows: after the epilogue or, if k is sliced, as partial sums.
+// Stores a warpgroup's rows, after the epilogue or, if k is sliced, as partial sums.
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& origin, int row0,
                                        const TileExponents& exponents, int consumer,
@@ -260,7 +262,7 @@ __device__ __forceinline__ void finish(const Fp32Product& p, const TileOrigin& o
   const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(base) % 8 == 0;
   const bool residual = whole && p.args.residual;
   if (!pairs) return store_staged<Tile>(p, origin, base, ld, residual, subtiles, acc);
-  // Column pairs loaded together; more would not fit in registers.
+  // Column pairs that are loaded together; more would not fit in registers.
   constexpr int kPairs = Tile::kN % 64 == 0 ? 8 : 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

@@ -14,9 +14,9 @@ namespace my_ops::cuda {
 namespace {
 
 constexpr int kEpilogueThreads = 128;
-constexpr int kEpilogueVector = 8;  // 16 bytes of the output a thread
+constexpr int kEpilogueVector = 8;  // 16 bytes of the output per thread
 
-// Bound by memory: one vector of each operand a thread.
+// Bound by memory: one vector of each operand per thread.
 template <Activation kActivation, int kSize, typename P, typename T>
 __global__ void __launch_bounds__(kEpilogueThreads)
     linear_epilogue_kernel(const P* product, const T* bias, const T* residual, T* out,
@@ -68,7 +68,7 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, const GemmPlan& pla
   if constexpr (kIsHalf<T, Out>) {
     if (plan.kernel == GemmKernel::kHalfSm90) return gemm_half_sm90(args, plan, workspace, stream);
   }
-  return cudaErrorInvalidValue;  // a plan for other types, or for a library
+  return cudaErrorInvalidValue;  // a plan for other types or for the library
 }
 
 template <typename P, typename T>

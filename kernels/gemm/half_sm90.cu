@@ -1,7 +1,7 @@
 // GEMM for Hopper: 16-bit operands, sums in float, epilogue on the sums.
 // Plan: copy operands that TMA cannot read (unaligned rows, no contiguous index) into padded rows;
-// then one product kernel, in the tile with the shortest estimated time.
-// Bound by tensor cores; small products by the latency of a launch, or two with a copy.
+// then run one product kernel, with the tile that has the shortest estimated time.
+// Bound by tensor cores; small products by the latency of a launch, or of two with a copy.
 #include "gemm/half_sm90.h"
 
 #include <algorithm>
@@ -131,7 +131,7 @@ cudaError_t run(HalfProduct<T>* p, const Operand (&operands)[2],
 template <typename T>
 cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, const GemmPlan& plan,
                                          void* workspace, cudaStream_t stream) {
-  sm90::TensorMapEncoder encoder;  // refused, if at all, before any launch
+  sm90::TensorMapEncoder encoder;  // if it fails, it fails before any launch
   if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
   PadArgs pad{};
   Operand(&operands)[2] = pad.operand;

@@ -1,4 +1,4 @@
-// Launch interface of the Hopper GEMM of 16-bit operands. No torch.
+// Launch interface of the Hopper GEMM for 16-bit operands. No torch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,8 +7,8 @@
 
 namespace my_ops::cuda {
 
-// Runs a plan of half_sm90::plan, with sums in float. One rounding at the end of the epilogue; in
-// large tiles with an activation or a residual one before these, too.
+// Runs a plan of half_sm90::plan, with sums in float. Results are rounded once, at the end of the
+// epilogue; in large tiles with an activation or a residual also before these.
 // Deterministic, stream-ordered, safe to capture in a graph. T: __half, __nv_bfloat16.
 template <typename T>
 cudaError_t gemm_half_sm90(const GemmArgs<T, T>& args, const GemmPlan& plan, void* workspace,

@@ -1,10 +1,10 @@
 // The product kernel of half_sm90.cu.
-// Plan: persistent blocks; one producer thread fills a ring of k-blocks by TMA, two consumer
-// warpgroups own 64 rows each and drift apart as far as the ring allows, so that the epilogue of
-// one overlaps the products of the other. Where the epilogue is long, epilogue warps, which take no
-// part in the products, read rounded tiles from shared memory, finish them and store them while the
-// consumers work on the next tile. Operands are read in place: wgmma takes 16-bit operands with
-// either index contiguous.
+// Plan: persistent blocks. One producer thread fills a ring of k-blocks by TMA. Two consumer
+// warpgroups own 64 rows each; one may be ahead of the other by as much as the ring allows, so that
+// the epilogue of one overlaps the products of the other. If the epilogue is long, epilogue warps,
+// which take no part in the products, read rounded tiles from shared memory, finish and store them
+// while the consumers work on the next tile. Operands are read in place: wgmma takes 16-bit
+// operands with either index contiguous.
 // Bound by tensor cores and, at large sizes, by the power they draw.
 #pragma once
 
@@ -30,7 +30,7 @@ namespace {
 
 template <typename T>
 struct HalfProduct {
-  CUtensorMap a, b;  // [batch, rows, columns], columns the contiguous index
+  CUtensorMap a, b;  // [batch, rows, columns], the columns contiguous
   CUtensorMap out;   // by subtiles, if vector_out
   GemmArgs<T, T> args;
   int m, n, k_blocks;
@@ -44,11 +44,11 @@ constexpr int kSubtileRows = 16, kSubtileColumns = 64;  // of the output, staged
 constexpr int kSubtileVectors = kSubtileRows * kSubtileColumns / 8;  // of 16 bytes
 
 template <typename Tile>
-struct alignas(1024) HalfSmem {  // 1024: the repeat of the 128-byte swizzle
+struct alignas(1024) HalfSmem {  // 1024 bytes: the swizzle repeats after these
   unsigned char ring[Tile::kStages * Tile::kStageBytes];                   // [stage] { a, b }
-  uint4 subtiles[Tile::kConsumers * 4][Tile::kSubtiles][kSubtileVectors];  // two: in turn
+  uint4 subtiles[Tile::kConsumers * 4][Tile::kSubtiles][kSubtileVectors];  // two, used in turn
   uint64_t full[Tile::kStages], empty[Tile::kStages];
-  uint64_t summed[Tile::kConsumers];    // a deferred tile's sums are staged: every lane arrives
+  uint64_t summed[Tile::kConsumers];    // a deferred tile's sums are staged; every lane arrives
   uint64_t finished[Tile::kConsumers];  // ... and have been stored
 };
 
@@ -117,14 +117,15 @@ __device__ __forceinline__ float2 unpack(uint32_t pair) {
   }
 }
 
-// A subtile is what one warp stages of the output at a time: kSubtileRows rows of eight 16-byte
-// vectors. A vector's place is XORed with its row: no bank conflicts by rows nor by columns.
+// A subtile is the part of the output that one warp stages at a time: kSubtileRows rows of eight
+// 16-byte vectors. A vector's position is XORed with its row, so that accesses by rows or by
+// columns have no bank conflicts.
 __device__ __forceinline__ int subtile_vector(int row, int vector) {
   return row * 8 + (vector ^ row % 8);
 }
 
-// A lane's share of a subtile, in the order of memory. By vectors: vector lane % 8 of every fourth
-// row; otherwise elements lane and lane + 32 of every row.
+// A lane's share of a subtile, in memory order. With vectors it is vector lane % 8 of every fourth
+// row, otherwise elements lane and lane + 32 of every row.
 struct SubtileRows {
   static constexpr int kSteps = kSubtileRows / 4;
   uint4 x[kSteps];
@@ -207,7 +208,7 @@ __device__ __forceinline__ void add_bias(const HalfProduct<T>& p, int col0, floa
       x, [&](int c) { return ColumnTerms<float>{load(p.args.bias[min(col + c, p.n - 1)])}; });
 }
 
-// Adds a residual, reordered through `subtile` from rows into the layout of the accumulators.
+// Adds a residual. `subtile` reorders it from rows to the layout of the accumulators.
 template <typename Tile, typename T, int kCount>
 __device__ __forceinline__ void add_residual(const HalfProduct<T>& p, const SubtileRows& rows,
                                              uint4* subtile, float (&x)[kCount]) {
@@ -239,7 +240,7 @@ __device__ __forceinline__ void round_subtile(uint4* subtile, const float* x) {
   }
 }
 
-// Stores a subtile that its warp has written to shared memory.
+// Stores a subtile that this warp has written to shared memory.
 template <typename Tile, typename T>
 __device__ __forceinline__ void store_subtile(const HalfProduct<T>& p, int z, int row0, int col0,
                                               uint4* subtile) {
@@ -256,7 +257,7 @@ __device__ __forceinline__ void store_subtile(const HalfProduct<T>& p, int z, in
 }
 
 // Applies the epilogue to a warpgroup's sums and stores them, subtile by subtile. kPlain: no
-// activation and no residual; then the loop is unrolled, otherwise not, which keeps the code small.
+// activation and no residual. Only then is the loop unrolled, which keeps the code small.
 template <bool kPlain, typename Tile, typename T, int kCount>
 __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace& tile, int consumer,
                                        const float (&sum)[kCount],
@@ -272,7 +273,7 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
     const int col0 = tile.n + c * kSubtileColumns;
     if (col0 >= p.n) break;
     uint4* subtile = subtiles[c % 2];
-    if (lane == 0) ptx::tma_store_wait_group_read<1>();  // of the subtile before the last
+    if (lane == 0) ptx::tma_store_wait_group_read<1>();  // for the last subtile but one
     __syncwarp();
     float x[32];
     if constexpr (kPlain) {
@@ -300,7 +301,7 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
   }
 }
 
-// Hands a warp's sums, with the bias added, to the epilogue warps.
+// Passes a warp's sums, with the bias added, to the epilogue warps.
 template <typename Tile, typename T, int kCount>
 __device__ __forceinline__ void defer(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
                                       const TilePlace& tile, int consumer,
@@ -317,7 +318,7 @@ __device__ __forceinline__ void defer(const HalfProduct<T>& p, HalfSmem<Tile>& s
   ptx::mbarrier_arrive(&smem.summed[consumer]);
 }
 
-// Applies activation and residual to a subtile in shared memory, each lane to its own share.
+// Applies activation and residual to a subtile in shared memory; each lane takes its own share.
 template <typename Tile, typename T>
 __device__ __forceinline__ void finish_subtile(const HalfProduct<T>& p, int z, int row0, int col0,
                                                uint4* subtile) {
@@ -345,7 +346,7 @@ __device__ __forceinline__ void finish_subtile(const HalfProduct<T>& p, int z, i
   write_subtile<Tile>(p, rows, subtile);
 }
 
-// What an epilogue warp does: its share of the subtiles of every tile but the block's last.
+// The work of an epilogue warp: its share of the subtiles of every tile except the block's last.
 template <typename Tile, typename T>
 __device__ __forceinline__ void finish_deferred(const HalfProduct<T>& p, HalfSmem<Tile>& smem,
                                                 ClusterPlace place) {
@@ -428,7 +429,7 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
       finish<false, Tile>(p, tile, consumer, sum, subtiles);
     }
   }
-  if (thread % 32 == 0) ptx::tma_store_wait_group_read<0>();  // shared memory goes with the block
+  if (thread % 32 == 0) ptx::tma_store_wait_group_read<0>();  // before shared memory is freed
 }
 
 // kAlongM: a is stored along m, not k; kAlongN: b is stored along n.

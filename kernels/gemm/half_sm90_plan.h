@@ -1,4 +1,4 @@
-// Which 16-bit products half_sm90.cu takes, and in which tiles: pure host code.
+// Which 16-bit products half_sm90.cu takes, and with which tiles: pure host code.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace my_ops::cuda::half_sm90 {
 
-// The blocks of a cluster lie in a line along m and share their columns of b: each loads a share
-// and multicasts it. Epilogue warps need aligned rows.
+// The blocks of a cluster are in a line along m and share their columns of b; each block loads a
+// share and multicasts it. Epilogue warps need aligned rows.
 template <int N, int Cluster, int EpilogueWarps = 0>
 struct HalfTile {
   static constexpr int kM = 128, kN = N, kK = 64;
@@ -23,11 +23,11 @@ struct HalfTile {
   static constexpr int kGroupM = 2048 / kClusterTileM;  // walked together, for L2
   static constexpr int kBytesA = kM * kK * 2, kBytesB = kN * kK * 2;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kEpilogueWarps = EpilogueWarps;  // warps beside the producer's
-  static constexpr bool kDeferred = EpilogueWarps > 0;  // their epilogue is left to these warps
-  static constexpr int kSubtiles = kDeferred ? kN / 64 : 2;  // staged at a time, for each warp
+  static constexpr int kEpilogueWarps = EpilogueWarps;       // warps in addition to the producer's
+  static constexpr bool kDeferred = EpilogueWarps > 0;       // these warps do the tile's epilogue
+  static constexpr int kSubtiles = kDeferred ? kN / 64 : 2;  // staged at a time by each warp
   static constexpr int kStages = (kDeferred ? 160 : 192) * 1024 / kStageBytes;
-  // Ring, subtiles and barriers, in whole repeats of the swizzle: the size of HalfSmem.
+  // The size of HalfSmem: ring, subtiles and barriers, rounded up to whole repeats of the swizzle.
   static constexpr int kSharedBytes =
       (kStages * (kStageBytes + 16) + kConsumers * (4 * kSubtiles * 2048 + 16) + 1023) / 1024 *
       1024;
@@ -43,7 +43,7 @@ using WideTile = HalfTile<192, 2>;
 using MediumTile = HalfTile<128, 2>;
 using SmallTile = HalfTile<64, 1>;
 
-// What the most demanding tile needs.
+// The needs of the most demanding tile.
 inline constexpr Needs kNeeds{
     .code = 90,
     .shared_bytes =
@@ -51,7 +51,7 @@ inline constexpr Needs kNeeds{
                   MediumTile::kSharedBytes, SmallTile::kSharedBytes}),
     .cluster = LargeTile::kCluster};
 
-// An operand [batch, rows, columns], columns the contiguous index where there is one.
+// An operand [batch, rows, columns]; the columns are contiguous if any index is.
 struct Operand {
   const uint16_t* x;
   int64_t batch, rows, columns;
@@ -73,7 +73,7 @@ bool fits(const GemmArgs<T, T>& args) {
 
 inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-// Whether TMA can read it in place: pitches of whole 16 bytes, below 2^40 bytes.
+// Whether TMA can read it in place: pitches are multiples of 16 bytes, below 2^40 bytes.
 inline bool in_place(const Operand& op) {
   constexpr int64_t kMaxPitch = int64_t{1} << 39;
   const auto pitch = [](int64_t stride) {
@@ -83,8 +83,8 @@ inline bool in_place(const Operand& op) {
          (op.batch == 1 || pitch(op.batch_stride));
 }
 
-// Whether TMA can store the output. n too is a multiple of 8: TMA writes 16 bytes even where a row
-// ends within them.
+// Whether TMA can store the output. n must be a multiple of 8 too, because TMA writes 16 bytes even
+// if a row ends within them.
 template <typename T>
 bool tma_can_store(const GemmArgs<T, T>& args) {
   return args.n % 8 == 0 && aligned(args.out) && args.out_row % 8 == 0 &&
@@ -99,8 +99,7 @@ bool vector_residual(const GemmArgs<T, T>& args) {
           (args.batch == 1 || args.residual_batch % 8 == 0));
 }
 
-// x: [batch][outer][k], with the two indices swapped if need be, so that the contiguous one comes
-// last.
+// x: [batch][outer][k]. The two indices are swapped if that makes the contiguous one the last.
 inline Operand make_operand(const void* x, int64_t batch, int64_t outer, int64_t k,
                             int64_t batch_stride, int64_t outer_stride, int64_t k_stride) {
   Operand op{};
@@ -144,7 +143,7 @@ int64_t workspace(const GemmArgs<T, T>& args) {
   return place(operands, nullptr);
 }
 
-// Estimated time in us, by whole waves of tiles; block_us: of a k-block of one tile.
+// Estimated time in us, by whole waves of tiles. block_us: of one k-block of one tile.
 template <typename Tile, typename T>
 double tile_cost(const GemmArgs<T, T>& args, int sm_count, double block_us, double end_us) {
   const int64_t cluster_tiles =
@@ -194,16 +193,16 @@ bool defers_well(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
          costs.epilogue_warps_min_share * static_cast<double>(room);
 }
 
-// Whether the library applies the whole epilogue itself. With k = 0 ATen leaves the activation out.
+// Whether the library applies the whole epilogue itself. With k = 0 ATen omits the activation.
 template <typename T, typename Out>
 bool library_fuses(const GemmArgs<T, Out>& args) {
   return args.linear && args.library_gelu && args.activation == Activation::kGeluTanh &&
          !args.residual && args.k > 0;
 }
 
-// Why the library is as fast or faster, by measured times, or null where it is not. This kernel
-// gains on unaligned rows, for which the library does not use Hopper's instructions (though the
-// library slices a long k, and copies of operands cost a launch and their bytes), and on products
+// Why the library was measured to be as fast or faster, or null if it was not. This kernel gains on
+// unaligned rows, for which the library does not use Hopper's instructions (though the library
+// slices a long k, and copies of operands cost a launch and their bytes). It also gains on products
 // with an epilogue for which the library needs a second launch: small ones, where the launch costs
 // more than the library's better tiles gain, and large ones, where the epilogue is hidden.
 template <typename T>
@@ -227,7 +226,7 @@ const char* loses(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
                ? nullptr
                : "its epilogue warps would hold up the products";
   }
-  constexpr int64_t kMaxK = 1024;  // beyond, the tiles gain more than a launch costs the host too
+  constexpr int64_t kMaxK = 1024;  // beyond, its tiles gain more than a launch costs, host too
   const bool small = std::min(args.m, args.n) >= costs.epilogue_min_side && args.k <= kMaxK;
   return small ? nullptr : "the library's tiles gain more than a second launch costs";
 }

@@ -1,6 +1,7 @@
 // What the Hopper kernels share: how clusters walk over the tiles of the output, and the ring of
-// stages in shared memory, a k-block each, that one producer thread fills by TMA and the consumer
-// warpgroups read. Tile is one of the tiles of half_sm90_plan.h or fp32_sm90_plan.h.
+// stages in shared memory. A stage holds one k-block; one producer thread fills the ring by TMA,
+// and the consumer warpgroups read it. Tile is one of the tiles of half_sm90_plan.h or
+// fp32_sm90_plan.h.
 #pragma once
 
 #include <cuda.h>
@@ -16,8 +17,9 @@ namespace my_ops::cuda {
 
 // ---- tiles ----
 
-// A block's place in its cluster, whose blocks take adjacent tiles in a line. Along m they share
-// their columns of b, along n their rows of a: each block loads an equal share and multicasts it.
+// A block's place in its cluster, whose blocks take adjacent tiles in a line. In a line along m
+// they share their columns of b, along n their rows of a: each block loads an equal share and
+// multicasts it.
 struct ClusterPlace {
   int m, n;
 };
@@ -34,8 +36,8 @@ __device__ __forceinline__ ClusterPlace cluster_place() {
   }
 }
 
-// A cluster tile is what a cluster computes at a time, the tiles of its blocks. A cluster takes
-// every so many-th: its first one, and the step to its next.
+// A cluster tile is what a cluster computes at a time: the tiles of its blocks. These two functions
+// give a cluster's first cluster tile, and the step to its next.
 template <typename Tile>
 __device__ __forceinline__ int first_cluster_tile() {
   return blockIdx.x / Tile::kCluster;
@@ -45,14 +47,14 @@ __device__ __forceinline__ int cluster_tile_step() {
   return gridDim.x / Tile::kCluster;
 }
 
-// The tile of one block: its first row and column, and its plane: a matrix of the batch, or one
-// k-slice of it.
+// The tile of one block: its first row and column, and its plane, which is a matrix of the batch or
+// one k-slice of it.
 struct TilePlace {
   int m, n, plane;
 };
 
-// Cluster tiles are walked in groups of kGroupM along m, so that blocks that run together share
-// operands in L2.
+// Cluster tiles are walked in groups of kGroupM along m, so that concurrent blocks share operands
+// in L2.
 template <typename Tile>
 __device__ __forceinline__ TilePlace tile_place(int cluster_tiles_m, int cluster_tiles_n,
                                                 int cluster_tile, ClusterPlace place) {
@@ -81,7 +83,7 @@ struct RingPlace {
 };
 
 // full: a stage's loads have landed (one arrival and their bytes). empty: the consumers of every
-// block of the cluster have read the stage. Called by one thread.
+// block of the cluster have read the stage. Must be called by one thread.
 template <typename Tile>
 __device__ __forceinline__ void init_ring(int stages, uint64_t* full, uint64_t* empty) {
   for (int i = 0; i < stages; ++i) {
@@ -91,13 +93,13 @@ __device__ __forceinline__ void init_ring(int stages, uint64_t* full, uint64_t* 
 }
 
 // Waits for all blocks of the cluster: at the start, so that every barrier is initialised before
-// the first load; at the end, so that no block exits while another may still write to it.
+// the first load, and at the end, so that no block exits while another may still write to it.
 __device__ __forceinline__ void cluster_sync() {
   ptx::barrier_cluster_arrive();
   ptx::barrier_cluster_wait();
 }
 
-// The producer's side: waits until the next stage is empty, then load(stage, full) fills it with
+// The producer's side. Waits until the next stage is empty; then load(stage, full) fills it with
 // kBytes.
 template <int kBytes, int kStages, typename Load>
 __device__ __forceinline__ void fill_stage(RingPlace<kStages>& at, uint64_t* full, uint64_t* empty,
@@ -129,8 +131,8 @@ __device__ __forceinline__ void load_box(void* smem, const CUtensorMap* map, uin
   }
 }
 
-// Releases a stage for a warpgroup, in every block that loads into this one: one thread signals one
-// block.
+// Releases a stage for a warpgroup, in every block that loads into this one. Each signalling thread
+// signals one block.
 template <typename Tile>
 struct Releaser {
   uint64_t* empty;
@@ -141,9 +143,9 @@ struct Releaser {
   }
 };
 
-// A consumer's sums over k_blocks stages, without promotion: multiply(stage, first) issues the
-// products of one stage, from zero if it is the first. A stage is released once those of the next
-// have been issued.
+// A consumer's sums over k_blocks stages, without promotion. multiply(stage, first) issues the
+// products of one stage, from zero if it is the first. A stage is released once the products of the
+// next stage have been issued.
 template <typename Tile, int kStages, int kCount, typename Multiply>
 __device__ __forceinline__ void sum_stages(RingPlace<kStages>& at, uint64_t* full,
                                            const Releaser<Tile>& release, int k_blocks,

@@ -1,7 +1,7 @@
-// The plan of a matrix product: pure host code, from the arguments and the device alone. The
-// kernels are asked in turn, and the first that takes the product plans it; the vendor's library
-// gets the rest. Where the library would round floats to TF32 and more is asked for, it is ruled
-// out, and these kernels take every product.
+// The plan of a matrix product: pure host code that depends only on the arguments and the device.
+// The kernels are tried in order, and the first that takes the product plans it. The vendor's
+// library gets the rest. If the library would round floats to TF32 and more accuracy is requested,
+// it is ruled out, and these kernels take every product.
 #pragma once
 
 #include <climits>
@@ -26,7 +26,7 @@ constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
 template <typename T, typename Out>
 constexpr bool kIsHalf = std::is_same_v<T, Out> && sizeof(T) == 2;
 
-// The costs of a GPU; those of the first serve every GPU that has none of its own.
+// The costs of a GPU. GPUs without their own use the first ones.
 constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
   for (const GpuCosts& gpu : kFittedCosts) {
     if (device.is(gpu.major, gpu.minor) && device.l2_bytes == gpu.l2_bytes) return gpu.costs;
@@ -34,8 +34,8 @@ constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
   return kFittedCosts[0].costs;
 }
 
-// How the library best computes what no kernel takes. With unaligned 16-bit rows cuBLAS rounds the
-// product before it adds a bias.
+// How the library best computes a product that no kernel takes. With unaligned 16-bit rows cuBLAS
+// rounds the product before it adds a bias.
 template <typename T, typename Out>
 LibraryCall library_call(const GemmArgs<T, Out>& args) {
   if (!kIsHalf<T, Out> || !args.linear) return LibraryCall::kProduct;
@@ -44,7 +44,8 @@ LibraryCall library_call(const GemmArgs<T, Out>& args) {
   return args.has_activation_or_residual() ? LibraryCall::kProductAndBias : LibraryCall::kProduct;
 }
 
-// asked(kernel, why): of each kernel asked, why it does not take the product; null of the last one.
+// Calls asked(kernel, why) for each kernel tried: why it does not take the product, or null for the
+// last.
 template <typename T, typename Out, typename Asked>
 GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device, const GemmCosts& costs,
                    Asked asked) {

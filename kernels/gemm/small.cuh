@@ -1,8 +1,8 @@
 // GEMM of small problems on CUDA cores: every type, size and stride, with the fused epilogue.
-// Plan: with a short k one thread computes one output. Otherwise a thread sums 2 x 2 outputs over
-// so few elements of k, a fixed stride apart, that it reads them in a round or two of loads; the
-// threads that share outputs add up in shared memory, in a fixed order. Bound by the latency of
-// memory, including that of fetching the kernel's own instructions.
+// Plan: with a short k one thread computes one output. Otherwise a thread sums 2 x 2 outputs over a
+// few elements of k, a fixed stride apart; they are so few that it reads them in a round or two of
+// loads. The threads that share outputs add their sums in shared memory, in a fixed order. Bound by
+// the latency of memory, including that of fetching the kernel's own instructions.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace my_ops::cuda {
 namespace {
 
-constexpr int kShortBits = 8, kShortColumnBits = 5;  // of a block's threads; of those along n first
+constexpr int kShortBits = 8, kShortColumnBits = 5;  // threads of a block, and those along n first
 
 template <int kDepth, typename T, typename Out>
 __global__ void __launch_bounds__(1 << kShortBits)
@@ -48,17 +48,17 @@ __global__ void __launch_bounds__(1 << kShortBits)
 
 template <typename T>
 struct SmallTile {
-  static constexpr int kSide = 2, kSideBits = 1;                   // of the outputs of a thread
-  static constexpr int kDepth = std::max<int>(4, 16 / sizeof(T));  // of k, in flight a thread
+  static constexpr int kSide = 2, kSideBits = 1;                   // outputs of a thread
+  static constexpr int kDepth = std::max<int>(4, 16 / sizeof(T));  // of k, in flight per thread
   static constexpr int kPartialBytes = kSide * kSide * sizeof(compute_t<T>);  // a thread's sums
-  static constexpr int kMaxBits = 10;  // of the threads of a block
+  static constexpr int kMaxBits = 10;                                         // threads of a block
   static_assert(kPartialBytes << kMaxBits <= 48 * 1024, "every device gives as much unasked");
 };
 
-// How a block's threads share its work: powers of two along each dimension.
+// How a block's threads share its work; each dimension gets a power of two.
 struct SmallPlan {
   int m_bits, n_bits, k_bits;
-  bool k_fast;  // adjacent threads are adjacent along k, else along n
+  bool k_fast;  // adjacent threads are adjacent along k, otherwise along n
   int swizzle;  // moves the sums of adjacent outputs to different banks
 };
 
@@ -75,12 +75,12 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
   const unsigned k_thread = thread >> (plan.k_fast ? 0 : plan.n_bits) & (k_threads - 1);
   const unsigned n_thread = thread >> (plan.k_fast ? plan.k_bits : 0) & (n_threads - 1);
   const unsigned m_thread = thread >> (plan.k_bits + plan.n_bits);
-  const int column_bits = plan.n_bits + Tile::kSideBits;  // of the block's outputs
+  const int column_bits = plan.n_bits + Tile::kSideBits;  // outputs of the block
   const unsigned outputs = 1u << (plan.m_bits + Tile::kSideBits + column_bits);
   const unsigned m0 = blockIdx.z << (plan.m_bits + Tile::kSideBits);
   const unsigned n0 = blockIdx.y << column_bits;
 
-  // Up to a warp's lanes add up an output; the first of them finishes it.
+  // Up to a warp's lanes sum one output; the first of them finishes it.
   const int lane_bits = min(max(plan.k_bits - 2 * Tile::kSideBits, 0), 5);
   const unsigned lane = thread & ((1u << lane_bits) - 1);
   const unsigned first_output = thread >> lane_bits, output_step = blockDim.x >> lane_bits;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
     return args.residual + z * args.residual_batch + row_of(output) * args.residual_row +
            column_of(output) * args.residual_col;
   };
-  if (args.bias || args.residual) {  // their latency passes beside that of a and b
+  if (args.bias || args.residual) {  // loaded early: their latency overlaps that of a and b
     for (unsigned output = first_output; output < outputs; output += output_step) {
       if (!finishes(output)) continue;
       if (args.bias) ptx::prefetch_l2(args.bias + column_of(output));
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
     }
   }
 
-  // Beyond the last row and column these are read again, and dropped.
+  // Beyond the last row and column, these are read again and the results dropped.
   const T *a[Tile::kSide], *b[Tile::kSide];
 #pragma unroll
   for (int i = 0; i < Tile::kSide; ++i) {
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
     }
   }
   __syncthreads();
-  // The lanes of a warp are in this loop together, or one lane is enough for an output.
+  // The lanes of a warp run this loop together, or one lane per output is enough.
   for (unsigned output = first_output; output < outputs; output += output_step) {
     C total = C(0);
 #pragma unroll 4
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
     if (!finishes(output)) continue;
     const unsigned row = row_of(output), column = column_of(output);
     const auto residual = [&] {
-      return residual_at(args, z, row, column, -C(0));  // a zero keeps its sign
+      return residual_at(args, z, row, column, -C(0));  // a sum of zero keeps its sign
     };
     args.out[z * args.out_batch + row * args.out_row + column * args.out_col] =
         store<Out>(finish_element(RuntimeActivate{args.activation}, total,
@@ -168,11 +168,11 @@ __global__ void __launch_bounds__(1 << SmallTile<T>::kMaxBits)
   }
 }
 
-constexpr int bits_for(int64_t count) {  // the least power of two that reaches it
+constexpr int bits_for(int64_t count) {  // of the smallest power of two that reaches it
   return std::bit_width(static_cast<uint64_t>(count - 1));
 }
 
-constexpr int64_t kMaxBlocks = 65535;  // of a launch, in all but its first dimension
+constexpr int64_t kMaxBlocks = 65535;  // of a launch, in every dimension except the first
 
 template <typename T, typename Out>
 cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream);
@@ -212,7 +212,7 @@ cudaError_t gemm_short(const GemmArgs<T, Out>& args, cudaStream_t stream) {
              : launch(gemm_short_kernel<kShortK<T>, T, Out>, grid, block, 0, stream, args);
 }
 
-// For batch, m and n from 1 on, and k below 2^31.
+// For batch, m and n of at least 1, and k below 2^31.
 template <typename T, typename Out>
 cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream) {
   using Tile = SmallTile<T>;

@@ -10,14 +10,14 @@
 
 namespace my_ops::cuda {
 
-// Up to this, k is short: read in one round of loads.
+// k is short up to this value: it is read in one round of loads.
 template <typename T>
 constexpr int kShortK = sizeof(T) == 8 ? 8 : 16;
 
-// Whether gemm_small beats the library's product, or product and epilogue, by measured times. With
-// many outputs the library's plain product is faster sooner. Where k is not short, the library is
-// fast at matrix-vector products, and at 16 bits with aligned rows; but there it may slice a long k
-// and add the slices in 16 bits.
+// Whether gemm_small was measured to be faster than the library's product, or its product and
+// epilogue. With many outputs the library's plain product is faster from a smaller size on. If k is
+// not short, the library is fast at matrix-vector products, and at 16 bits with aligned rows; but
+// for the latter it may slice a long k and add the slices in 16 bits.
 template <typename T, typename Out>
 bool is_small(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
   constexpr int64_t kVector = 8;
@@ -35,10 +35,10 @@ bool is_small(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
          (args.k >= costs.long_k && outputs <= costs.max_work_of_long_k / (args.k + 1));
 }
 
-// Whether a tiled kernel serves better than gemm_small, which takes no k from 2^31 on.
+// Whether a tiled kernel is faster than gemm_small, which cannot take k from 2^31 on.
 template <typename T, typename Out>
 bool fills_tiles(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
-  constexpr int64_t kMinSide = 16;  // tiles that are as good as empty
+  constexpr int64_t kMinSide = 16;  // below, tiles are almost empty
   if (args.k > INT_MAX) return true;
   return args.m >= kMinSide && args.n >= kMinSide && !is_small(args, costs) &&
          args.batch * args.m * args.n >= costs.tile_min_work / (args.k + 1);

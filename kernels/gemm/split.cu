@@ -1,8 +1,9 @@
-// Splits float operands into fp16 or bf16 parts (split.h says which and why).
+// Splits float operands into fp16 or bf16 parts; split.h says which and why.
 // Plan: operands with contiguous k take one pass, in which one to eight warps hold a row in
-// registers; so do strided ones with a short k, eight rows in shared memory. The rest take two: the
-// extremes of each k-slice, then 32 x 64 tiles transposed through shared memory. Bound by memory: 4
-// bytes read and 4 written per element, 4 more read for the two-pass form.
+// registers. Strided operands with a short k also take one pass, with eight rows in shared memory.
+// The rest take two passes: the first finds the extremes of each k-slice, and the second transposes
+// 32 x 64 tiles through shared memory. Bound by memory: 4 bytes read and 4 written per element, and
+// 4 more read with two passes.
 #include "gemm/split.h"
 
 #include <algorithm>
@@ -80,7 +81,7 @@ struct alignas(16) TileSmem {
   uint16_t part[2][Parts::kCount][kTileRows][kTileK + 8];  // 8: rows start in different banks
 };
 
-// Each thread of a tile pass holds eight neighbours of k of one row.
+// Each thread of a tile pass holds eight adjacent elements of k in one row.
 __device__ __forceinline__ int tile_row(const SplitOperand& op) {
   return op.by_rows ? threadIdx.x / 8 : threadIdx.x % 32;
 }
@@ -123,7 +124,7 @@ __device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Part
     *reinterpret_cast<uint4*>(&smem.part[buffer][part][row][l]) = {word[0][part], word[1][part],
                                                                    word[2][part], word[3][part]};
   }
-  __syncthreads();  // written; the other buffer has been read
+  __syncthreads();  // written, and the other buffer has been read
   const int out_row = row0 + threadIdx.x / 8, out_l = threadIdx.x % 8 * 8;
   if (out_row >= op.rows) return;
   const int64_t rows = int64_t{op.batch} * op.rows, index = int64_t{z} * op.rows + out_row;
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
 #endif
 }
 
-// Second pass over operands whose extremes slice_stats has found.
+// Second pass over operands whose extremes are known from slice_stats.
 __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ TileSmem<Fp16Parts> smem;
@@ -217,8 +218,8 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
 
   SplitPath path = is_finite(stats.extremes.largest) ? SplitPath::kFp16 : SplitPath::kFma;
   if (count && path == SplitPath::kFp16) {
-    // The block that adds last to a row's counters sees them complete; the path only grows with
-    // them.
+    // The last block that adds to a row's counters sees their final values. The path can only grow
+    // with them.
     uint32_t* tiny = op.tiny + first + row;
     if (counts.tiny_fp16 != 0) counts.tiny_fp16 += atomicAdd(tiny, counts.tiny_fp16);
     if (counts.tiny_bf16 != 0) counts.tiny_bf16 += atomicAdd(tiny + rows, counts.tiny_bf16);
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
 #endif
 }
 
-// The bf16 parts of full-range data; the exponents are those of the fp16 split.
+// The bf16 parts of full-range data. They use the exponents of the fp16 split.
 __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ TileSmem<Bf16Parts> smem;
@@ -268,7 +269,7 @@ __global__ void __launch_bounds__(kThreads)
 
 using SplitKernel = void (*)(const Split);
 
-// The first pass of an operand whose k is this long.
+// The first pass of an operand with this k.
 SplitKernel first_pass(int k) {
   const auto [threads, vectors] = row_shape(k);
   switch (threads) {

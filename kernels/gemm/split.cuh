@@ -1,4 +1,4 @@
-// Device side shared by the split and the product: powers of two, the path that the data need.
+// Device code shared by the split and the product: powers of two, and the path that the data need.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@ inline constexpr int kBf16Shift = 30, kBf16Range = 90;
 // 2^e for a normal result, -126 <= e <= 127.
 __device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }
 
-// 2^e in two factors, which reach twice as far; below 2^-252 every float becomes zero anyway.
+// 2^e as two factors, which reach twice as far; below 2^-252 every float becomes zero anyway.
 struct Pow2Pair {
   float first, second;
 };
@@ -23,12 +23,12 @@ __device__ __forceinline__ Pow2Pair pow2_pair(int e) {
   return {pow2(max(half, -126)), pow2(max(e - half, -126))};
 }
 
-// What the blocks of one operand's split found.
+// What the blocks that split one operand found.
 struct SplitStatus {
   const uint8_t* found;  // [count], 16-byte aligned
   int count;
 
-  // This thread's share, values of many blocks combined by "or".
+  // This thread's share: the values of many blocks, combined with "or".
   __device__ uint32_t gather() const {
     uint32_t all = 0;
     for (int i = threadIdx.x; i < count / 16; i += blockDim.x) {

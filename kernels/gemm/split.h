@@ -1,5 +1,5 @@
-// Splitting of float matrices into 16-bit parts whose products a tensor core can add up to float
-// accuracy: split_plan.h says how. Used by fp32_sm90.cu alone.
+// Splits float matrices into 16-bit parts whose products a tensor core can add with float accuracy;
+// split_plan.h says how. Only fp32_sm90.cu uses this.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,10 +10,11 @@
 
 namespace my_ops::cuda {
 
-// fp16 parts, exponents and status of both operands: one launch, two if an operand is kSlices.
+// fp16 parts, exponents and status of both operands, in one launch, or two if an operand is
+// kSlices.
 cudaError_t split_fp16(const Split& split, cudaStream_t stream);
 
-// bf16 parts of both operands, if the status says kBf16; else nothing.
+// bf16 parts of both operands, if the status says kBf16; otherwise does nothing.
 cudaError_t split_bf16(const Split& split, int sm_count, cudaStream_t stream);
 
 // The status of operand i in one byte.

@@ -1,5 +1,5 @@
-// Device side of the split: the parts of a number, what a row holds, one row's and one tile's work.
-// Included by split.cu alone.
+// Device side of the split: the parts of a number, what a row holds, and the work for one row and
+// one tile. Only split.cu includes this.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,8 +16,8 @@ using namespace fp32_split;
 
 constexpr int kWarps = kThreads / 32;
 
-// Place of element (row, l) in the shared memory of split_columns: threads that read eight
-// neighbours of k start in different banks.
+// Index of element (row, l) in the shared memory of split_columns. Threads that read eight adjacent
+// elements of k start in different banks.
 __host__ __device__ constexpr int column_index(int row, int l) {
   return l * kColumnRows + row + l / 8 * 4;
 }
@@ -28,7 +28,7 @@ __host__ __device__ constexpr int column_index(int row, int l) {
 
 struct Fp16Parts {
   static constexpr int kCount = 2, kShift = kFp16Shift;
-  // Two consecutive k at a time; word i holds their part i.
+  // Splits two consecutive k at a time; word i holds their part i.
   static __device__ void split(float x0, float x1, uint32_t (&word)[kCount]) {
     const __half2 high = __floats2half2_rn(x0, x1);
     constexpr float kUp = 1 << kFp16LowBits;
@@ -56,7 +56,7 @@ struct Bf16Parts {
 
 __device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFF; }
 
-// As bits, which order like the magnitudes.
+// As bits, which compare like the magnitudes.
 struct Extremes {
   uint32_t largest = 0, smallest = 0xFFFFFFFF;
 
@@ -104,7 +104,7 @@ __device__ __forceinline__ uint32_t pow2_bits(int e) {
 
 struct RowScale {
   int exponent;
-  uint32_t tiny_fp16, tiny_bf16;  // elements below these bits lose accuracy
+  uint32_t tiny_fp16, tiny_bf16;  // accuracy is lost for elements below these bits
 
   __device__ explicit RowScale(uint32_t largest)
       : exponent(exponent_of(largest)),
@@ -114,17 +114,17 @@ struct RowScale {
 
 __device__ __forceinline__ bool is_finite(uint32_t largest) { return largest < 0x7F800000; }
 
-// A few stray elements are tolerated: of continuous data about one in 4e7 lies that low, and its
-// absolute error is 2^-50 of the row's maximum. In short sums none is.
+// A few stray elements are tolerated: in continuous data about one in 4e7 is that small, and its
+// absolute error is 2^-50 of the row's maximum. In short sums none is tolerated.
 __device__ __forceinline__ bool too_many(uint32_t tiny, uint32_t nonzero) {
   return nonzero <= 32 ? tiny >= 1 : tiny >= 2 && uint64_t{tiny} * 256 > nonzero;
 }
 
-// fp16 parts hold 23 bits, not 24, and sums of fewer products than this do not average that out:
-// such rows count as full-range.
+// fp16 parts hold 23 bits, not 24. In sums of fewer products than this the error does not average
+// out, so such rows count as full-range.
 constexpr uint32_t kDenseRow = 96;
 
-// The rule concerns the last of 24 bits; a single part holds 11.
+// This rule is about the last of 24 bits; a single part holds 11.
 __device__ __forceinline__ uint32_t dense_row(int fp16_parts) {
   return fp16_parts > 1 ? kDenseRow : 0;
 }
@@ -137,7 +137,7 @@ __device__ __forceinline__ SplitPath row_path(uint32_t tiny_fp16, uint32_t tiny_
   return SplitPath::kFp16;
 }
 
-// Whether elements must be counted at all. That is rare, so counting may be slow.
+// Whether elements must be counted at all. This is rare, so counting may be slow.
 __device__ __forceinline__ bool needs_count(const Extremes& extremes, const RowScale& scale, int k,
                                             uint32_t dense) {
   return extremes.smallest < scale.tiny_fp16 || static_cast<uint32_t>(k) < dense;
@@ -159,7 +159,7 @@ __device__ __forceinline__ const float* row_pointer(const SplitOperand& op, int 
   return op.x + z * op.batch_stride + int64_t{row - z * op.rows} * op.row_stride;
 }
 
-// Whether rows can be read 16 bytes at a time.
+// Whether rows can be read in 16-byte vectors.
 __device__ __forceinline__ bool vectorizes(const SplitOperand& op) {
   return op.k_stride == 1 && op.row_stride % 4 == 0 && op.batch_stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(op.x) % 16 == 0;
@@ -287,7 +287,7 @@ __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks, i
     Counts counts;
     uint16_t* out = op.parts + int64_t{row} * op.ld;
     for (int base = 0; base < op.k; base += kHold) {
-      if (!held) load_row<kRowThreads>(op, row, base, vectorized, v);  // again, from cache
+      if (!held) load_row<kRowThreads>(op, row, base, vectorized, v);  // read again, from the cache
       if (count) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) each(v[i], [&](float e) { counts.add(e, scale); });
@@ -326,8 +326,8 @@ __device__ __forceinline__ RowStats shuffle_xor(const RowStats& stats, int lanes
           __shfl_xor_sync(~0u, stats.nonzero, lanes)};
 }
 
-// Copies all that a block needs to shared memory, all of it in flight at once; zeros past the
-// operand's end.
+// Copies everything that a block needs to shared memory, with all loads in flight at once. Elements
+// past the operand's end are zeros.
 __device__ __forceinline__ void load_columns(const SplitOperand& op, int z, int row0, float* held) {
   const float* x = op.x + z * op.batch_stride + row0;
   const bool vectorized = row0 + kColumnRows <= op.rows && op.k_stride % 4 == 0 &&

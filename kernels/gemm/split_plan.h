@@ -15,9 +15,9 @@
 namespace my_ops::cuda {
 
 inline constexpr int kSplitBlockK = 64;
-inline constexpr int kZeroExponent = -150;  // below that of every float
+inline constexpr int kZeroExponent = -150;  // below the exponent of every float
 
-// The path that the data need: the largest that any block has found.
+// The path that the data need: the largest that any block found.
 enum class SplitPath : uint8_t {
   kFp16 = 0,
   kBf16 = 1,
@@ -53,11 +53,11 @@ struct Split {
   SplitOperand operand[2];
   int blocks[2];       // of the first pass, per operand
   int tile_blocks[2];  // of the second pass; 0 unless kSlices
-  int fp16_parts;      // 1: the leading part alone, for TF32's accuracy; else 2
+  int fp16_parts;      // 1: only the leading part, for TF32's accuracy; else 2
 };
 
-// How many threads share a row of kRows, and how many 16-byte vectors each holds: as few threads as
-// can hold the row, so that each has several loads in flight.
+// How many threads share a row of kRows, and how many 16-byte vectors each holds. The fewest
+// threads that can hold the row are used, so that each has several loads in flight.
 struct RowShape {
   int threads, vectors;
 };
@@ -72,23 +72,23 @@ constexpr RowShape row_shape(int k) {
 namespace fp32_split {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kColumnRows = 8;     // of a block of kColumns: one 32-byte sector for each k
-inline constexpr int kMaxColumnK = 2048;  // of longer columns too few blocks fit on an SM
+inline constexpr int kColumnRows = 8;     // rows of a kColumns block: a 32-byte sector per k
+inline constexpr int kMaxColumnK = 2048;  // with longer columns, too few blocks fit on an SM
 inline constexpr int kTileRows = 32, kTileK = kSplitBlockK;
-inline constexpr int kRowBlocksPerSm = 3;   // of each operand; each loads a row ahead
+inline constexpr int kRowBlocksPerSm = 3;   // for each operand; each block loads one row ahead
 inline constexpr int kTileBlocksPerSm = 4;  // long slices: 16 cost 15 us more at 2048
 inline constexpr int kMaxSlices = 256;
 
 }  // namespace fp32_split
 
-// Fills in everything that follows from x, strides, sizes and fp16_parts; pointers stay null.
+// Computes everything that follows from x, strides, sizes and fp16_parts; pointers stay null.
 inline void plan_split(Split* plan, int sm_count) {
   using namespace fp32_split;
   for (int i = 0; i < 2; ++i) {
     SplitOperand& op = plan->operand[i];
     const RowShape shape = row_shape(op.k);
     const int64_t rows = int64_t{op.batch} * op.rows;
-    // A few rows, too long to hold, would leave most of the device idle.
+    // A few rows that are too long to hold would leave most of the device idle.
     const bool holds = op.k <= shape.threads * shape.vectors * 4 || rows >= 4 * sm_count;
     op.ld = (op.k + kTileK - 1) / kTileK * kTileK;
     op.by_rows = op.k_stride == 1 || op.row_stride != 1;
@@ -117,8 +117,8 @@ inline void plan_split(Split* plan, int sm_count) {
   }
 }
 
-// Leaves operand i out of the fp16 split: its parts, exponents and a status of one byte exist
-// already.
+// Leaves operand i out of the fp16 split, because its parts, exponents and a status of one byte
+// exist already.
 inline void skip_operand(Split* plan, int i) {
   plan->blocks[i] = plan->tile_blocks[i] = 0;
   plan->operand[i].status_count = 1;

@@ -34,8 +34,8 @@ __device__ __forceinline__ void barrier_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Stores into a block of the cluster, by addresses of mapa. The bytes count on that block's
-// mbarrier when they are there.
+// Stores into a block of the cluster, with addresses from mapa. Bytes that have arrived count on
+// that block's mbarrier.
 __device__ __forceinline__ void st_async(uint32_t address, uint32_t barrier, float v0, float v1) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::

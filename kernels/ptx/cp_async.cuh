@@ -1,4 +1,4 @@
-// cp.async: copies to shared memory that run on beside their thread. sm_80.
+// cp.async: asynchronous copies to shared memory. sm_80.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace my_ops::cuda::ptx {
 
-// Copies 4 or 16 bytes, of which `bytes` exist; the rest becomes zero.
+// Copies the first `bytes` of 4 or 16 bytes, and fills the rest with zeros.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(void* to, const void* from, int bytes = kBytes) {
   static_assert(kBytes == 4 || kBytes == 16);
@@ -20,18 +20,18 @@ __device__ __forceinline__ void cp_async(void* to, const void* from, int bytes =
   }
 }
 
-// Makes a group of the thread's copies since the last one.
+// Makes a group of the thread's copies since its last group.
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Until all but the thread's last kPending groups have landed.
+// Waits until all but the thread's last kPending groups have landed.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Until all of the thread's copies have landed.
+// Waits until all of the thread's copies have landed.
 __device__ __forceinline__ void cp_async_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }

@@ -1,5 +1,4 @@
-// griddepcontrol: kernels that overlap the one ahead of them, as launch_overlapped lets them.
-// sm_90.
+// griddepcontrol: lets kernels started by launch_overlapped overlap the previous kernel. sm_90.
 #pragma once
 
 #include <cstdint>

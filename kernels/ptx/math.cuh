@@ -1,4 +1,4 @@
-// Arithmetic that C++ has no name for: approximations in hardware (SFU), conversions.
+// Arithmetic without a C++ function: approximations in hardware (SFU), conversions.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Loads, stores and prefetches, where their place or their order matters.
+// Loads, stores and prefetches whose cache level or order matters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@ __device__ __forceinline__ void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-// Relaxed at GPU scope: served by L2, never by a stale line of L1, each word of 4 bytes whole.
+// Relaxed at GPU scope: they use L2, never a stale line of L1, and words of 4 bytes are not torn.
 __device__ __forceinline__ uint4 ld_relaxed(const uint4* p) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -31,8 +31,8 @@ __device__ __forceinline__ void st_relaxed(uint4* p, uint4 v) {
                : "memory");
 }
 
-// A counter among blocks: what a thread, and those of its block that it has met, wrote before it
-// adds is seen after a load that finds the sum.
+// A counter among blocks. A load that sees the sum also sees everything written before the addition
+// by this thread, and by threads of its block that it has synchronised with.
 __device__ __forceinline__ void red_release_add(uint32_t* p, uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
@@ -43,8 +43,8 @@ __device__ __forceinline__ uint32_t ld_acquire(const uint32_t* p) {
   return v;
 }
 
-// Two neighbours at a shared address of 8 bytes. Volatile: loaded where they are used, not held in
-// registers from an earlier use on.
+// Two adjacent floats at an 8-byte-aligned shared address. Volatile: they are loaded at each use,
+// and not kept in registers from an earlier one.
 __device__ __forceinline__ int2 ld_shared_v2(uint32_t address) {
   int2 x;
   asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address));

@@ -1,4 +1,4 @@
-// mma.sync: products of a warp, held as fragments; and stores of such.
+// mma.sync: products of a warp, held as fragments, and stores of fragments.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,8 +11,8 @@
 
 namespace my_ops::cuda::ptx {
 
-// sum += a b for a tile of 16 x 8: 8 of k in tf32 for float, 16 for the 16-bit types. Not volatile:
-// the compiler may put independent ones side by side. sm_80.
+// sum += a b for a tile of 16 x 8, with 8 of k in tf32 for float, and 16 for the 16-bit types. Not
+// volatile: the compiler may interleave independent ones. sm_80.
 template <typename T>
 __device__ __forceinline__ void mma(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                     uint32_t a3, uint32_t b0, uint32_t b1);
@@ -65,8 +65,8 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(float (&out)[4], uint32_t a_top
       : "r"(a_top), "r"(a_bottom), "r"(b), "f"(0.0f));
 }
 
-// Stores four 8 x 8 matrices of 16-bit elements, spread over a warp as mma results are. Lane l
-// names row l % 8 of matrix l / 8. sm_90.
+// Stores four 8 x 8 matrices of 16-bit elements, distributed over a warp like mma results. Lane l
+// passes the address of row l % 8 of matrix l / 8. sm_90.
 __device__ __forceinline__ void stmatrix(void* row, uint32_t x0, uint32_t x1, uint32_t x2,
                                          uint32_t x3) {
   asm volatile(

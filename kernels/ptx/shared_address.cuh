@@ -1,4 +1,4 @@
-// The address of shared memory as instructions take it: 32 bits, of the block's own window.
+// The address of shared memory in the form that instructions take: 32 bits, in the block's window.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -14,7 +14,7 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Box at (column, row) of the map to shared memory; its bytes count towards the barrier.
+// Loads the box at (column, row) of the map to shared memory; its bytes count on the barrier.
 __device__ __forceinline__ void tma_load_2d(void* smem, const CUtensorMap* map, uint64_t* barrier,
                                             int column, int row) {
   asm volatile(
@@ -35,7 +35,7 @@ __device__ __forceinline__ void tma_load_2d_multicast(void* smem, const CUtensor
       : "memory");
 }
 
-// Box at (x, y, z) of a map of three dimensions to shared memory.
+// Loads the box at (x, y, z) of a map of three dimensions to shared memory.
 __device__ __forceinline__ void tma_load_3d(void* smem, const CUtensorMap* map, uint64_t* barrier,
                                             int x, int y, int z) {
   asm volatile(
@@ -55,7 +55,8 @@ __device__ __forceinline__ void tma_load_3d_multicast(void* smem, const CUtensor
       : "memory");
 }
 
-// Box at (x, y, z) of a map from shared memory. The writer of the shared memory fences first.
+// Stores a box from shared memory at (x, y, z) of a map. The writer of the shared memory must fence
+// first.
 __device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, const void* smem, int x, int y,
                                              int z) {
   asm volatile(

@@ -1,5 +1,5 @@
-// wgmma: products by a warpgroup that run on beside it: their order and their operands'
-// descriptors. The products themselves are in wgmma_mma_async.cuh. sm_90a.
+// wgmma: asynchronous products by a warpgroup. This file has their synchronisation and their
+// operands' descriptors; the products are in wgmma_mma_async.cuh. sm_90a.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +23,16 @@ __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// No instruction: keeps the compiler from moving uses of r across the wait written before it.
+// Emits no instruction. It keeps the compiler from moving uses of r ahead of the preceding wait.
 template <int kCount>
 __device__ __forceinline__ void wgmma_fence_operand(float (&r)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
 
-// Matrix descriptor of a tile with 64 16-bit elements of k per row, stored with the 128-byte
-// swizzle (it repeats after 8 rows). `address` is wgmma_address of the tile's start; adding 2 to it
-// moves the tile by 16 elements of k.
+// The matrix descriptor of a tile with 64 16-bit elements of k per row, stored with the 128-byte
+// swizzle (which repeats after 8 rows). `address` is wgmma_address of the tile's start; adding 2 to
+// it moves the tile by 16 elements of k.
 __device__ __forceinline__ uint32_t wgmma_address(const void* smem) {
   return (shared_address(smem) & 0x3FFFF) >> 4;
 }
@@ -42,8 +42,8 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
   return address | uint64_t{1} << 16 | (kRepeatBytes >> 4) << 32 | kSwizzle128 << 62;
 }
 
-// The same of a tile stored along its rows' index: boxes of 64 rows x kBox of k, one behind the
-// other, a line of 64 rows for each k. Adding 128 moves the tile by 16 elements of k.
+// The same for a tile stored along the index of its rows: consecutive boxes of 64 rows x kBox of k,
+// with a line of 64 rows for each k. Adding 128 moves the tile by 16 elements of k.
 template <int kBox>
 __device__ __forceinline__ uint64_t wgmma_descriptor_rows(uint32_t address) {
   constexpr uint64_t kSwizzle128 = 1, kRepeatBytes = 1024, kBoxBytes = kBox * 128;

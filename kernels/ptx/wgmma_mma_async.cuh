@@ -1,6 +1,6 @@
 // wgmma.mma_async, one specialisation per shape: d = a * b (+ d), a is [64, 16], b is [kN, 16],
-// both in shared memory, d is float. kMajorA is set where a is stored along m, not k; kMajorB where
-// b is stored along n. The asm lists are generated; nothing else lives here.
+// both in shared memory, d is float. kMajorA is set if a is stored along m, not k; kMajorB if b is
+// stored along n. The asm lists are generated; there is nothing else in this file.
 // Thread t of the warpgroup holds d[64][kN] as d[4*j + 2*i + c] at row 16*(t/32) + 8*i + t%32/4,
 // column 8*j + 2*(t%4) + c.
 #pragma once

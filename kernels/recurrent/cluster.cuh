@@ -1,17 +1,18 @@
-// What the forward and the backward cluster kernels share, for small hidden sizes and few rows.
+// The shared parts of the forward and the backward cluster kernels, for small hidden sizes and few
+// rows.
 //
 // A cluster holds W_h in registers as float and runs 1, 2 or 4 rows of the batch on its own; the
-// grid may have any number of clusters. There is no block-wide barrier in the loop: the exchanged
-// vector lives in shared memory, double-buffered; each warp pushes its new values into every block
-// of the cluster (st.async), and the bytes that land complete an mbarrier that all threads wait on.
+// grid may have any number of clusters. There is no block-wide barrier in the loop. The exchanged
+// vector is in shared memory, double-buffered. Each warp pushes its new values into every block of
+// the cluster (st.async), and the bytes that arrive complete an mbarrier on which all threads wait.
 //
-// A buffer may be overwritten when its step has been read everywhere. That holds by itself: step
-// t + 1 is pushed after all of step t has arrived, and a warp pushes step t after it has read
-// step t - 1, the one in the buffer that t + 1 goes into.
+// A buffer may be overwritten once its step has been read everywhere. This needs no extra wait:
+// step t + 1 is pushed after all of step t has arrived, and a warp pushes step t after it has read
+// step t - 1, which is in the buffer that t + 1 goes into.
 //
-// Lanes. Sixteen lanes share a unit (or a pair of units) and divide K: lane k takes the float4s k,
-// k + 16, ... of the vector, so that shared memory is read without conflicts. Their sums meet by
-// shuffles that halve the number of (unit, row) items per lane until a lane owns one item.
+// Lanes: sixteen lanes share a unit (or a pair of units) and divide K. Lane k takes the float4s k,
+// k + 16, ... of the vector, so that shared memory is read without bank conflicts. Shuffles add
+// their sums and halve the number of (unit, row) items per lane, until a lane owns one item.
 #pragma once
 
 #include "ptx/cluster.cuh"
@@ -22,14 +23,14 @@
 namespace my_ops::cuda {
 
 constexpr int kClusterChunkUnits = 64;  // 16 lanes of a float4 each
-constexpr int kClusterAhead = 4;        // steps from the prefetch of a value to its load
+constexpr int kClusterAhead = 4;        // steps between the prefetch of a value and its load
 
 // Vectors: how many hidden-sized vectors are exchanged (1 forward, the gates' gradients backward).
 template <int Vectors, int UnitsPerThread, int Rows, int Chunks>
 struct Exchange {
   static constexpr int kBlockUnits = 16 * UnitsPerThread;
   static constexpr int kWarpUnits = 2 * UnitsPerThread;
-  static constexpr int kItems = UnitsPerThread * Rows;  // of sixteen lanes
+  static constexpr int kItems = UnitsPerThread * Rows;  // per sixteen lanes
   static constexpr int kShift = kItems == 1 ? 4 : kItems == 2 ? 3 : kItems == 4 ? 2 : 1;
   static constexpr int kPadded = Chunks * kClusterChunkUnits;
   static_assert(kItems == 1 || kItems == 2 || kItems == 4 || kItems == 8);
@@ -46,10 +47,10 @@ struct Exchange {
     return threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / 16 * UnitsPerThread + item() / Rows;
   }
   __device__ __forceinline__ static int item_row() { return item() % Rows; }
-  // One lane of those that own the same item, to write it to memory.
+  // Exactly one of the lanes that own the same item, to write it to memory.
   __device__ __forceinline__ static bool writes() { return threadIdx.x % 16 == item() << kShift; }
 
-  // Sums over the sixteen lanes in a fixed tree; v[g][0] ends as the lane's own item.
+  // Sums over the sixteen lanes in a fixed tree. v[g][0] becomes the lane's own item.
   template <int Values>
   __device__ __forceinline__ static void sum_items(float (&v)[Values][kItems]) {
     int mask = 8;
@@ -92,7 +93,7 @@ struct Exchange {
         ptx::mbarrier_arrive_expect_tx(&barrier, bytes(blocks));
       }
     }
-    ptx::barrier_cluster_arrive();  // nobody pushes into a block that has not come this far
+    ptx::barrier_cluster_arrive();  // no block pushes into one that is not ready
     ptx::barrier_cluster_wait();
   }
 
@@ -100,15 +101,16 @@ struct Exchange {
   __device__ __forceinline__ static void wait(Shared& shared, uint32_t step, uint32_t blocks) {
     uint64_t* barrier = &shared.arrived[step & 1];
     ptx::mbarrier_wait(barrier, (step - 1) >> 1 & 1);
-    // Bytes of step + 2 cannot have completed the phase before this: it still lacks its arrival.
+    // The bytes of step + 2 cannot have completed the phase before this call: its arrival is
+    // missing.
     if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier, bytes(blocks));
   }
 
-  // The messages of a lane. A message is a warp's units of one row and vector for one block; they
-  // are dealt out to the lanes, target by target.
+  // The messages of a lane. A message is a warp's units of one row and vector for one block.
+  // Messages are distributed over the lanes, target by target.
   static constexpr int kPasses = (Rows + 1) / 2;  // up to 16 blocks times Rows, over 32 lanes
   struct Targets {
-    uint32_t address[kPasses];  // in the target's first buffer and vector; 0 where there is none
+    uint32_t address[kPasses];  // in the target's first buffer and vector; 0 if there is none
     uint32_t barrier[kPasses];
 
     __device__ __forceinline__ Targets(Shared& shared, uint32_t rank, uint32_t blocks) {
@@ -125,7 +127,7 @@ struct Exchange {
   };
   __device__ __forceinline__ static int message(int pass) { return threadIdx.x % 32 + pass * 32; }
 
-  // Pushes every lane's own value[Vectors] to all blocks, as the exchange of `step`.
+  // Pushes every lane's own value[Vectors] to all blocks, as the exchange for `step`.
   __device__ __forceinline__ static void push(const Targets& targets, uint32_t step,
                                               const float (&value)[Vectors]) {
     const uint32_t buffer = step & 1;
@@ -160,7 +162,7 @@ struct Exchange {
 
 // The weights of a thread's units, in registers as float, and their product with the exchanged
 // vectors, for the lane's share of K. Gates that share a vector (forward) and gates that have one
-// each (backward) sum apart, so that the chains of multiply-adds stay short.
+// each (backward) have separate sums, so that the chains of multiply-adds stay short.
 template <int Gates, int Vectors, int UnitsPerThread, int Rows, int Chunks>
 struct ClusterWeights {
   using Shared = typename Exchange<Vectors, UnitsPerThread, Rows, Chunks>::Shared;
@@ -168,7 +170,7 @@ struct ClusterWeights {
 
   float weights[Gates][UnitsPerThread][Chunks][4];
 
-  // fill(gate, unit, k): of units first_unit + ..., zero beyond `hidden`.
+  // fill(gate, unit, k): the weight, for units from first_unit on; zero beyond `hidden`.
   template <typename Fill>
   __device__ __forceinline__ void load(int64_t first_unit, int64_t hidden, Fill fill) {
     constexpr int kWarpUnits = 2 * UnitsPerThread;
@@ -214,12 +216,12 @@ struct ClusterWeights {
   }
 };
 
-// A block of a cluster and the lane's item, a unit of a row.
+// A block of a cluster, and the lane's item, which is a unit of a row.
 template <typename Exchange, int Rows>
 struct ClusterBlock {
   int64_t batch, hidden, first_unit, first_row, unit, row;
   bool real;
-  bool writes;  // whether it is this lane that writes the item
+  bool writes;  // whether this lane writes the item
 
   __device__ __forceinline__ ClusterBlock(int64_t batch, int64_t hidden, uint32_t blocks,
                                           uint32_t rank)
@@ -232,7 +234,7 @@ struct ClusterBlock {
     writes = real && Exchange::writes();
   }
 
-  // Where the first of `values` values of the item is in [steps, batch, values, hidden].
+  // The index of the first of the item's `values` values in [steps, batch, values, hidden].
   __device__ __forceinline__ int64_t at(int64_t t, int values) const {
     return (t * batch + row) * values * hidden + unit;
   }
@@ -240,7 +242,7 @@ struct ClusterBlock {
 
 // ---- host ----
 
-// A launch that may have clusters of more than the portable 8 blocks.
+// A launch of clusters, which may have more than the portable 8 blocks.
 struct ClusterLaunch {
   cudaLaunchAttribute attribute{};
   cudaLaunchConfig_t config{};
@@ -260,8 +262,8 @@ struct ClusterLaunch {
   }
   ClusterLaunch(const ClusterLaunch&) = delete;
 
-  // How many clusters the device holds, each block with this much dynamic shared memory. The
-  // attributes are the kernel's, for all threads: each is only ever set to one value.
+  // How many clusters the device can hold, with this much dynamic shared memory per block. The
+  // attributes belong to the kernel, in all threads; each is only ever set to one value.
   cudaError_t resident(const void* kernel, int shared_bytes, int& count) {
     config.dynamicSmemBytes = shared_bytes;
     if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -279,13 +281,13 @@ struct ClusterLaunch {
   }
 };
 
-// Clusters of this plan's kernel that the device holds; 0 if none.
+// The number of clusters of this plan's kernel that the device can hold; 0 if none.
 inline int count_resident(const void* kernel, const ClusterPlan& plan) {
   if (kernel == nullptr) return 0;
   ClusterLaunch launch(plan, plan.rows, nullptr);
   int count = 0;
   if (launch.resident(kernel, 0, count) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // the refusal is the answer; leave no error behind
+    static_cast<void>(cudaGetLastError());  // the refusal is the answer; clear the error
     return 0;
   }
   return count;
@@ -298,15 +300,15 @@ cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, const Se
   ClusterLaunch launch(plan, args.batch, stream);
   int count = 0;
   if (auto err = launch.resident(kernel, plan.spread_bytes, count); err != cudaSuccess) return err;
-  // Left alone, the scheduler puts two blocks on one SM before it uses the next.
+  // By default the scheduler puts two blocks on one SM before it uses the next.
   if (count < launch.clusters) launch.config.dynamicSmemBytes = 0;
   Sequence params = args;
   void* arguments[] = {&params};
   return cudaLaunchKernelExC(&launch.config, kernel, arguments);
 }
 
-// visit<units_per_thread, rows, chunks>() for the plan's instantiation; null for a plan outside
-// them.
+// Calls visit<units_per_thread, rows, chunks>() for the plan's instantiation; null if there is
+// none.
 template <typename Visit>
 const void* visit_cluster_plan(const ClusterPlan& plan, Visit visit) {
   const auto rows = [&]<int Units, int Chunks>() -> const void* {

@@ -1,7 +1,8 @@
 // Backward over all steps for small hidden sizes and few rows: a cluster per 1, 2 or 4 rows.
-// Plan: as cluster_forward.cuh, from the last step to the first. A thread's units are columns of
-// W_h, the exchanged vectors are the gradients of the gates, kept in float between blocks.
-// Bound by latency, as forward, with kGates times the reads of shared memory and messages.
+// Plan: as in cluster_forward.cuh, but from the last step to the first. A thread's units are
+// columns of W_h, and the exchanged vectors are the gradients of the gates, kept in float between
+// blocks.
+// Bound by latency, like forward, with kGates times the reads of shared memory and messages.
 #pragma once
 
 #include "recurrent/cluster.cuh"
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 
     float grad_terms[kTerms<Cell>], published[kGates];
     kept.template backward<T>(through, block.real, state, grad_terms, published);
-    // Round `steps` still reads this one, and nothing is pushed in it.
+    // Round `steps` still reads this one, but pushes nothing.
     Exchange::push(targets, static_cast<uint32_t>(s) + 1, published);
     if (block.writes) {
       store_values<kTerms<Cell>>(seq.grad_terms + block.at(t, kTerms<Cell>), hidden, grad_terms);

@@ -1,8 +1,8 @@
 // Forward over all steps for small hidden sizes and few rows: a cluster per 1, 2 or 4 rows.
-// Plan: weights in registers as float; every warp owns two or four units with all their gates, so
-// a step is wait, read h from shared memory, multiply, shuffle, cell, push h to the cluster. See
-// cluster.cuh for the exchange.
-// Bound by latency: about 1100 cycles a step of LLTM at B1 H256, half of them between blocks.
+// Plan: weights are in registers as float. Every warp owns two or four units with all their gates,
+// so a step is: wait, read h from shared memory, multiply, shuffle, cell, push h to the cluster.
+// See cluster.cuh for the exchange.
+// Bound by latency: about 1100 cycles per step of LLTM at B1 H256, half of them between blocks.
 #pragma once
 
 #include "recurrent/cluster.cuh"
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     if constexpr (Cell::kReadsH) state.at[kCarried] = load(seq.h0[block.at(0, 1)]);
     load_biases<Cell>(seq, block.unit, bias);
   }
-  // These move on by one step at the end of a step.
+  // These advance by one step at the end of a step.
   const int64_t row_step = batch * hidden;
   const float* gates_x[kGates];
   for (int gate = 0; gate < kGates; ++gate) {
@@ -53,15 +53,16 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   T* output = seq.output + block.at(0, 1);
   const typename Exchange::Targets targets(shared, rank, blocks);
 
-  // Where there is no unit, every step is one after a reset: 0 * NaN of the padding must reach
-  // nobody.
+  // For a unit that does not exist, every step counts as one after a reset, so that 0 * NaN of the
+  // padding reaches no other unit.
   float share[kGates] = {};
   uint8_t reset = !block.real;
   auto load_step = [&](int64_t t) {
 #pragma unroll
     for (int gate = 0; gate < kGates; ++gate) {
       share[gate] = __ldg(gates_x[gate]);
-      // From memory to L2 some steps ahead: the load then takes no longer than the exchange does.
+      // Prefetches from memory to L2 some steps ahead, so that the load takes no longer than the
+      // exchange.
       if (t + kClusterAhead < seq.steps) {
         ptx::prefetch_l2(gates_x[gate] + kClusterAhead * kGates * row_step);
       }
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     add_terms<Cell>([&](int gate) { return share[gate]; }, [&](int term) { return bias[term]; },
                     [&](int gate) { return sum[gate][0]; }, reset != 0, z);
     h[0] = forward_of<Cell, T>(z, reset != 0, state, saved);
-    // The last step is nobody's input, and a block that has finished must not be written to.
+    // No step reads the last h, and a block that has finished must not be written to.
     if (t + 1 < seq.steps) {
       Exchange::push(targets, static_cast<uint32_t>(t) + 1, h);
       if (block.real) load_step(t + 1);

@@ -1,6 +1,6 @@
-// A cell on the CPU, forward and backward: the pointwise part of one step, bound by exp and tanh,
-// which the compiler vectorizes once per instruction set, and all steps of some rows, which wait
-// for no other row.
+// A cell on the CPU, forward and backward: the pointwise part of one step, and all steps of some
+// rows, which are independent of other rows. Bound by exp and tanh, which the compiler vectorizes
+// once per instruction set.
 #pragma once
 
 #include "recurrent.h"
@@ -13,7 +13,7 @@
 
 namespace my_ops::cpu {
 
-// The functions of cells.
+// Functions that cells call.
 struct CellMath {
   template <typename T>
   MY_OPS_INLINE static T sigmoid(T x) {
@@ -38,8 +38,8 @@ struct CellMath {
   }
 };
 
-// Units that a loop takes at a time. What is absent or reset is read from as many zeros: with a
-// branch in them the loops would not be vectorized.
+// Units that a loop takes at a time. Values that are absent or reset are read from an array of
+// zeros, because loops with a branch would not be vectorized.
 constexpr int64_t kUnits = 64;
 template <typename T>
 constexpr T kZeros[kUnits] = {};
@@ -50,11 +50,12 @@ MY_OPS_INLINE const T* or_zeros(bool given, const T* array, int64_t place) {
 }
 
 template <typename Cell, typename T>
-MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row) {
-  const int64_t hidden = args.hidden;
+MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row, const T* gates_h,
+                            Range some) {
+  const int64_t hidden = args.hidden, width = some.end - some.begin;
   const bool keeps = !(args.reset && args.reset[row]);
-  for (int64_t first = 0; first < hidden; first += kUnits) {
-    const int64_t units = std::min(hidden - first, kUnits);
+  for (int64_t first = some.begin; first < some.end; first += kUnits) {
+    const int64_t units = std::min(some.end - first, kUnits);
     const auto place = [&](int values, int value) {
       return (row * values + value) * hidden + first;
     };
@@ -62,7 +63,7 @@ MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row) {
 #pragma GCC unroll 8
     for (int gate = 0; gate < Cell::kGates; ++gate) {
       zx[gate] = args.gates_x + place(Cell::kGates, gate);
-      zh[gate] = or_zeros(keeps, args.gates_h, place(Cell::kGates, gate));
+      zh[gate] = or_zeros(keeps, gates_h, gate * width + first - some.begin);
       bx[gate] = or_zeros(args.bias_x, args.bias_x, gate * hidden + first);
       bh[gate] = or_zeros(args.bias_h, args.bias_h, gate * hidden + first);
     }
@@ -151,7 +152,7 @@ MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, in
   }
 }
 
-// As RaggedShut; a cell without shut() takes no lengths.
+// See RaggedShut. A cell without shut() takes no lengths.
 template <typename Cell, typename T>
 void shut_row(T* gates_x, int64_t hidden) {
   for (int gate = 0; gate < Cell::kGates; ++gate) {
@@ -159,13 +160,13 @@ void shut_row(T* gates_x, int64_t hidden) {
   }
 }
 
-// Of the rows from `row` on at step t.
+// For the rows from `row` on, at step t.
 template <typename Sequence>
 const bool* reset_of(const Sequence& args, int64_t t, int64_t row) {
   return args.reset && t < args.steps ? args.reset + t * args.batch + row : nullptr;
 }
 
-constexpr int64_t kRows = 16;  // rows that walk the steps together: what a step needs stays in L1
+constexpr int64_t kRows = 16;  // rows that run a step together; a step's data stay in L1
 
 template <typename Cell, typename T>
 void walk(const RecurrentSequence<T>& args, int64_t begin, int64_t end) {
@@ -204,11 +205,37 @@ void walk(const RecurrentSequence<T>& args, int64_t begin, int64_t end) {
                                .saved = args.saved ? args.saved + Cell::kSaved * at : nullptr,
                                .batch = rows,
                                .hidden = hidden},
-                              0, rows);
+                              {0, rows}, {0, hidden});
       h = output;
       carried = new_carried;
     }
     if (carried != carried_n) std::copy_n(carried, kCarried * rows * hidden, carried_n);
+  }
+}
+
+constexpr int64_t kRowsOfUnits = 32;  // their pre-activations stay in L1 until they are read
+
+template <typename Cell, typename T>
+void step_of_units(RecurrentStep<T, T> args, const T* weights_h, Range units) {
+  constexpr int64_t kGates = Cell::kGates;
+  const int64_t hidden = args.hidden, of_gate = packed_size<T>(hidden, hidden);
+  T gates_h[kRowsOfUnits * kGates * kUnitsTogether];
+  args.gates_h = gates_h;
+  for (int64_t unit = units.begin; unit < units.end; unit += kUnitsTogether) {
+    const int64_t width = std::min(kUnitsTogether, units.end - unit);
+    for (int64_t row = 0; row < args.batch; row += kRowsOfUnits) {
+      const int64_t rows = std::min(args.batch - row, kRowsOfUnits);
+      for (int64_t i = 0; i < rows * kGates; ++i) {  // the product hides the latency
+        const T* gates_x = args.gates_x + (row * kGates + i) * hidden + unit;
+        for (int64_t u = 0; u < width; u += kLine / sizeof(T))
+          __builtin_prefetch(gates_x + u, 0, 2);
+      }
+      for (int gate = 0; gate < kGates; ++gate) {
+        product(args.h + row * hidden, hidden, weights_h + gate * of_gate + unit * hidden,
+                gates_h + gate * width, kGates * width, rows, width, hidden);
+      }
+      recurrent_step<Cell, T>(args, {row, row + rows}, {unit, unit + width});
+    }
   }
 }
 
@@ -222,7 +249,7 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
   };
   for (; begin < end; begin += kRows) {
     const int64_t first = begin * hidden, rows = std::min(end - begin, kRows);
-    T* grad_h = args.grad_h0 + first;  // of the step at hand, as are the next two
+    T* grad_h = args.grad_h0 + first;  // of the current step, like the next two
     T* grad_carried = args.grad_carried0 + kCarried * first;
     T* grad_h_direct = Cell::kReadsH ? args.workspace + first : nullptr;
     start(args.grad_h_n, first, rows * hidden, grad_h);
@@ -263,13 +290,20 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
 
 }  // namespace my_ops::cpu
 
-// The instantiations for a cell; to stand in namespace my_ops::cpu. Specializations, since clones
-// per instruction set are made of functions, not of templates.
+// The instantiations for a cell, for use in namespace my_ops::cpu. They are specializations,
+// because only functions, not templates, can have clones per instruction set.
 #define MY_OPS_RECURRENT_CPU(Cell, T)                                                             \
   template <>                                                                                     \
-  MY_OPS_CLONES void recurrent_step<Cell>(const RecurrentStep<T, T>& args, int64_t begin,         \
-                                          int64_t end) {                                          \
-    for (int64_t row = begin; row < end; ++row) step_row<Cell>(args, row);                        \
+  MY_OPS_CLONES void recurrent_step<Cell>(const RecurrentStep<T, T>& args, Range rows,            \
+                                          Range units) {                                          \
+    const int64_t gates = Cell::kGates * (units.end - units.begin);                               \
+    for (int64_t row = rows.begin; row < rows.end; ++row) {                                       \
+      step_row<Cell>(args, row, args.gates_h + (row - rows.begin) * gates, units);                \
+    }                                                                                             \
+  }                                                                                               \
+  template <>                                                                                     \
+  void recurrent_units<Cell>(const RecurrentStep<T, T>& args, const T* weights_h, Range units) {  \
+    step_of_units<Cell>(args, weights_h, units);                                                  \
   }                                                                                               \
   template <>                                                                                     \
   MY_OPS_CLONES void recurrent_step_backward<Cell>(const RecurrentStepBackward<T, T>& args,       \

@@ -1,4 +1,4 @@
-// The engine on CUDA for a cell: a step; and all steps in one launch, by the plan's kernel.
+// The engine on CUDA for a cell: one step, and all steps in one launch with the plan's kernel.
 #pragma once
 
 #include "recurrent/cluster_backward.cuh"
@@ -10,8 +10,8 @@
 
 namespace my_ops::cuda {
 
-// Of the plan's instantiation, or null where there is none. Sequence, the type of the kernel's
-// arguments, says which pass: RecurrentSequence or RecurrentSequenceBackward.
+// The kernel of the plan's instantiation, or null if there is none. Sequence, the type of the
+// kernel's arguments, determines the pass: RecurrentSequence or RecurrentSequenceBackward.
 template <typename Cell, typename Sequence>
 const void* cluster_kernel_of(const ClusterPlan& plan) {
   return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() {
@@ -40,7 +40,7 @@ template <typename Cell, typename T>
 bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden) {
   if (batch <= 0 || hidden <= 0) return batch >= 0 && hidden >= 0;
   DeviceFacts facts;
-  if (current_device(&facts) != cudaSuccess) return false;  // the launch will meet it again
+  if (current_device(&facts) != cudaSuccess) return false;  // the launch will report the error
   const RecurrentPlan plan =
       make_recurrent_plan(kCellFacts<Cell>, pass, sizeof(T), batch, hidden, facts);
   if (plan.kind != RecurrentPlan::Kind::kCluster) return plan.kind != RecurrentPlan::Kind::kNone;

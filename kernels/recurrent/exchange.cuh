@@ -1,20 +1,20 @@
-// The exchange of a vector among the blocks of a group through L2, once a round: h forward, the
-// gradients of the gates backward.
+// The exchange of a vector among the blocks of a group through L2, once per round: h in forward,
+// the gradients of the gates in backward.
 //
-// The vector of a round is cut into chunks of 64 bytes per row: [slot][chunk][row][64 B].
-// Words validate themselves: an unwritten word is kEmpty, which no producer writes, so a consumer
-// simply reads until nothing is empty. No flags, no fences on the way from store to load.
+// The vector of a round is divided into chunks of 64 bytes per row: [slot][chunk][row][64 B]. Words
+// are self-validating: an unwritten word is kEmpty, which no producer writes, so a consumer simply
+// reads until nothing is empty. There are no flags, and no fences between store and load.
 //
 // The slots are a ring, whose words are emptied before they are filled again. Once a block holds
-// all of vector n, every member has published it, hence has finished reading vector n - 1; so at
+// all of vector n, every member has published it, and so has finished reading vector n - 1. So at
 // every n that is a multiple of kPeriod, each producer empties its own words of the kPeriod vectors
 // before n, and the whole block fences. This one fence is a producer's release and a consumer's
-// acquire. Release: the barrier ahead of it orders the block's emptying before it, and the words of
-// vectors from n + 2 on are published after it. Acquire: a consumer has read the words of vector
-// n + kPeriod when it fences there, and asks for the emptied slots, those of vectors from
-// n + kSlots - kPeriod on, afterwards (a vector is asked for one step ahead). Whoever reads a slot
-// thus finds it empty or filled anew. That a member's reads are done before another empties what
-// they read needs no fence: what it has published since was computed from them.
+// acquire. Release: the barrier before it orders the block's emptying before it, and the words of
+// vectors from n + 2 on are published after it. Acquire: a consumer has read the words of vector n
+// + kPeriod when it fences there, and afterwards reads the emptied slots, those of vectors from n +
+// kSlots - kPeriod on (reading a vector starts one step ahead). So every reader of a slot finds it
+// empty or newly filled. No fence is needed to ensure that a member's reads are done before another
+// member empties the words: what that member has published since was computed from them.
 #pragma once
 
 #include "common/numeric.cuh"
@@ -27,12 +27,12 @@ constexpr uint32_t kEmpty = 0xFFFFFFFFu;
 constexpr int kSlots = 64;
 constexpr int kPeriod = (kSlots - 2) / 2;  // a fence takes about a step, so it should be rare
 static_assert(kSlots - kPeriod >= kPeriod + 2);
-constexpr int kChunkBytes = 64;  // of one row: 16 bytes for each of the four lanes of an mma column
+constexpr int kChunkBytes = 64;  // of one row: 16 bytes per lane of the four in an mma column
 
 template <typename T>
 constexpr int kChunkUnits = kChunkBytes / static_cast<int>(sizeof(T));
 
-// A word as published: any NaN but the empty pattern.
+// A word in the form in which it is published: any NaN except the empty pattern.
 __device__ __forceinline__ uint32_t publishable(uint32_t word) {
   return word == kEmpty ? 0x7FFFFFFFu : word;
 }
@@ -41,14 +41,14 @@ __device__ __forceinline__ bool any_empty(const uint4& v) {
   return v.x == kEmpty || v.y == kEmpty || v.z == kEmpty || v.w == kEmpty;
 }
 
-// Of the lanes that share a published word, the one that writes it.
+// Whether this lane writes the word that it shares with others.
 template <typename T>
 __device__ __forceinline__ bool writes_word() {
   return sizeof(T) == 4 || threadIdx.x % 2 == 0;
 }
 
-// Publishes one value per lane; lanes 2i and 2i + 1 hold neighbouring units of a row. The whole
-// warp calls this. p: the lane's word, which for 16-bit types is the pair's.
+// Publishes one value per lane; lanes 2i and 2i + 1 hold adjacent units of a row. Must be called by
+// the whole warp. p: the lane's word, which for 16-bit types is shared by the pair.
 template <typename T>
 __device__ __forceinline__ void publish(uint32_t* p, float v, bool active) {
   if constexpr (sizeof(T) == 4) {
@@ -62,14 +62,14 @@ __device__ __forceinline__ void publish(uint32_t* p, float v, bool active) {
   }
 }
 
-// With vector `received` complete: where that is due, the block empties its own words of the
-// vectors before. base: of the exchange, at the block's first row and unit; a row of the block is
-// `quads` of 16 bytes in each of `vectors` vectors, `vector_words` apart. Called by the whole
-// block, with vector received + 1 published and asked for.
+// Called when vector `received` is complete. If it is time, the block empties its own words of the
+// vectors before. base: of the exchange, at the block's first row and unit. A row of the block has
+// `quads` of 16 bytes in each of `vectors` vectors, `vector_words` apart. Must be called by the
+// whole block, after vector received + 1 has been published and its reading started.
 __device__ __forceinline__ void empty_slots(uint32_t* base, int64_t received, int64_t slot_words,
                                             int vectors, int64_t vector_words, int rows,
                                             int quads) {
-  // 32 bits suffice: more steps would not fit in memory.
+  // 32 bits are enough: more steps would not fit in memory.
   const auto n = static_cast<uint32_t>(received);
   if (received <= 0 || n % kPeriod != 0) return;
   const int per_slot = vectors * rows * quads;

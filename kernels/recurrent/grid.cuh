@@ -1,13 +1,13 @@
-// What the forward and the backward grid kernels share: the block's place in the grid and in the
-// exchange, what its threads own, the choice of an instantiation and the launch.
+// The shared parts of the forward and the backward grid kernels: the block's place in the grid and
+// in the exchange, what its threads own, the choice of an instantiation, and the launch.
 #pragma once
 
 #include "recurrent/slab.cuh"
 
 namespace my_ops::cuda {
 
-// One unit and row of a tile. Sixteen neighbouring lanes own sixteen neighbouring units of one row,
-// so that a warp reads and writes whole 32-byte sectors of global memory.
+// One unit and row of a tile. Sixteen adjacent lanes own sixteen adjacent units of one row, so that
+// a warp reads and writes whole 32-byte sectors of global memory.
 struct Item {
   int unit_tile, row_tile, tile_unit, tile_row;
 
@@ -38,11 +38,11 @@ struct GridParams {
   Sequence seq;
   uint32_t* exchange;  // [kSlots][Vectors][chunks of units][batch][16 words]
   int members;
-  int rows;  // of the batch, per group
+  int rows;  // rows of the batch per group
 };
 
-// A block of a group. Vectors: how many hidden-sized vectors a round exchanges, 1 forward and the
-// gates' gradients backward. A thread owns kItems items in each tile of the group's rows.
+// A block of a group. Vectors: how many hidden-sized vectors a round exchanges: 1 in forward, the
+// gates' gradients in backward. A thread owns kItems items in each tile of the group's rows.
 template <typename T, int Vectors, int UnitTiles, int NTiles>
 struct GridBlock {
   static constexpr int kItems = items_per_thread(UnitTiles, NTiles);
@@ -54,19 +54,19 @@ struct GridBlock {
   int64_t batch, hidden;
   int64_t first_unit, first_row;
   int rows, row_tiles;
-  int unit_chunks, chunks;  // of a vector, and of all vectors
+  int unit_chunks, chunks;  // chunks of a vector, and of all vectors
   int64_t vector_words, slot_words;
-  bool working;  // whether the thread has items: the same for a whole warp
+  bool working;  // whether the thread has items; the same in a whole warp
 
   Item item[kItems];
-  int64_t own_word[kItems];  // of the exchange, in tile 0
+  int64_t own_word[kItems];  // in the exchange, for tile 0
   // Units of the padding up to a whole chunk are computed like the others, from zeros, and
-  // published, but have no place outside.
+  // published, but they are not stored outside the exchange.
   bool has_unit[kItems], real_unit[kItems];
 
   // The lane's 16 bytes of the warp's first chunk, in row 0 of tile 0 and slot 0.
   const uint4* lane_vector;
-  int64_t warp_stride;  // from a chunk of the warp to its next
+  int64_t warp_stride;  // from one chunk of the warp to its next
 
   template <typename Sequence>
   __device__ __forceinline__ explicit GridBlock(const GridParams<Sequence>& params)
@@ -95,7 +95,7 @@ struct GridBlock {
     warp_stride = kRecurrentWarps * batch * (kChunkBytes / 16);
   }
 
-  // Of a vector in the exchange.
+  // The index of a word in a vector of the exchange.
   __device__ __forceinline__ int64_t word(int64_t row, int64_t unit) const {
     return unit / kChunkUnits<T> * batch * kRowWords + row * kRowWords +
            unit % kChunkUnits<T> * sizeof(T) / 4;
@@ -109,20 +109,20 @@ struct GridBlock {
   }
   __device__ __forceinline__ int64_t unit(int i) const { return first_unit + item[i].unit(); }
 
-  // Where the first of `values` values of an item is in [batch, values, hidden], and at step t in
-  // [steps, batch, values, hidden].
+  // The index of the first of an item's `values` values in [batch, values, hidden], and at step t
+  // in [steps, batch, values, hidden].
   __device__ __forceinline__ int64_t at(int tile, int i, int values) const {
     return at(0, tile, i, values);
   }
   __device__ __forceinline__ int64_t at(int64_t t, int tile, int i, int values) const {
     return line(t, tile, i) * (values * hidden) + unit(i);
   }
-  // In [steps, batch].
+  // The index in [steps, batch].
   __device__ __forceinline__ int64_t line(int64_t t, int tile, int i) const {
     return t * batch + first_row + tile * kTileRows + item[i].row();
   }
 
-  // An item's word of vector n is this and own_word.
+  // The address of an item's word of vector n is this plus own_word.
   __device__ __forceinline__ uint32_t* published(int64_t n, int tile) const {
     return exchange + n % kSlots * slot_words + tile * kTileRows * kRowWords;
   }
@@ -135,7 +135,7 @@ struct GridBlock {
         warp_stride, chunks, rows - tile * kTileRows);
   }
 
-  // Multiplies by the vector that begin has asked for.
+  // Multiplies by the vector that begin() has started to read.
   template <typename Weights>
   __device__ __forceinline__ void multiply(Weights& weights, typename Weights::Shared& shared,
                                            int set, int tile) const {
@@ -143,23 +143,23 @@ struct GridBlock {
     __syncthreads();  // the partial sums of all warps are in place
   }
 
-  // With vector `received` complete: see empty_slots.
+  // Called when vector `received` is complete: see empty_slots.
   __device__ __forceinline__ void recycle(int64_t received) const {
     empty_slots(exchange + word(first_row, first_unit), received, slot_words, Vectors, vector_words,
                 rows, kQuads);
   }
 };
 
-constexpr int kGridAhead = 3;  // steps from the prefetch of a value to its load
+constexpr int kGridAhead = 3;  // steps between the prefetch of a value and its load
 
-// From memory to L2 some steps ahead, a request per sector: answers arrive in order, so a load from
-// memory would hold up the exchange behind it.
+// Values are prefetched from memory to L2 some steps ahead, with one request per sector. Answers
+// arrive in order, so a load from memory would delay the exchange behind it.
 __device__ __forceinline__ bool asks_for_sector() { return threadIdx.x % 8 == 0; }
 
 // ---- host ----
 
-// Bytes of the grid kernels' exchange: h0 and the h of every step, or the gates' gradients of every
-// step.
+// Bytes of the grid kernels' exchange: for h0 and the h of every step, or for the gates' gradients
+// of every step.
 template <typename Cell, typename T>
 constexpr int64_t grid_exchange_bytes(Pass pass, int64_t steps, int64_t batch, int64_t hidden) {
   const int64_t vectors = pass == Pass::kForward ? 1 : Cell::kGates;
@@ -168,8 +168,7 @@ constexpr int64_t grid_exchange_bytes(Pass pass, int64_t steps, int64_t batch, i
          ((hidden + kChunkUnits<T> - 1) / kChunkUnits<T>)*batch * kChunkBytes;
 }
 
-// visit<unit_tiles, row_tiles, chunks>() for the plan's instantiation; null for a plan outside
-// them.
+// Calls visit<unit_tiles, row_tiles, chunks>() for the plan's instantiation; null if there is none.
 template <typename T, typename Visit>
 const void* visit_grid_plan(const GridPlan& plan, Visit visit) {
   const auto rows = [&]<int UnitTiles, int Chunks>() {
@@ -194,8 +193,8 @@ const void* visit_grid_plan(const GridPlan& plan, Visit visit) {
   return nullptr;
 }
 
-// Empties the exchange and launches. Blocks spin on one another, so the launch is cooperative: all
-// of the grid is resident, or the launch fails. A null kernel: no instantiation.
+// Empties the exchange and launches. Blocks wait for each other, so the launch is cooperative:
+// either all of the grid is resident or the launch fails. A null kernel means no instantiation.
 template <typename Sequence>
 cudaError_t launch_grid(const void* kernel, const GridPlan& plan, size_t exchange_bytes,
                         const Sequence& args, void* workspace, cudaStream_t stream) {

@@ -1,10 +1,10 @@
 // Backward over all steps with W_h resident on chip, exchanging the gates' gradients through L2.
-// Plan: as grid_forward.cuh, run from the last step to the first. A block owns 16 or 32 units, that
-// is columns of W_h: per step it gathers the gradients of the gates of step t + 1 from its group,
-// multiplies them by W_h to the gradient of h_t (kGates times the K of forward, of the M one
-// kGates-th), applies the cell's derivative and publishes its own gradients. The gradient of the
-// state stays in shared memory.
-// Bound as forward, with kGates times the bytes exchanged.
+// Plan: as in grid_forward.cuh, but from the last step to the first. A block owns 16 or 32 units,
+// which are columns of W_h. Per step it gathers the gradients of the gates of step t + 1 from its
+// group, multiplies them by W_h to get the gradient of h_t (with kGates times the K of forward, and
+// a kGates-th of its M), applies the cell's derivative and publishes its own gradients. The
+// gradient of the state stays in shared memory.
+// Bound like forward, with kGates times the bytes exchanged.
 #pragma once
 
 #include "recurrent/grid.cuh"
@@ -13,7 +13,7 @@
 
 namespace my_ops::cuda {
 
-// 16 bytes of column `unit` of W_h: consecutive rows of one gate; beyond `hidden` they are zero.
+// 16 bytes of column `unit` of W_h: consecutive rows of one gate; zeros beyond `hidden`.
 template <typename T>
 __device__ __forceinline__ uint4 load_column(const T* w_h, int64_t w_row, int64_t gate, int64_t k,
                                              int64_t unit, int64_t hidden) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     }
   }
 
-  Kept<Cell> kept[kItems] = {};  // of the step and tile at hand
+  Kept<Cell> kept[kItems] = {};  // for the current step and tile
   auto load_step = [&](int64_t t, int tile) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
         for (int i = 0; i < kItems; ++i) {
           const bool active = block.active(i, tile), real = block.real(i, tile);
           const int64_t at = block.at(tile, i, 1);
-          float through = 0.0f;  // what reaches h_t from step t + 1
+          float through = 0.0f;  // the gradient that reaches h_t from step t + 1
           if (s > 0) {
             through = block.item[i].total(shared.partial[set], block.item[i].unit_tile);
             if constexpr (Cell::kReadsH) through += tile_state[tile][i][kState - 1][threadIdx.x];
@@ -114,8 +114,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
         }
       }
 
-      // What follows is not what the group waits for, so it comes after the first request for the
-      // next vector: kGates times the bytes of forward, of which some are there early.
+      // The group does not wait for what follows, so it comes after the next vector has been
+      // requested once: that vector has kGates times the bytes of forward, and some of them arrive
+      // early.
       const bool last_tile = tile + 1 == block.row_tiles;
       const int64_t next_s = last_tile ? s + 1 : s;
       const int next_tile = last_tile ? 0 : tile + 1;

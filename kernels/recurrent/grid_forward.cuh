@@ -1,10 +1,10 @@
 // Forward over all steps with W_h resident on chip, exchanging h through L2.
-// Plan: a group of blocks holds W_h once; block = 16 or 32 units with all rows of their gates. Per
-// step and tile of rows: read h_{t-1} (exchange.cuh), multiply (slab.cuh), add the warps' sums,
-// apply the cell, publish h_t. The groups share out the batch. Tiles of rows of one group are
-// independent sequences, so the exchange of one hides behind the product of the next.
-// Bound by latency for small batches: store to L2, load, mma, shared-memory sum and cell come to
-// 1.0 us a step of LLTM at B16 H512 in 16 bits. By mma and shared memory for large ones.
+// Plan: a group of blocks holds W_h once. A block has 16 or 32 units with all rows of their gates.
+// Per step and tile of rows it reads h_{t-1} (exchange.cuh), multiplies (slab.cuh), adds the warps'
+// sums, applies the cell and publishes h_t. The groups divide the batch. Tiles of rows of one group
+// are independent sequences, so the exchange of one is hidden behind the product of the next.
+// Bound by latency for small batches: store to L2, load, mma, shared-memory sum and cell take 1.0
+// us per step of LLTM at B16 H512 in 16 bits. Bound by mma and shared memory for large ones.
 #pragma once
 
 #include "recurrent/grid.cuh"
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     }
   }
 
-  // By term and unit of the block.
+  // By term and by unit of the block.
   constexpr int kUnits = 16 * UnitTiles;
   auto& biases = *reinterpret_cast<float (*)[kTerms<Cell>][kUnits]>(tile_state + block.row_tiles);
   for (int unit = threadIdx.x; unit < kUnits; unit += kRecurrentThreads) {
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     for (int term = 0; term < kTerms<Cell>; ++term) biases[term][unit] = bias[term];
   }
 
-  // Of the step and tile at hand. Where there is no unit, every step is one after a reset: 0 * NaN
-  // of the padding must reach nobody.
+  // For the current step and tile. For a unit that does not exist, every step counts as one after a
+  // reset, so that 0 * NaN of the padding reaches no other unit.
   float share[kItems][Cell::kGates] = {};
   uint8_t reset[kItems];
 #pragma unroll
@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
         }
       }
 
-      // What follows is not what the group waits for. The request for the next vector comes last:
-      // at once, it would find nothing yet, and asking again and again costs 10% at B16 H512.
+      // The group does not wait for what follows. The request for the next vector comes last: an
+      // earlier one would find nothing yet, and repeated requests cost 10% at B16 H512.
       const bool last_tile = tile + 1 == block.row_tiles;
       const int64_t next_t = last_tile ? t + 1 : t;
       const int next_tile = last_tile ? 0 : tile + 1;

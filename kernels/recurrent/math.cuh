@@ -1,8 +1,9 @@
 // The functions of cells in the persistent kernels, for activations of type T.
 //
-// float: within 1e-7 of the true value, and within a few units in the last place near zero, where
-// the differences of exponentials cancel and polynomials stand in (both sides are computed, without
-// a branch). fp16 leaves the polynomials out. bf16 takes the hardware's tanh, good to 2^-11.
+// float: within 1e-7 of the true value, and within a few units in the last place near zero. There
+// the differences of exponentials would cancel, and polynomials replace them (both sides are
+// computed, without a branch). fp16 omits the polynomials. bf16 uses the hardware's tanh, accurate
+// to 2^-11.
 #pragma once
 
 #include "common/numeric.cuh"
@@ -27,7 +28,7 @@ struct PersistentMath {
     return accurate_tanh(v);
   }
 
-  // The hardware's tanh is too coarse for 1 - t^2.
+  // The hardware's tanh is not accurate enough for 1 - t^2.
   __device__ __forceinline__ static Tanh tanh_with_slope(float v) {
     const float t = accurate_tanh(v);
     return {t, 1.0f - t * t};

@@ -1,5 +1,5 @@
-// Which persistent kernel runs a recurrent layer, and how it shares the work out: pure host code,
-// from the cell, the problem and the device alone.
+// Which persistent kernel runs a recurrent layer, and how it divides the work. Pure host code that
+// depends only on the cell, the problem and the device.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace my_ops::cuda {
 constexpr int kRecurrentThreads = 256;
 constexpr int kRecurrentWarps = kRecurrentThreads / 32;
 
-// What a plan depends on of a cell.
+// What a plan needs to know about a cell.
 struct CellFacts {
   int gates, terms;
   int state;  // values of a unit that stay in its block from step to step, h included if it is read
@@ -24,8 +24,8 @@ template <typename Cell>
 constexpr CellFacts kCellFacts{Cell::kGates, Cell::kGates + Cell::kApart,
                                Cell::kCarried + Cell::kReadsH};
 
-// Groups of blocks that exchange through L2 (grid.cuh). A group holds all of W_h, a block
-// 16 * unit_tiles units of it; the groups share out the rows of the batch and never meet.
+// Groups of blocks that exchange through L2 (grid.cuh). A group holds all of W_h, and a block
+// 16 * unit_tiles units of it. The groups divide the rows of the batch and never communicate.
 struct GridPlan {
   int unit_tiles;  // 1 or 2
   int members;     // blocks of a group
@@ -45,8 +45,8 @@ struct ClusterPlan {
   int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
 };
 
-// Groups of blocks for many rows (warpgroup_forward.cuh): they share out tiles of 64 rows and never
-// meet.
+// Groups of blocks for many rows (warpgroup_forward.cuh). They divide tiles of 64 rows and never
+// communicate.
 struct WarpgroupPlan {
   int units;    // of a block: 16 or 32
   int members;  // blocks of a group, which holds all of W_h
@@ -68,7 +68,7 @@ struct RecurrentPlan {
 constexpr int kSpreadBytes = 120 * 1024;
 constexpr int kMaxClusterStatic = 48 * 1024;  // of the kernels' own shared memory
 
-// Hidden sizes up to 256 whose rows all run at once: the cheapest step by far.
+// For hidden sizes up to 256 whose rows all run at once. Its steps are by far the fastest.
 inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
                          const DeviceFacts& facts, ClusterPlan& plan) {
   if (hidden > 256) return false;
@@ -80,7 +80,7 @@ inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
     // At least two: a block that writes to its own shared memory this way must have a peer.
     const auto blocks = static_cast<int>(std::max<int64_t>(2, ceil_div(hidden, 16 * units)));
     if (!facts.runs({.code = 90, .cluster = blocks})) continue;
-    // A cluster lives in one GPC, so some SMs are left over: 31 clusters of 4, 15 of 8 and 7 of 16
+    // A cluster must be in one GPC, so some SMs stay idle: 31 clusters of 4, 15 of 8 and 7 of 16
     // fit on 132 SMs.
     const int64_t usable = facts.sm_count - facts.sm_count / (blocks > 8 ? 8 : 16);
     const int64_t resident = usable / blocks;
@@ -100,14 +100,14 @@ inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
 
 // ---- grids ----
 
-// Chunks of a warp's weights that live in registers, 8 for each of a slab's 16-row tiles; 96 to 144
-// of a thread's 255 registers, which hold the sums as well.
+// Chunks of a warp's weights that stay in registers, 8 for each of a slab's 16-row tiles. They take
+// 96 to 144 of a thread's 255 registers, which also hold the sums.
 constexpr int resident_chunks(int width, int tiles, int row_tiles, int chunks) {
   const int room = width == 4 ? 96 : row_tiles == 1 ? 144 : tiles == 4 ? 128 : 96;
   return std::min(chunks, room / (8 * tiles));
 }
 
-// Weights that are not, at least one chunk of room, and two sets of partial sums.
+// Shared memory for the other weights, at least one chunk, and for two sets of partial sums.
 constexpr int slab_shared_bytes(int width, int tiles, int row_tiles, int chunks) {
   const int spilled = std::max(chunks - resident_chunks(width, tiles, row_tiles, chunks), 1);
   return spilled * tiles * 2 * kRecurrentThreads * 16 +
@@ -119,8 +119,8 @@ constexpr int items_per_thread(int unit_tiles, int row_tiles) {
   return static_cast<int>(ceil_div(unit_tiles * row_tiles * 128, kRecurrentThreads));
 }
 
-// The slab; the state, or the gradient of it, for every tile of a group's rows; the biases, which
-// forward needs.
+// Shared memory for the slab, for the state or its gradient in every tile of a group's rows, and
+// for the biases in forward.
 constexpr int grid_shared_bytes(const CellFacts& cell, Pass pass, int width, const GridPlan& plan) {
   const bool forward = pass == Pass::kForward;
   const int tiles = plan.unit_tiles * (forward ? cell.gates : 1);
@@ -132,13 +132,13 @@ constexpr int grid_shared_bytes(const CellFacts& cell, Pass pass, int width, con
          (forward ? 16 * plan.unit_tiles * cell.terms * 4 : 0);
 }
 
-// Blocks spin on one another: all of the grid runs at once.
+// Blocks wait for each other, so all of the grid must run at once.
 constexpr Needs needs(const GridPlan& plan) {
   return {.code = 80, .shared_bytes = plan.shared_bytes, .resident = plan.members * plan.groups};
 }
 
-// Rows of a group up to which all steps in one launch beat a product and a cell for each: as timed
-// on an H200 with GRU, for cells of three gates, and LSTM, for those of four.
+// The rows per group up to which one launch for all steps is faster than a product and a cell for
+// each step, timed on an H200 with GRU for cells of three gates, and with LSTM for four.
 constexpr int64_t max_rows(const CellFacts& cell, Pass pass, int width, int64_t hidden) {
   constexpr int64_t kRows[2][2][2][4] = {
       // width 2                              width 4
@@ -159,7 +159,7 @@ inline bool plan_grid(const CellFacts& cell, Pass pass, int width, int64_t batch
   const bool two_tiles =
       width == 2 && plan.chunks == 4 && batch > 8 * (facts.sm_count / ceil_div(hidden, 16));
   for (const int unit_tiles : {two_tiles ? 2 : 1, 1}) {
-    // Units up to a whole number of chunks: the padding is published as zeros.
+    // The units are padded to a whole number of chunks; the padding is published as zeros.
     plan.unit_tiles = unit_tiles;
     plan.members =
         static_cast<int>(ceil_div(ceil_div(hidden, chunk_units) * chunk_units, 16 * unit_tiles));
@@ -188,7 +188,7 @@ constexpr int kWarpgroupStageBytes = kWarpgroupRows * kWarpgroupK * 2;
 constexpr int kWarpgroupPairBytes = 2 * (kWarpgroupStageBytes + 16);  // of two rings, with barriers
 constexpr int kWarpgroupFewestStages = 3, kWarpgroupMostStages = 8;
 
-// Whether the kernel has a product of so many columns.
+// Whether the kernel has a product with this number of columns.
 constexpr bool warpgroup_takes(int columns) {
   return columns == 48 || columns == 64 || columns == 96 || columns == 128;
 }
@@ -197,12 +197,12 @@ constexpr Needs needs(const WarpgroupPlan& plan) {
   return {.code = 90, .shared_bytes = plan.shared_bytes, .resident = plan.members * plan.groups};
 }
 
-// How often a group takes two tiles, one pair after the other, each through all steps.
+// How many pairs of tiles a group takes, one pair after the other, each through all steps.
 constexpr int64_t waves(const WarpgroupPlan& plan, int64_t batch) {
   return ceil_div(ceil_div(batch, kWarpgroupRows), int64_t{2} * plan.groups);
 }
 
-// Blocks of so many units: as many stages, and groups, as there is room for.
+// A plan for blocks of this many units, with as many stages and groups as fit.
 inline bool place_warpgroups(const CellFacts& cell, int units, int64_t batch, int64_t hidden,
                              const DeviceFacts& facts, WarpgroupPlan& plan) {
   if (!warpgroup_takes(cell.gates * units)) return false;
@@ -223,18 +223,18 @@ inline bool place_warpgroups(const CellFacts& cell, int units, int64_t batch, in
   return facts.runs(needs(plan));
 }
 
-// As timed on an H200 with LSTM and GRU, at hidden sizes of 256, 512 and 1024: faster than a
-// product a step, beyond 512 up to two waves.
+// Timed on an H200 with LSTM and GRU at hidden sizes of 256, 512 and 1024: it is faster than a
+// product per step, for hidden sizes beyond 512 up to two waves.
 inline bool plan_warpgroup(const CellFacts& cell, Pass pass, int width, int64_t batch,
                            int64_t hidden, const DeviceFacts& facts, WarpgroupPlan& plan) {
   constexpr int64_t kFewestHidden = 64, kMostHidden = 1024;
-  // TMA takes rows of whole 16 bytes.
+  // TMA needs rows of whole 16-byte vectors.
   if (pass == Pass::kBackward || width != 2 || hidden < kFewestHidden || hidden > kMostHidden ||
       hidden % 8 != 0 || !facts.hopper_code) {
     return false;
   }
   if (!place_warpgroups(cell, 16, batch, hidden, facts, plan)) return false;
-  // Twice the units read half as much of h, which counts where one wave is not enough.
+  // With twice the units, blocks read half as much of h, which helps if one wave is not enough.
   WarpgroupPlan wide;
   if (waves(plan, batch) > 1 && place_warpgroups(cell, 32, batch, hidden, facts, wide)) {
     plan = wide;
@@ -242,7 +242,7 @@ inline bool plan_warpgroup(const CellFacts& cell, Pass pass, int width, int64_t 
   return hidden <= 512 || waves(plan, batch) <= 2;
 }
 
-// As timed there: faster than the grid kernel from a full tile for every group on.
+// Timed as above: it is faster than the grid kernel if every group has at least a full tile.
 inline bool fills_warpgroups(int64_t batch, int64_t hidden, const DeviceFacts& facts) {
   return batch >= kWarpgroupRows * (facts.sm_count / ceil_div(hidden, 16));
 }

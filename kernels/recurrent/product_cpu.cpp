@@ -15,6 +15,8 @@ namespace {
 template <typename T>
 constexpr int kPanel = 128 / sizeof(T);
 
+constexpr int64_t kAhead = 16;  // rows of a panel that are fetched before they are read
+
 // c[Rows, 2 vectors] = a[Rows, k] @ panel[k, 2 vectors], of which `columns` are stored.
 template <typename T, int Bytes, int Rows>
 MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c, int64_t c_row,
@@ -24,6 +26,9 @@ MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c,
   constexpr int kLanes = Bytes / sizeof(T);
   Vector left[Rows] = {}, right[Rows] = {};
   for (int64_t i = 0; i < k; ++i, panel += kPanel<T>) {
+    const T* ahead = panel + kAhead * kPanel<T>;  // a panel of many rows exceeds the first level
+    __builtin_prefetch(ahead);
+    __builtin_prefetch(ahead + kLine / sizeof(T));
     const Vector b_left = *reinterpret_cast<const Unaligned*>(panel);
     const Vector b_right = *reinterpret_cast<const Unaligned*>(panel + kLanes);
 #pragma GCC unroll 8
@@ -89,14 +94,20 @@ void multiply(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, i
 
 }  // namespace
 
-// A panel after the other, each [k, kPanel], the last one filled up with zeros.
+// Panel by panel, each [k, kPanel], the last one padded with zeros. As many rows at a time as fill
+// a cache line of transposed weights.
 template <typename T>
 void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed) {
-  for (int64_t column = 0; column < n; column += kPanel<T>) {
+  constexpr int64_t kTogether = kLine / sizeof(T);
+  for (int64_t column = 0; column < n; column += kPanel<T>, packed += k * kPanel<T>) {
     const int64_t columns = std::min<int64_t>(n - column, kPanel<T>);
-    for (int64_t i = 0; i < k; ++i, packed += kPanel<T>) {
-      for (int64_t j = 0; j < columns; ++j) packed[j] = b[i * row + (column + j) * col];
-      for (int64_t j = columns; j < kPanel<T>; ++j) packed[j] = T(0);
+    if (columns < kPanel<T>) std::fill_n(packed, k * kPanel<T>, T(0));
+    for (int64_t i = 0; i < k; i += kTogether) {
+      const int64_t end = std::min(i + kTogether, k);
+      for (int64_t j = 0; j < columns; ++j) {
+        for (int64_t r = i; r < end; ++r)
+          packed[r * kPanel<T> + j] = b[r * row + (column + j) * col];
+      }
     }
   }
 }

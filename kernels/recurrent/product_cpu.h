@@ -1,11 +1,13 @@
 // Products for the steps of a recurrent layer on the CPU: a few rows times weights that stay in the
-// cache, packed once for all steps by pack() of include/recurrent.h. A library would pack them at
-// every step, and share the step among threads.
+// cache. pack() of include/recurrent.h packs the weights once for all steps. A library would pack
+// them at every step, and divide each step among threads.
 #pragma once
 
 #include <cstdint>
 
 namespace my_ops::cpu {
+
+constexpr int64_t kLine = 64;  // bytes of a cache line
 
 // c[m, n] = a[m, k] @ packed, for float and double.
 template <typename T>

@@ -1,4 +1,4 @@
-// The work around the steps of a ragged batch: a block takes a line at a time.
+// The work around the steps of a ragged batch: a block takes one line at a time.
 #include <algorithm>
 
 #include "common/launch.cuh"

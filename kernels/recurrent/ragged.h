@@ -1,5 +1,5 @@
-// The work around the steps of a ragged batch, line by line: a line is a row of the batch at one
-// step. The formulas of ragged.cu and ragged_cpu.cpp; bound by memory.
+// The work around the steps of a ragged batch, line by line. A line is a row of the batch at one
+// step. These are the formulas of ragged.cu and ragged_cpu.cpp. Bound by memory.
 #pragma once
 
 #include "recurrent.h"

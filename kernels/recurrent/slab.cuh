@@ -1,9 +1,9 @@
 // The product of a slab of W_h, which stays in a block, with the vector that the group exchanges.
 //
-// Weights are the A operand of mma (16 rows of W_h), rows of the batch are N = 8. The K
-// range is dealt out to the warps by chunks, so a warp reads from L2 exactly the fragments that it
-// multiplies, straight into registers. The warps' partial sums meet in shared memory, added in
-// a fixed order. float runs as three tf32 products, hi*hi + hi*lo + lo*hi, to float accuracy.
+// Weights are the A operand of mma (16 rows of W_h), and rows of the batch are N = 8. The chunks of
+// K are distributed over the warps. A warp reads from L2 exactly the fragments that it multiplies,
+// directly into registers. Shared memory collects the warps' partial sums, which are added in a
+// fixed order. float runs as three tf32 products, hi*hi + hi*lo + lo*hi, with float accuracy.
 #pragma once
 
 #include "ptx/mma.cuh"
@@ -18,14 +18,15 @@ __device__ __forceinline__ void split_tf32(uint32_t v, uint32_t& hi, uint32_t& l
   lo = bits(__uint_as_float(v) - __uint_as_float(hi));
 }
 
-// A warp's fragments of one chunk. A lane's 16 bytes of a row serve two k-steps: words x, y the
-// first and z, w the second. Which units they stand for is arbitrary as long as A and b agree.
+// A warp's fragments of one chunk. A lane's 16 bytes of a row are used in two k-steps: words x, y
+// in the first and z, w in the second. Which units they belong to is arbitrary as long as A and b
+// agree.
 __device__ __forceinline__ uint32_t fragment(const uint4& v, int k_step, int word) {
   return k_step == 0 ? (word == 0 ? v.x : v.y) : (word == 0 ? v.z : v.w);
 }
 
-// sum += A b. The loops put mmas of different tiles next to each other: an mma waits 33 cycles for
-// the sum of the one before it.
+// sum += A b. The loops put mmas of different tiles next to each other, because an mma waits 33
+// cycles for the sum of the one before it.
 template <typename T, int MTiles, int NTiles>
 __device__ __forceinline__ void multiply_chunk(float (&sum)[MTiles][NTiles][4],
                                                const uint4 (&a)[MTiles][2],
@@ -45,7 +46,7 @@ __device__ __forceinline__ void multiply_chunk(float (&sum)[MTiles][NTiles][4],
 }
 
 // The same for float. The tensor cores truncate sums, so a chunk starts from zero, adds the small
-// products first, and joins the sum by a rounded addition.
+// products first, and is added to the sum with rounding.
 template <int MTiles, int NTiles>
 __device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles][4],
                                                      const uint4 (&a)[MTiles][2],
@@ -64,8 +65,8 @@ __device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles
     for (int m = 0; m < MTiles; ++m) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        // Opaque, since splitting the weights once ahead of the loop, as the compiler would, takes
-        // twice their registers.
+        // Opaque, because otherwise the compiler would split the weights once before the loop,
+        // which takes twice the registers.
         split_tf32(ptx::opaque(fragment(a[m][e % 2], k_step, e / 2)), hi[m][e], lo[m][e]);
       }
     }
@@ -103,27 +104,27 @@ __device__ __forceinline__ void multiply_chunk_any(float (&sum)[MTiles][NTiles][
   }
 }
 
-// Where a tile of partial sums keeps the float4 of units 2 pair, 2 pair + 1 and of rows 2 column,
-// 2 column + 1. No bank conflicts, whether eight lanes of the mma layout (two pairs by four
-// columns) write it or the eight pairs of a column are read.
+// Index of the float4 for units 2 pair, 2 pair + 1 and rows 2 column, 2 column + 1 in a tile of
+// partial sums. There are no bank conflicts when eight lanes of the mma layout (two pairs by four
+// columns) write it, nor when the eight pairs of a column are read.
 __device__ __forceinline__ int partial_index(int pair, int column) {
   return column * 8 + (pair ^ (column * 2));
 }
 
-// MTiles: 16-row tiles of the slab. Chunks: how many a warp takes; the weights of kResident of them
-// live in registers and the rest in shared memory, since 256 threads cannot hold more than about
-// 160 weights each.
+// MTiles: 16-row tiles of the slab. Chunks: the number that a warp takes. The weights of kResident
+// of them stay in registers and the rest in shared memory, because 256 threads cannot hold more
+// than about 160 weights each.
 template <typename T, int MTiles, int NTiles, int Chunks>
 struct Slab {
   static constexpr int kResident = resident_chunks(sizeof(T), MTiles, NTiles, Chunks);
   static constexpr int kSpilled = Chunks - kResident;
-  static constexpr int kTileWords = 8 * kChunkBytes / 16;  // from a tile of rows to the next
-  // Chunks whose loads are issued together; two such batches are in flight.
+  static constexpr int kTileWords = 8 * kChunkBytes / 16;  // from one tile of rows to the next
+  // Chunks whose loads are issued together. Two such batches are in flight.
   static constexpr int kBatch = NTiles == 2 || Chunks < 4 ? 2
                                 : Chunks % 4 == 0         ? 4
                                 : Chunks % 3 == 0         ? 3
                                                           : 2;
-  // Sums used in turn, where a warp has too few tiles for its mmas to overlap.
+  // Sums used in turn, if a warp has too few tiles for its mmas to overlap.
   static constexpr int kSums = sizeof(T) == 4         ? 1
                                : MTiles * NTiles == 1 ? 4
                                : MTiles * NTiles <= 3 ? 2
@@ -132,8 +133,8 @@ struct Slab {
 
   struct Shared {
     uint4 weights[kSpilled ? kSpilled : 1][MTiles][2][kRecurrentThreads];
-    // Two sets in turn, so that one barrier per product suffices: the set written now was last
-    // read before the barrier of the product in between.
+    // Two sets, used in turn, so that one barrier per product is enough: the set written now was
+    // last read before the barrier of the product in between.
     float4 partial[2][kRecurrentWarps][MTiles][NTiles][32];
   };
   static_assert(sizeof(Shared) == slab_shared_bytes(sizeof(T), MTiles, NTiles, Chunks));
@@ -162,7 +163,7 @@ struct Slab {
     }
   }
 
-  // The exchange loads in flight, and where they come from.
+  // The exchange loads in flight, and their addresses.
   uint4 v[2][kBatch][NTiles];
   const uint4* from[2];
   const uint4* next_from;
@@ -184,8 +185,8 @@ struct Slab {
   }
 
   // Starts to read a vector for the next multiply. vector: the lane's 16 bytes of the warp's first
-  // chunk, in row 0 of the tile. warp_stride: from a chunk of the warp to its next. rows: how many
-  // of the NTiles * 8 rows exist.
+  // chunk, in row 0 of the tile. warp_stride: from one chunk of the warp to its next. rows: how
+  // many of the NTiles * 8 rows exist.
   __device__ __forceinline__ void begin(const uint4* vector, int64_t warp_stride, int chunks,
                                         int rows) {
     next_from = vector;
@@ -197,7 +198,7 @@ struct Slab {
                                            int rows) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float sum[kSums][MTiles][NTiles][4] = {};
-    // Reads again what was still empty, all of it at once.
+    // Reads again what was still empty, all at once.
     auto settle = [&](int b) {
       bool again = true;
       while (again) {
@@ -248,7 +249,7 @@ struct Slab {
 #pragma unroll
           for (int e = 0; e < 4; ++e) total[e] += sum[s][m][n][e];
         }
-        // Tile rows r and r + 8 are neighbouring units: one pair per row of the batch.
+        // Tile rows r and r + 8 are adjacent units: one pair per row of the batch.
         shared.partial[set][warp][m][n][partial_index(lane / 4, lane % 4)] =
             float4{total[0], total[2], total[1], total[3]};
       }

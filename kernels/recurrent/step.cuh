@@ -12,7 +12,7 @@ namespace my_ops::cuda {
 
 constexpr int kStepThreads = 128;
 
-// The functions of cells, to a few units in the last place.
+// The functions that cells call, accurate to a few units in the last place.
 struct StepMath {
   template <typename C>
   struct Tanh {
@@ -54,11 +54,11 @@ __global__ void __launch_bounds__(kStepThreads)
   const int64_t at = int64_t{blockIdx.x} * kStepThreads + threadIdx.x;  // in [batch, hidden]
   if (at >= args.batch * args.hidden) return;
   const int64_t row = at / args.hidden, unit = at % args.hidden;
-  // The first of an item's values in [batch, values, hidden].
+  // The index of the first of an item's values in [batch, values, hidden].
   const auto first = [&](int values) {
     return values == 1 ? at : row * values * args.hidden + unit;
   };
-  // All loads before the first use of one: they are in flight together.
+  // All loads come before their first use, so that they are in flight together.
   Acc share[Cell::kGates], of_h[Cell::kGates], bias_x[Cell::kGates] = {}, bias_h[Cell::kGates] = {};
 #pragma unroll
   for (int gate = 0; gate < Cell::kGates; ++gate) {

@@ -1,4 +1,4 @@
-// What the persistent kernels do for an item, a unit of a row, with the values of its cell.
+// The work of the persistent kernels for an item, a unit of a row, with the values of its cell.
 #pragma once
 
 #include "recurrent.h"
@@ -10,7 +10,7 @@
 
 namespace my_ops::cuda {
 
-// The state of an item that stays in its block from step to step: the carried values, and h where
+// The state of an item, which stays in its block from step to step: the carried values, and h if
 // the cell reads it.
 template <typename Cell>
 constexpr int kStateValues = Cell::kCarried + Cell::kReadsH;
@@ -30,8 +30,8 @@ __device__ __forceinline__ void load_biases(const RecurrentSequence<T>& seq, int
   }
 }
 
-// The terms of an item from its shares of the input, its biases, and its products with h, which do
-// not count after a reset.
+// The terms of an item from its shares of the input, its biases, and its products with h, which are
+// ignored after a reset.
 template <typename Cell, typename Share, typename Bias, typename Product>
 __device__ __forceinline__ void add_terms(Share share, Bias bias, Product product, bool resets,
                                           float (&z)[kTerms<Cell>]) {
@@ -63,13 +63,13 @@ __device__ __forceinline__ void store_values(T* p, int64_t hidden, const float* 
   for (int j = 0; j < Count; ++j) p[j * hidden] = store<T>(values[j]);
 }
 
-// Nonzero for true. A byte loaded ahead is not converted before its step: the conversion would wait
-// for the load.
+// Nonzero means true. A byte loaded ahead is not converted before its step, because the conversion
+// would wait for the load.
 __device__ __forceinline__ uint8_t load_byte(const bool* p) {
   return __ldg(reinterpret_cast<const uint8_t*>(p));
 }
 
-// h; advances the state.
+// Returns h, and advances the state.
 template <typename Cell, typename T>
 __device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>], bool resets,
                                             Values<float, kStateValues<Cell>>& state,
@@ -82,17 +82,17 @@ __device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>], bool
   return h;
 }
 
-// What forward has kept of one step of an item, and the gradient of its output.
+// What forward saved for one step of an item, and the gradient of its output.
 template <typename Cell>
 struct Kept {
   float saved[Cell::kSaved];
   Values<float, Cell::kCarried> carried, previous;  // after the step and before it
   float h_prev, grad_output;
-  uint8_t reset;  // not 0: the step begins from zero
+  uint8_t reset;  // not 0: the step starts from zero
 
-  // at(t, values): where the first of `values` values of the item is in [steps, batch, values,
-  // hidden]; line: its place in [steps, batch]. A thread that prefetches asks for what the step
-  // Ahead rounds later reads.
+  // at(t, values): the index of the first of the item's `values` values in [steps, batch, values,
+  // hidden]. line: its index in [steps, batch]. Threads that prefetch request the values of the
+  // step that is read Ahead rounds later.
   template <int Ahead, typename T, typename At>
   __device__ __forceinline__ void load(const RecurrentSequenceBackward<T>& seq, int64_t t,
                                        int64_t line, At at, bool prefetches) {
@@ -123,9 +123,9 @@ struct Kept {
     }
   }
 
-  // through: what reaches h from the step after. state: the gradients of the carried values, and
-  // that of the h before this step which does not pass through the weights. published: those of
-  // the gates which do.
+  // through: the gradient that reaches h from the next step. state: the gradients of the carried
+  // values, and that of the previous h without the part through the weights. published: the
+  // gradients of the gates that do go through the weights.
   template <typename T>
   __device__ __forceinline__ void backward(float through, bool real,
                                            Values<float, kStateValues<Cell>>& state,
@@ -141,7 +141,7 @@ struct Kept {
     if (resets) state = {};
 #pragma unroll
     for (int term = 0; term < kTerms<Cell>; ++term) {
-      // 0 * inf of a padding unit must not reach the others.
+      // 0 * inf of a padding unit must not reach other units.
       if (!real) grad_terms[term] = 0.0f;
       if (term < Cell::kGates) published[term] = resets ? 0.0f : grad_terms[term];
     }

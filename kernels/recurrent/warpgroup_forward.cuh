@@ -1,11 +1,12 @@
 // Forward over all steps for many rows, in 16 bits on Hopper.
-// Plan: a group of blocks holds W_h once, a block the gates of 16 or 32 units in shared memory, as
-// the B operand of wgmma. The rows of the batch are cut into tiles of 64, which the groups share
-// out. A block runs two tiles at a time, a warpgroup each: while one waits for its group, the other
-// multiplies. Per step and tile: h_{t-1}, which is the output of the step before, arrives by TMA in
-// k-blocks of 64 units; products; cell; h_t to the output; the group's counter of the tile goes up.
-// When it says that all of h_t is there, the next step begins. The columns of a block are in such
-// an order that a thread's sums are all gates of its units: the cell needs no exchange.
+// Plan: a group of blocks holds W_h once. A block has the gates of 16 or 32 units in shared memory,
+// as the B operand of wgmma. The rows of the batch are divided into tiles of 64, and the groups
+// divide the tiles. A block runs two tiles at a time, one per warpgroup: while one waits for its
+// group, the other multiplies. Per step and tile, h_{t-1}, which is the output of the previous
+// step, arrives by TMA in k-blocks of 64 units; then come the products and the cell, h_t is stored
+// to the output, and the group's counter of the tile is incremented. When it shows that all of h_t
+// is there, the next step begins. The columns of a block are ordered so that a thread's sums are
+// all gates of its units, and the cell needs no exchange.
 // Bound by the arrival of the k-blocks: 430 cycles each, of which wgmma takes 128 at 64 columns.
 #pragma once
 
@@ -28,14 +29,14 @@ template <typename T>
 struct WarpgroupParams {
   CUtensorMap h0, output;  // [1, batch, hidden] and [steps, batch, hidden]
   RecurrentSequence<T> seq;
-  uint32_t* arrived;  // [tiles][kArrivedStride]: how often a warp has finished a step of the tile
+  uint32_t* arrived;  // [tiles][kArrivedStride]: steps of the tile that warps have finished
   WarpgroupPlan plan;
 };
 
-constexpr int kArrivedStride = 32;  // words: a counter has 128 bytes to itself
+constexpr int kArrivedStride = 32;  // words, so that each counter has its own 128 bytes
 constexpr int kWarpgroupWarps = 4;
 
-// The ring of a tile in flight: stages of one k-block of h.
+// The ring of a tile in flight. Each stage holds one k-block of h.
 struct TileRing {
   unsigned char* stages_at;
   uint64_t *full, *empty;
@@ -79,9 +80,9 @@ struct WarpgroupShared {
   }
 };
 
-// Which column of a block is which gate of which unit. wgmma leaves columns 8j + 2q + c with lane q
-// of four; taken in order of (j, c), these are the gates of the lane's Units / 4 units: four of
-// every sixteen, so that the four lanes together read and write whole sectors.
+// The columns of a block, by gate and unit. wgmma leaves columns 8j + 2q + c with lane q of four.
+// Taken in the order of (j, c), these are the gates of the lane's Units / 4 units: four of every
+// sixteen, so that the four lanes together read and write whole sectors.
 template <int Units>
 struct WarpgroupColumn {
   static constexpr int kOwn = Units / 4;
@@ -91,14 +92,14 @@ struct WarpgroupColumn {
     const int place = column / 8 * 2 + column % 2, lane = column % 8 / 2, own = place % kOwn;
     return {place / kOwn, own / 4 * 16 + lane * 4 + own % 4};
   }
-  // The sum of a lane's own unit in row `half` of its two.
+  // The sum for a lane's own unit in row `half` of its two.
   __device__ __forceinline__ static constexpr int sum(int gate, int own, int half) {
     const int place = gate * kOwn + own;
     return place / 2 * 4 + half * 2 + place % 2;
   }
 };
 
-// The tiles that warpgroup `which` of a group's blocks takes, each through all steps.
+// Calls f for the tiles of warpgroup `which` in a group's blocks; each tile runs through all steps.
 template <typename F>
 __device__ __forceinline__ void each_tile(int64_t batch, const WarpgroupPlan& plan, int group,
                                           int which, F f) {
@@ -106,11 +107,11 @@ __device__ __forceinline__ void each_tile(int64_t batch, const WarpgroupPlan& pl
   for (int tile = group + which * plan.groups; tile < tiles; tile += 2 * plan.groups) f(tile);
 }
 
-// One thread: keeps the ring of a tile full.
+// Run by one thread: keeps the ring of a tile full.
 template <typename T>
 __device__ __forceinline__ void produce_h(const WarpgroupParams<T>& params, TileRing ring,
                                           int group, int which, int k_blocks) {
-  const uint32_t arrivals = kWarpgroupWarps * params.plan.members;  // of a step
+  const uint32_t arrivals = kWarpgroupWarps * params.plan.members;  // per step
   each_tile(params.seq.batch, params.plan, group, which, [&](int tile) {
     const uint32_t* const arrived = params.arrived + tile * kArrivedStride;
     for (int t = 0; t < static_cast<int>(params.seq.steps); ++t) {
@@ -164,12 +165,12 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
 
   each_tile(batch, params.plan, group, which, [&](int tile) {
     const int64_t first_row = int64_t{tile} * kWarpgroupRows + thread / 32 * 16 + lane / 4;
-    // A part is four units of one of two rows.
+    // A part is four units of one of the two rows.
     const auto row_of = [&](int part) { return first_row + part / (kParts / 2) * 8; };
     const auto block_unit = [&](int part) { return part % (kParts / 2) * 16 + lane % 4 * 4; };
     const auto unit_of = [&](int part) { return first_unit + block_unit(part); };
     const auto real = [&](int part) { return row_of(part) < batch && unit_of(part) < hidden; };
-    // Of [steps, batch, values, hidden].
+    // The index in [steps, batch, values, hidden].
     const auto at = [&](int64_t t, int part, int values) {
       return (t * batch + row_of(part)) * values * hidden + unit_of(part);
     };
@@ -187,7 +188,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
       }
     }
 
-    // Of the step at hand; loaded while the step before ends.
+    // For the current step; loaded while the previous step ends.
     float4 share[kParts][kGates] = {};
     uint8_t reset[2] = {};
     const auto load_step = [&](int64_t t) {
@@ -227,7 +228,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
                                        ptx::wgmma_descriptor(b + k / 8), k_block != 0 || k != 0);
         }
         ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group<1>();  // the k-block before has been read
+        ptx::wgmma_wait_group<1>();  // the previous k-block has been read
         if (previous >= 0) release(previous);
         previous = ring.stage;
         ring.advance();
@@ -277,7 +278,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
       __syncwarp();
       if (lane == 0) ptx::red_release_add(params.arrived + tile * kArrivedStride, 1);
 
-      // What follows is not what the group waits for.
+      // The group does not wait for what follows.
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         if (!real(part)) continue;
@@ -333,7 +334,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     ptx::prefetch_tensormap(&params.output);
   }
 
-  // W_h in the layout of the 128-byte swizzle: 16 bytes of a column by one thread.
+  // W_h in the layout of the 128-byte swizzle. One thread copies 16 bytes of a column.
   const bool aligned = (reinterpret_cast<uintptr_t>(seq.w_h) | seq.w_row * sizeof(T)) % 16 == 0;
   for (int i = threadIdx.x; i < kColumns * k_blocks * 8; i += kWarpgroupThreads) {
     const int chunk = i % 8, k_block = i / 8 % k_blocks, column = i / 8 / k_blocks;
@@ -396,14 +397,14 @@ const void* warpgroup_forward_kernel_of(const WarpgroupPlan& plan) {
   }
 }
 
-// Empties the counters and launches. Blocks wait for one another, so the launch is cooperative: all
-// of the grid is resident, or the launch fails.
+// Empties the counters and launches. Blocks wait for each other, so the launch is cooperative:
+// either all of the grid is resident or the launch fails.
 template <typename Cell, typename T>
 cudaError_t warpgroup_forward(const RecurrentSequence<T>& args, const WarpgroupPlan& plan,
                               void* workspace, cudaStream_t stream) {
   const void* kernel = warpgroup_forward_kernel_of<Cell, T>(plan);
   if (kernel == nullptr) return cudaErrorNotSupported;
-  sm90::TensorMapEncoder encoder;  // refused, if at all, before any launch
+  sm90::TensorMapEncoder encoder;  // if it fails, it fails before any launch
   if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
   WarpgroupParams<T> params{.h0 = {},
                             .output = {},

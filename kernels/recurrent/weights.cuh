@@ -1,12 +1,12 @@
-// Reading of W_h, which need not be aligned.
+// Reads W_h, which need not be aligned.
 #pragma once
 
 #include "common/numeric.cuh"
 
 namespace my_ops::cuda {
 
-// 16 bytes of weights that lie `step` apart, of which `count` exist; the others are zero. Not
-// inlined: a slab takes up to 64 of them, which would be half of the code to compile.
+// 16 bytes of weights that are `step` apart. The first `count` exist; the others are zero. Not
+// inlined: a slab calls it up to 64 times, which would be half of the code to compile.
 template <typename T>
 __device__ __noinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
   uint32_t word[4] = {};
@@ -18,7 +18,7 @@ __device__ __noinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
   return {word[0], word[1], word[2], word[3]};
 }
 
-// 16 bytes of a row of W_h from `unit` on; what lies beyond `hidden` is zero.
+// 16 bytes of a row of W_h from `unit` on; elements beyond `hidden` are zero.
 template <typename T>
 __device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t hidden,
                                             bool aligned) {

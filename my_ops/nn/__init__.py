@@ -1,4 +1,4 @@
-"""Layers over the operators, by the functions of my_ops; in TorchScript by torch.ops.my_ops."""
+"""Layers that call the functions of my_ops, or torch.ops.my_ops in TorchScript."""
 
 from my_ops.nn.linear import Linear, LinearActivation
 from my_ops.nn.round_ste import RoundSTE

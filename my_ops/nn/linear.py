@@ -1,4 +1,4 @@
-"""The layers over :func:`my_ops.linear`."""
+"""The layers that call :func:`my_ops.linear`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
 
 
 def _is_plain(t: Tensor) -> bool:
-    """Whether it is of no tensor subclass but those of torch's tracing, and DTensor.
+    """Whether it is a plain tensor, a DTensor, or one of the subclasses that torch traces with.
 
-    Others, such as quantized weights or nested inputs, know torch's linear and not the op.
+    Other subclasses, such as quantized weights or nested inputs, support torch's linear, not ours.
     """
     return type(t) in _PLAIN or hasattr(t, "placements")
 
 
 def _is_untouched(layer: nn.Module) -> bool:
-    """Whether calling it is ``Linear.forward`` and nothing else."""
+    """Whether a call of the layer runs ``Linear.forward`` and nothing else."""
     return type(layer) is Linear and not hooked(layer)
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` by :func:`my_ops.linear`.
+    """A ``torch.nn.Linear`` that calls :func:`my_ops.linear`.
 
-    It is a ``torch.nn.Linear`` in everything: arguments, parameters, their initialisation, state
-    dict, and for tools that look for one, to read, replace or wrap it. (Those that ask for the
-    exact type, such as ``quantize_dynamic``, take it after ``layer.__class__ = torch.nn.Linear``.)
-    Weights and inputs of tensor subclasses, such as quantized or nested ones, go to
-    ``torch.nn.functional.linear``, but for ``DTensor``; so do 16-bit ones that gain nothing by the
-    op. In TorchScript float32 has its full precision, but for products that go to cuBLAS where
-    torch lets that use TF32.
+    It is a ``torch.nn.Linear`` in every respect: arguments, parameters, their initialisation and
+    state dict. Tools that look for a ``torch.nn.Linear``, to read, replace or wrap it, find it.
+    (For tools that ask for the exact type, such as ``quantize_dynamic``, set ``layer.__class__ =
+    torch.nn.Linear`` first.) Weights and inputs of tensor subclasses, such as quantized or nested
+    ones, go to ``torch.nn.functional.linear``, except ``DTensor``; so do 16-bit ones that would not
+    gain from the op. In TorchScript float32 has its full precision, except for products that go to
+    cuBLAS while torch allows TF32 there.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -53,20 +53,21 @@ class Linear(nn.Linear):
 
 
 class LinearActivation(nn.Module):
-    """A :class:`Linear` and an activation, in one kernel: see :func:`my_ops.linear`.
+    """A :class:`Linear` and an activation in one kernel: see :func:`my_ops.linear`.
 
-    The layer is no ``torch.nn.Linear``, its part ``linear`` is one: where a tool has replaced,
-    wrapped or hooked that, it is called, and the activation applied to what it returns.
+    The layer is not a ``torch.nn.Linear``, but its attribute ``linear`` is one. If a tool has
+    replaced, wrapped or hooked ``linear``, the layer calls it and applies the activation to the
+    result.
 
     Args:
         in_features, out_features, bias, device, dtype: as for ``torch.nn.Linear``.
         activation: ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or ``"sigmoid"``.
 
     Raises:
-        ValueError: the activation is another.
+        ValueError: the activation is none of these.
     """
 
-    __constants__ = ["_fused"]  # noqa: RUF012  read when it is scripted
+    __constants__ = ["_fused"]  # noqa: RUF012  read when the layer is scripted
     __jit_unused_properties__ = ["_fused"]  # noqa: RUF012
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The layer over :func:`my_ops.round_ste`."""
+"""The layer that calls :func:`my_ops.round_ste`."""
 
 import torch
 from torch import Tensor, nn

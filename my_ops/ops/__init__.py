@@ -1,6 +1,6 @@
-"""The operators as Python functions, one module a family; my_ops.recurrent holds the rest."""
+"""The operators as Python functions, one module per family; my_ops.recurrent has the rest."""
 
-from my_ops import _autocast as _autocast  # register the rules of the ops above
+from my_ops import _autocast as _autocast  # registers the rules of the ops above
 from my_ops import _flops as _flops
 from my_ops import _vmap as _vmap
 from my_ops.ops.elementwise import add_one as add_one

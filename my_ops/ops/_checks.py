@@ -1,8 +1,9 @@
-"""The checks of arguments, of fake tensors: csrc/*_checks.h in Python, function by function.
+"""Argument checks for fake tensors: csrc/*_checks.h in Python, function by function.
 
-The fake kernels make them, so that tracing refuses what the kernels refuse, in the same words. They
-also see a meta tensor among real ones, for which the dispatcher takes the fake kernel. What depends
-on memory is left to the kernels. Sizes may be symbolic: one ``check`` a size keeps them so.
+The fake kernels make these checks, so that tracing refuses what the kernels refuse, in the same
+words. They also see calls that mix meta and real tensors, because the dispatcher then takes the
+fake kernel. Checks that depend on memory are left to the kernels. Sizes may be symbolic; one
+``check`` per size keeps them so.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ def check_gemm(a: Tensor, b: Tensor, op: str) -> None:
         in_a, in_b = a.shape[0], b.shape[0]
         check(
             (in_a == in_b) | (in_a == 1) | (in_b == 1),
-            f"{op}: the batch of b must be that of a, or either 1, got {show(a)} and {show(b)}",
+            f"{op}: the batch of b must equal that of a, or one must be 1, "
+            f"got {show(a)} and {show(b)}",
         )
 
 

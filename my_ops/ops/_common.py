@@ -1,4 +1,4 @@
-"""What every op needs: the namespace of the library, its plain ops, checks of argument types."""
+"""What every op needs: the library's namespace, the list of unary ops, checks of argument types."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from my_ops import _library as _library  # loads the compiled module before ops 
 
 ops: Any = torch.ops.my_ops
 
-# Ops of one tensor, each element by itself, and their gradients, ops of (grad, tensor): the rules
-# of vmap and of sharding are the same for all.
+# Elementwise ops of one tensor, and their gradients, which take (grad, tensor). All of them share
+# the rules for vmap and sharding.
 UNARY = [
     "add_one",
     "d_sigmoid",
@@ -27,7 +27,7 @@ UNARY_BACKWARD = [
 
 
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``torch.library.register_fake``, of what Inductor may be about to compile."""
+    """Like ``torch.library.register_fake``; also registers what Inductor needs if it is loaded."""
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(kernel)

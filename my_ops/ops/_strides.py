@@ -1,6 +1,6 @@
-"""The layout of elementwise results, of fake tensors: csrc/elementwise_layout.h in Python.
+"""The layout of elementwise results for fake tensors: csrc/elementwise_layout.h in Python.
 
-torch's own fake tensors do not always have the strides that its kernels give, where operands are
+torch's own fake tensors do not always have the strides of its kernels' results, if operands are
 broadcast or have dimensions of size 1.
 """
 
@@ -16,7 +16,7 @@ Sizes = Sequence[int]  # or torch.SymInt
 
 
 def known(condition: Any) -> bool:
-    """Whether a condition on sizes holds; False where only the data can tell."""
+    """Whether a condition on sizes holds; False if that depends on the data."""
     if isinstance(condition, bool):
         return condition
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports sympy
@@ -29,15 +29,15 @@ def _equal(a: Sizes, b: Sizes) -> bool:
 
 
 def _lie_alike(sizes: Sizes, a: Sizes, b: Sizes) -> bool:
-    """Whether two layouts are one: the stride of a dimension of size 1 addresses nothing, nor does
-    any where there is no element."""
+    """Whether two layouts are the same. The stride of a dimension of size 1 does not matter, and
+    without elements no stride does."""
     if any(known(n == 0) for n in sizes):
         return True
     return all(known(n == 1) or known(i == j) for n, i, j in zip(sizes, a, b, strict=True))
 
 
 def _dense_strides(sizes: Sizes, order: Sequence[int]) -> Sizes:
-    """Of dimensions in this order in memory, the innermost first."""
+    """The strides for dimensions in this memory order, innermost first."""
     if list(order) == sorted(order, reverse=True):
         return torch.empty(sizes, device="meta").stride()
     strides, stride = [1] * len(sizes), 1
@@ -87,10 +87,10 @@ def _strides(sizes: Sizes, *tensors: Tensor) -> Sizes:
 
 
 def result_like(*tensors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """An elementwise result of tensors that broadcast, in ``dtype`` or that of the first."""
+    """The elementwise result of tensors that broadcast, in ``dtype`` or the first one's dtype."""
     first = tensors[0]
     sizes = torch.broadcast_shapes(*(t.shape for t in tensors))
-    if first.device.type == "cpu" and dtype is not None:  # where torch casts its operands first
+    if first.device.type == "cpu" and dtype is not None:  # there torch casts the operands first
         tensors = tuple(
             t if t.dtype == dtype else t.new_empty_strided(t.shape, _strides(t.shape, t))
             for t in tensors

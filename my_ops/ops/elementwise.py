@@ -100,7 +100,7 @@ class _CustomAdd(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, a: Tensor | None, b: Tensor | None) -> Tensor:
-        given: Any = b if a is None else a  # an integer operand has none
+        given: Any = b if a is None else a  # an integer operand has no tangent
         a, b = (
             given.new_zeros(shape) if t is None else t
             for t, (shape, _) in zip((a, b), ctx.like, strict=True)
@@ -124,7 +124,7 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         TypeError: an argument is not a tensor.
         RuntimeError: shapes do not broadcast, devices differ, a dtype is bool or complex, or torch
-            promotes the two to no dtype.
+            cannot promote the two dtypes.
     """
     if has_torch_function((a, b)) and not is_compiling():
         return handle_torch_function(custom_add, (a, b), a, b)
@@ -169,7 +169,7 @@ class _DSigmoid(torch.autograd.Function):
 
 
 class _DSigmoidBackward(torch.autograd.Function):
-    """Of ``grad * f(z)``, f = s(1 - s)(1 - 2s), f' = s(1 - s)(1 - 6s(1 - s))."""
+    """The gradient of ``grad * f(z)``, f = s(1 - s)(1 - 2s), f' = s(1 - s)(1 - 6s(1 - s))."""
 
     @staticmethod
     def forward(grad: Tensor, z: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ _d_sigmoid_backward = register_gradient(ops.d_sigmoid_backward.default, _DSigmoi
 def d_sigmoid(z: Tensor) -> Tensor:
     """Returns the derivative of the sigmoid, ``s * (1 - s)`` with ``s = sigmoid(z)``.
 
-    Computed as ``e / (1 + e)**2`` with ``e = exp(-abs(z))``, which keeps its digits for large
+    It is computed as ``e / (1 + e)**2`` with ``e = exp(-abs(z))``, which stays accurate for large
     ``z``.
 
     Args:
@@ -312,19 +312,19 @@ def fill_index(
     """Returns the matrix ``out[y][x] = x + y``.
 
     Args:
-        height, width: its shape, not negative.
+        height, width: the shape of the matrix, not negative.
         dtype: float64, float32, float16, bfloat16, int32 or int64.
-        device: where to make it; None is torch's default device.
+        device: the device of the result; None is torch's default device.
 
     Returns:
         A tensor of shape ``(height, width)``, without a gradient.
 
     Raises:
-        TypeError: a size is no int, ``dtype`` no dtype, or ``device`` no device.
+        TypeError: a size is not an int, ``dtype`` is not a dtype, or ``device`` is not a device.
         RuntimeError: a size is negative, the dtype is another, or the values do not fit int32.
     """
-    # torch.get_default_device would break the graph of torch.compile. Read before a mode that sets
-    # it is left below.
+    # torch.get_default_device would break the graph of torch.compile. Read the default here: the
+    # call below leaves a mode that sets it.
     device = torch.empty(0).device if device is None else device
     if has_torch_function((height, width)) and not is_compiling():
         return handle_torch_function(

@@ -33,14 +33,14 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 @constant_when_compiled
 def _cublas_tf32() -> bool:
-    """Whether cuBLAS may use TF32, by whichever of torch's settings."""
-    if is_dynamo_compiling():  # no constant after all
+    """Whether one of torch's settings lets cuBLAS use TF32."""
+    if is_dynamo_compiling():  # here it is not a constant
         return torch.backends.cuda.matmul.allow_tf32
     return fp32_precision("cuda", "matmul") == "tf32"
 
 
 def effective_precision(op: str, precision: str | None) -> str | None:
-    """What the dispatcher op takes for a public ``precision``: csrc/gemm_checks.h."""
+    """The argument of the dispatcher op for a public ``precision``: see csrc/gemm_checks.h."""
     if precision is not None:
         _check_str(op, precision=precision)
         if precision not in PRECISIONS:
@@ -59,12 +59,12 @@ def _check_str(op: str, **arguments: object) -> None:
 
 
 def in_whole_vectors(n: int, k: int) -> bool:
-    """Of 16 bits: where cuBLAS has the product, or our kernel gains less than its call costs."""
+    """Whether cuBLAS computes this 16-bit product, or our kernel gains less than its call costs."""
     return n % 8 == 0 and k % 8 == 0
 
 
 def _is_half_product(a: Tensor, b: Tensor) -> bool:
-    """Whether that of two plain tensors is one of 16 bits, and is not being traced."""
+    """Whether two plain tensors have a 16-bit product, and it is not being traced."""
     if type(a) not in _PLAIN or type(b) not in _PLAIN:
         return False
     if a.dtype not in HALF or b.dtype not in HALF:
@@ -77,7 +77,7 @@ def _is_half_product(a: Tensor, b: Tensor) -> bool:
 
 
 def _dense_together(a: Tensor, b: Tensor) -> bool:
-    """What torch's products do not ask for: one device, meta included, and no other layouts."""
+    """Checks what torch's products do not: one device, also for meta tensors, and dense layouts."""
     return a.device == b.device and a.layout is b.layout is torch.strided
 
 
@@ -133,7 +133,7 @@ _gemm_out = register_out(ops.gemm.out, "a", "b", "out", "precision")
 
 
 def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
-    """torch's own product where that is the faster call; None where it is not, or refuses."""
+    """torch's own product if that call is faster; None if it is not, or if torch refuses."""
     if not _is_half_product(a, b) or a.dim() < 2 or b.dim() < 2:
         return None
     (*batch, m, k), (*batch_b, _, n) = a.shape, b.shape
@@ -154,28 +154,28 @@ def gemm(
     Args:
         a: ``(m, k)`` or ``(batch, m, k)``, dtype float64, float32, float16 or bfloat16; any
             strides.
-        b: ``(k, n)`` or ``(batch, k, n)``, of the dtype and device of ``a``. A batch of 1, or a
-            matrix beside a batch, is repeated.
-        out: receives the result, in place: any strides, no overlap with ``a`` or ``b``. Not while
-            a gradient is recorded.
-        precision: of float32 products on the GPU: ``"highest"`` is float32's own accuracy,
-            ``"high"`` allows that of TF32, 11 bits of each factor. None follows torch, that is
-            ``torch.set_float32_matmul_precision`` or ``torch.backends.cuda.matmul``, at the time
-            of the call or of tracing. Where cuBLAS is faster with TF32 it is used once torch lets
-            it, for ``"high"`` too; for ``"highest"`` it is not used then. On the CPU products are
-            torch's.
+        b: ``(k, n)`` or ``(batch, k, n)``, with the dtype and device of ``a``. A batch of 1 is
+            repeated, and so is a matrix whose other operand has a batch.
+        out: a tensor that receives the result. It may have any strides, but must not overlap ``a``
+            or ``b``. Not allowed while a gradient is recorded.
+        precision: for float32 products on the GPU. ``"highest"`` has float32's accuracy;
+            ``"high"`` allows that of TF32, 11 bits of each factor. None follows torch's settings
+            (``torch.set_float32_matmul_precision`` or ``torch.backends.cuda.matmul``) at the time
+            of the call or of tracing. If torch lets cuBLAS use TF32 and that is faster, None and
+            ``"high"`` use cuBLAS; ``"highest"`` then avoids cuBLAS. On the CPU torch computes all
+            products.
 
     Returns:
         ``out``, or a new tensor ``(m, n)`` or ``(batch, m, n)``. Products of 16-bit types are
-        summed in float32; where they go to cuBLAS, torch's settings of reduced-precision
-        reductions hold. On Hopper GPUs large float32 products are made of 16-bit ones, three or
-        six for ``"highest"``, one for ``"high"``, and take up to 6 bytes of memory for each element
-        of both operands while they run. The gradient goes to both, in the same precision, and can
-        be differentiated again.
+        summed in float32; in cuBLAS, torch's settings for reduced-precision reductions apply. On
+        Hopper GPUs large float32 products are computed as 16-bit ones, three or six for
+        ``"highest"`` and one for ``"high"``. They need up to 6 bytes of workspace for each element
+        of both operands. The gradient goes to both operands, in the same precision, and can be
+        differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor, or ``precision`` is not a str.
-        ValueError: ``precision`` is another.
+        ValueError: ``precision`` is none of these.
         RuntimeError: dtypes, devices or shapes do not fit, or ``out`` overlaps an operand.
     """
     if has_torch_function((a, b, out)) and not is_compiling():
@@ -224,7 +224,7 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor, Tensor]:
         if activation == "none":
             return ops.linear(x, weight, bias, activation, residual, precision, packed)
-        if activation == "relu" and residual is None:  # its slope shows in its value
+        if activation == "relu" and residual is None:  # its slope follows from its value
             y = ops.linear(x, weight, bias, activation, None, precision, packed)
             return y, y
         before = ops.linear(x, weight, bias, "none", None, precision, packed)
@@ -233,7 +233,7 @@ class _Linear(torch.autograd.Function):
         if residual is None:
             return y, before
         if (residual.shape, residual.dtype, residual.device) != (y.shape, y.dtype, y.device):
-            _checks.check_residual(residual, x, weight)  # which says what is wrong
+            _checks.check_residual(residual, x, weight)  # raises and says what is wrong
         return y + residual, before
 
     @staticmethod
@@ -246,15 +246,15 @@ class _Linear(torch.autograd.Function):
     def _before(
         precision: str | None, x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None
     ) -> Tensor:
-        """The value before the activation (or after relu, whose slope there is the same), as a
-        function of the inputs where that is asked for."""
+        """The value before the activation, or after relu, which has the same slope there. It is
+        recomputed from the inputs if the result will be differentiated."""
         if before is None or differentiated():
             return ops.linear(x, weight, bias, "none", None, precision)
         return before
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # once: activation checkpointing gives them no second time
+        saved = ctx.saved_tensors  # read once: activation checkpointing allows no second time
         x, weight = saved[:2]
         grad_residual = grad if ctx.needs_input_grad[4] else None
         if ctx.activation != "none":
@@ -308,16 +308,16 @@ def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | No
     try:
         if bias is None or dim in (0, 2) or (dim == 3 and x.is_contiguous()):
             return F.linear(x, weight, bias)
-        # Of such an x torch rounds the product before it adds the bias.
+        # For such an x, torch would round the product before it adds the bias.
         return F.linear(as_rows(x)[0], weight, bias).view(*x.shape[:-1], weight.shape[0])
     except RuntimeError:
         return None
 
 
 def as_rows(*tensors: Tensor) -> Sequence[Tensor]:
-    """Each ``(*, size)`` as ``(rows, size)``, for sums over the rows: of all in the same order."""
+    """Each ``(*, size)`` as ``(rows, size)``, with the rows of all in the same order."""
     if type(tensors[0]) is not Tensor and hasattr(tensors[0], "placements"):
-        from my_ops.distributed import flattenable  # only who has a DTensor pays for it
+        from my_ops.distributed import flattenable  # imported only for DTensors, as it takes time
 
         tensors = flattenable(tensors)
     if all(t.dim() == 2 for t in tensors):
@@ -335,7 +335,7 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
         return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
     if activation == "silu":
         if not differentiated():
-            return torch.ops.aten.silu_backward(grad, x)  # one kernel, which has no derivative
+            return torch.ops.aten.silu_backward(grad, x)  # one kernel, without a derivative
         return grad * (torch.sigmoid(x) + x * ops.d_sigmoid(x))
     if activation == "sigmoid":
         return grad * ops.d_sigmoid(x)
@@ -348,19 +348,19 @@ _linear = register_gradient(ops.linear.default, _Linear)
 @fake("my_ops::prepack")
 def _(weight: Tensor) -> Tensor:
     _checks.check_prepack(weight)
-    # How many bytes is the device's affair.
+    # The number of bytes depends on the device.
     none = weight.device.type in ("cpu", "meta")
     size = 0 if none else torch.library.get_ctx().new_dynamic_size()
     return weight.new_empty((size,), dtype=torch.uint8)
 
 
 class PackedWeight:
-    """A weight of :func:`linear` and what :func:`prepack` made of it."""
+    """A weight of :func:`linear` and the packed form that :func:`prepack` made."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.detach()
         self._made_of: int | None = None
-        if is_compiling():  # a call at a time: nothing is gained by packing, and no size is known
+        if is_compiling():  # packing gains nothing for a single call, and no size is known
             self.packed = weight.new_empty(0, dtype=torch.uint8)
             return
         try:
@@ -371,11 +371,11 @@ class PackedWeight:
         self._made_of = version(self.weight)
 
     def current(self) -> Tensor:
-        """The packed form, if the weight still has the values it was made of."""
+        """Returns the packed form; raises if the weight has changed since."""
         made_of = self._made_of
         if made_of is not None and not is_compiling() and version(self.weight) != made_of:
             raise RuntimeError(
-                "linear: weight must be as it was at prepack(), got one changed in place since"
+                "linear: weight must not change after prepack(), got one changed in place"
             )
         return self.packed
 
@@ -388,20 +388,21 @@ class PackedWeight:
 
 
 def prepack(weight: Tensor) -> PackedWeight:
-    """Prepares a weight that stays as it is for many calls of :func:`linear`, which takes the
-    result in place of the weight.
+    """Prepares a weight for many calls of :func:`linear`, which takes the result instead of the
+    weight. The weight must not change afterwards.
 
-    On Hopper GPUs float32 products are made of 16-bit parts, and a packed weight is split into
-    these once; elsewhere, and for other types, nothing is made and nothing gained.
+    On Hopper GPUs float32 products are computed from 16-bit parts; ``prepack`` splits the weight
+    into these once. On other GPUs, and for other types, it does nothing and gains nothing.
 
     Args:
-        weight: ``(out_features, in_features)``, dtype float64, float32, float16 or bfloat16. It is
-            kept beside its packed form, which takes as much memory again, and gets no gradient.
+        weight: ``(out_features, in_features)``, dtype float64, float32, float16 or bfloat16. The
+            result keeps the weight and its packed form, which takes as much memory again. The
+            weight gets no gradient.
 
     Raises:
         TypeError: ``weight`` is not a tensor.
-        RuntimeError: dtype or shape does not fit. :func:`linear` raises it where the weight has
-            been changed in place since.
+        RuntimeError: dtype or shape does not fit. :func:`linear` raises it if the weight was
+            changed in place after ``prepack``.
     """
     if has_torch_function((weight,)) and not is_compiling():
         return handle_torch_function(prepack, (weight,), weight)
@@ -422,7 +423,7 @@ def linear(
 
     Args:
         x: ``(*, in_features)``, dtype float64, float32, float16 or bfloat16.
-        weight: ``(out_features, in_features)``, or what :func:`prepack` made of that.
+        weight: ``(out_features, in_features)``, or the result of :func:`prepack` for it.
         bias: ``(out_features,)``, or None.
         activation: None, ``"relu"``, ``"gelu"`` (the erf form), ``"gelu_tanh"``, ``"silu"`` or
             ``"sigmoid"``; formulas as in :mod:`torch.nn.functional`.
@@ -430,14 +431,14 @@ def linear(
         precision: as in :func:`gemm`.
 
     Returns:
-        ``(*, out_features)``. The gradient goes to every tensor and can be differentiated again;
-        with relu and no residual it needs the output, which must not be changed in place before.
-        On CUDA gelu_tanh of bfloat16 may be off by 2^-18 where it is small.
+        ``(*, out_features)``. The gradient goes to every tensor and can be differentiated again.
+        With relu and no residual, backward needs the output, so do not change it in place before.
+        On CUDA, small results of gelu_tanh in bfloat16 may be off by 2^-18.
 
     Raises:
         TypeError: an argument is not a tensor, or ``activation`` or ``precision`` is not a str.
-        ValueError: ``precision`` is another.
-        RuntimeError: dtypes, devices or shapes do not fit, or the activation is another.
+        ValueError: ``precision`` is none of those of :func:`gemm`.
+        RuntimeError: dtypes, devices or shapes do not fit, or the activation is unknown.
     """
     if has_torch_function((x, weight, bias, residual)) and not is_compiling():
         return handle_torch_function(

@@ -1,8 +1,8 @@
-"""What a call of a recurrent layer or cell does around its ops, whatever its parameters.
+"""What a call of a recurrent layer or cell does around its ops, for all kinds of parameters.
 
-Mixins of modules, which bring ``_name``, for messages, and torch's attributes. The names of classes
-say what they assume: Carrying a state ``(h, c)``, Plain a state ``h`` alone. TorchScript compiles
-all of them, hence how types and branches are written.
+These are mixins for modules that have ``_name``, for messages, and torch's attributes. The names of
+classes say what they assume: Carrying means a state ``(h, c)``, Plain a state ``h`` alone.
+TorchScript compiles all of them, which explains how types and branches are written.
 """
 
 from typing import Any, List, Optional, Tuple  # noqa: UP035  TorchScript reads these
@@ -28,7 +28,7 @@ MaybeFloat = Optional[float]  # noqa: UP045
 
 
 class StepCall:
-    """One step; ``_step`` runs the op."""
+    """One step. ``_step`` runs the op."""
 
     _name: str
     hidden_size: int
@@ -37,7 +37,7 @@ class StepCall:
         raise NotImplementedError
 
     def _run(self, input: Tensor, states: MaybeTensors, count: int) -> Tensors:
-        """``count``: how many states a row has."""
+        """``count``: the number of states of a row."""
         if input.dim() != 1 and input.dim() != 2:
             raise ValueError(
                 f"{self._name}: input must have 2 dimensions, or 1 without a batch, "
@@ -94,7 +94,8 @@ class LayerCall:
     batch_first: bool
 
     def _initial(self, x: Tensor, states: MaybeTensors, one: bool) -> Tensors:
-        """The states of all layers before the first step, ``one``: given without the batch."""
+        """The states of all layers before the first step. ``one``: they were given without the
+        batch."""
         raise NotImplementedError
 
     def _all_layers(
@@ -130,16 +131,16 @@ class LayerCall:
         return (output.transpose(0, 1) if self.batch_first else output), last
 
     def _next_input(self, outputs: Tensors) -> Tensor:
-        """Of a layer, from the outputs of the directions of the one before."""
+        """The input of a layer, from the outputs of the directions of the layer before."""
         return F.dropout(torch.cat(outputs, 2), self.dropout, self.training)
 
     def _run_packed(
         self, input: PackedSequence, states: Any, lengths: Any, reset: Any
     ) -> tuple[PackedSequence, list[Tensor]]:
-        """In the order of the packed data, where torch sorts the rows by length."""
+        """Runs in the order of the packed data, in which torch sorts the rows by length."""
         if lengths is not None:
             raise ValueError(
-                f"{self._name}: lengths must be None beside a PackedSequence, which has its own"
+                f"{self._name}: lengths must be None with a PackedSequence, which has its own"
             )
         padded, host_lengths = pad_packed_sequence(
             PackedSequence(input.data, input.batch_sizes), batch_first=self.batch_first
@@ -216,7 +217,8 @@ class PlainLayerCall(LayerCall):
 
 
 def traced_call(layer: Any, input: Any, *others: Any) -> Any:
-    """A call under ``torch.fx``: the layer as it is, as torch takes its own, and no others."""
+    """A call under ``torch.fx``: leaves the layer whole, as torch does with its own, and no
+    others."""
     tracer = input.tracer
     path = tracer.path_of_module(layer)
     if not path:
@@ -264,7 +266,7 @@ def check_lengths(layer: str, x: Tensor, lengths: Tensor) -> None:
 
 
 def check_reset(layer: str, input: Tensor, reset: Tensor, batch_first: bool) -> None:
-    """As the caller gave both: without the batch too, and with it in front."""
+    """Checks both as the caller gave them: they may lack the batch, or have it first."""
     expected = list(input.shape[:-1])
     if list(reset.shape) != expected:
         rule = "batch, steps" if batch_first else "steps, batch"
@@ -280,12 +282,12 @@ def check_reset(layer: str, input: Tensor, reset: Tensor, batch_first: bool) -> 
 
 
 def stacked(ends: Tensors) -> Tensor:
-    """torch.stack, which copies even a single one."""
+    """torch.stack, without the copy if there is only one."""
     return ends[0].unsqueeze(0) if len(ends) == 1 else torch.stack(ends)
 
 
 def reverse(x: Tensor, lengths: MaybeTensor) -> Tensor:
-    """Reverses time, ``(steps, batch, size)``: in every row, the steps that it has."""
+    """Reverses time in ``(steps, batch, size)``: in every row, the steps that it has."""
     if lengths is None:
         return x.flip(0)
     t = torch.arange(x.size(0), device=x.device).unsqueeze(1)
@@ -295,10 +297,10 @@ def reverse(x: Tensor, lengths: MaybeTensor) -> Tensor:
 
 
 def reverse_reset(reset: Tensor, lengths: MaybeTensor) -> Tensor:
-    """What a direction from the end gets for ``reset``, ``(steps, batch)``.
+    """The ``reset``, ``(steps, batch)``, for a direction that runs from the end.
 
-    No state crosses from a step to the next that is reset, nor back: that direction's state is zero
-    before the step that stands before it in time.
+    No state passes from a step to a next step that is reset, nor back. So that direction's state is
+    zero before the step that precedes the reset step in time.
     """
     from_end = reverse(reset.unsqueeze(2), lengths).squeeze(2)
     return torch.cat([torch.zeros_like(reset[:1]), from_end[:-1]])

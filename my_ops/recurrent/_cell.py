@@ -1,7 +1,7 @@
 """What a recurrent cell is: the arithmetic of a hidden unit, and the names of its ops' arguments.
 
-The counterpart of kernels/recurrent/cells/cell.h, with the same terms; formulas work on tensors
-``(*, hidden_size)``, one for each value of a unit.
+This is the counterpart of kernels/recurrent/cells/cell.h, with the same terms. Formulas work on
+tensors ``(*, hidden_size)``, one for each value of a unit.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from my_ops.recurrent._weights import OneMatrix, TwoMatrices
 Values = tuple[Tensor, ...]
 
 # The last arguments over all steps: when each row ends, (batch,), and before which steps its state
-# is zero, (steps, batch). Either may be None, or left out.
+# is zero, (steps, batch). Either may be None or left out.
 OF_ROWS = ("lengths", "reset")
 
 # z, h, carried -> h, carried, saved
 Forward = Callable[[Values, Tensor, Values], tuple[Tensor, Values, Values]]
-# saved, carried before the step and after it, h before it (only where the cell reads that), grad_h,
-# grad_carried -> grad_z, grad_h other than through the weights or None, grad_carried
+# saved, carried before the step and after it, h before it (only if the cell reads that), grad_h,
+# grad_carried -> grad_z, grad_h without the part through the weights or None, grad_carried
 Backward = Callable[[Values, Values, Values, Any, Tensor, Values], tuple[Values, Any, Values]]
 
 
@@ -34,22 +34,23 @@ Backward = Callable[[Values, Values, Values, Any, Tensor, Values], tuple[Values,
 class Cell:
     """One kind of cell.
 
-    ``forward`` and ``backward`` are what the kernels compute, in plain PyTorch and differentiable:
-    for second gradients, forward mode, and vmap over parameters. ``z`` holds the pre-activations,
-    as many as the cell has terms: of each gate the sum of the input's share and the product with
-    ``h``, but of the last ``apart`` gates the product alone, and the input's share of these behind
-    all gates. What ``forward`` saves is all that ``backward`` gets of ``z``.
+    ``forward`` and ``backward`` compute the same as the kernels, in plain PyTorch and
+    differentiable: they are used for second gradients, forward mode, and vmap over parameters.
+    ``z`` has the pre-activations, one for each term of the cell. For each gate it is the sum of the
+    input's share and the product with ``h``. For the last ``apart`` gates it is the product alone,
+    and their input's shares follow after all gates. What ``forward`` saves is all that ``backward``
+    gets of ``z``.
     """
 
-    name: str  # of the op over all steps; NAME_cell is the op of one step
+    name: str  # the op over all steps; NAME_cell is the op of one step
     gates: int  # rows of the weights per unit
     saved: int  # values that forward keeps for backward
-    shut: tuple[float, ...]  # of rows that have ended: carried values stay, and h gets no gradient
+    shut: tuple[float, ...]  # for rows that have ended: carried values stay, and h gets no gradient
     forward: Forward
     backward: Backward
     carried: dict[str, str] = field(default_factory=dict)  # besides h: {"c": "cell"} in LSTM
     apart: int = 0  # gates that need the product with h apart from the input: 1 in GRU
-    reads_h: bool = False  # whether h of the step before enters other than through the weights
+    reads_h: bool = False  # whether the previous h also enters other than through the weights
     weights: OneMatrix | TwoMatrices = field(default_factory=TwoMatrices)
 
     @cached_property
@@ -82,7 +83,7 @@ class Cell:
 
     @cached_property
     def sequences(self) -> list[str]:
-        """Of all steps, what backward reads besides the saved values: ``(steps, batch, .)``."""
+        """For all steps, what backward reads besides the saved values: ``(steps, batch, .)``."""
         words = [f"{word}s" for word in self.carried.values()]
         return ["output", *words] if self.reads_h else words
 
@@ -105,11 +106,11 @@ class Cell:
         return (*summed, *products[sums:], *shares[sums:])
 
     def of_h(self, terms: Tensor) -> Tensor:
-        """Of ``(*, terms * hidden)`` the part that belongs to the product with h."""
+        """The part of ``(*, terms * hidden)`` that belongs to the product with h."""
         return terms[..., : terms.shape[-1] // self.terms * self.gates] if self.apart else terms
 
     def of_input(self, terms: Tensor) -> Tensor:
-        """Of ``(*, terms * hidden)`` the part that belongs to the input's share."""
+        """The part of ``(*, terms * hidden)`` that belongs to the input's share."""
         if not self.apart:
             return terms
         hidden = terms.shape[-1] // self.terms
@@ -117,16 +118,16 @@ class Cell:
         return torch.cat([terms[..., :sums], terms[..., self.gates * hidden :]], -1)
 
 
-CELLS: list[Cell] = []  # all that _ops.define has made
+CELLS: list[Cell] = []  # everything that _ops.define has made
 
 
 def complete(given: tuple[Any, ...], names: list[str]) -> tuple[Any, ...]:
-    """All arguments: the dispatcher strips the last ones where they are None."""
+    """All arguments: the dispatcher strips the last ones if they are None."""
     return (*given, *[None] * (len(names) - len(given)))
 
 
 def check_types(op: str, cell: Cell, names: Sequence[str], values: Sequence[Any]) -> None:
-    """Raises TypeError unless all are tensors, but for what is optional."""
+    """Raises TypeError unless all are tensors, or None where that is allowed."""
     for name, value in zip(names, values, strict=True):
         if isinstance(value, Tensor):
             continue
@@ -135,5 +136,5 @@ def check_types(op: str, cell: Cell, names: Sequence[str], values: Sequence[Any]
 
 
 def one_or_all(results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | Tensor:
-    """As an op returns them: one tensor is no tuple."""
+    """The results in an op's form: a single tensor is not in a tuple."""
     return results if len(results) > 1 else results[0]

@@ -1,4 +1,4 @@
-"""The checks of a recurrent cell's arguments, of fake tensors: csrc/recurrent_checks.h."""
+"""Argument checks of a recurrent cell for fake tensors: csrc/recurrent_checks.h."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATE = "(batch, hidden_size)"
 def _check_inputs(
     cell: Cell, op: str, input: Tensor, steps: bool, named: Sequence[tuple[Any, str]]
 ) -> None:
-    """``named``: the parameters, then the states."""
+    """``named``: the parameters, and then the states."""
     check_floating(input, op, "input")
     for t, name in named:
         if t is not None or name not in cell.weights.optional:
@@ -60,7 +60,7 @@ def check_layer(cell: Cell, tensors: Sequence[Tensor]) -> None:
 
 
 def _cut(named: list[Any], *counts: int) -> Iterator[list[Any]]:
-    """So many, so many more, and the rest."""
+    """Splits into groups of these counts, and the rest."""
     for count in counts:
         yield named[:count]
         named = named[count:]

@@ -1,7 +1,8 @@
-"""The ops over time by a cell's formulas: what the kernels compute, differentiable, step by step.
+"""The ops over time, computed step by step with a cell's formulas: like the kernels, but
+differentiable.
 
-For second gradients and forward mode, and for vmap over parameters, in which all tensors have one
-more dimension in front. The arithmetic is that of the tensors' type.
+They are used for second gradients and forward mode, and for vmap over parameters, where all tensors
+have one more dimension in front. The arithmetic has the tensors' type.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from my_ops.recurrent._cell import Cell
 from my_ops.recurrent._weights import Linear
 
 Tensors = Sequence[Tensor]
-Parameters = Sequence[Any]  # those that are optional may be None
+Parameters = Sequence[Any]  # optional ones may be None
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which the ops compute, and keep what a unit carries besides h."""
+    """The type in which the ops compute, and in which they keep what a unit carries besides h."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -30,16 +31,16 @@ def in_compute_dtype(tensors: Sequence[Any]) -> list[Any]:
 
 
 def running_steps(input: Tensor, lengths: Tensor) -> Tensor:
-    """Whether a row still runs, ``(*, steps, batch, 1)``; without arange, for DTensor's sake."""
+    """Whether a row still runs, ``(*, steps, batch, 1)``. Without arange, because of DTensor."""
     steps = input.new_ones(input.shape[:-1], dtype=torch.int64).cumsum(-2)
     return (steps <= lengths.unsqueeze(-2)).unsqueeze(-1)
 
 
 class Rows(NamedTuple):
-    """What a step does to a row, ``(*, steps, batch, 1)``; of all steps, or of one.
+    """What a step does to a row, ``(*, steps, batch, 1)``, for all steps or for one.
 
-    ``runs``: whether the row still runs, None where all do; ``reset``: whether its state is zero
-    before the step, None where none is. A row that has ended is not reset.
+    ``runs``: whether the row still runs, or None if all do. ``reset``: whether its state is zero
+    before the step, or None if none is. A row that has ended is not reset.
     """
 
     runs: Tensor | None = None
@@ -47,7 +48,8 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(input: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Rows:
-        """From arguments of an op; ``input`` may be any tensor ``(*, steps, batch, .)``."""
+        """Makes them from an op's arguments. ``input`` may be any tensor ``(*, steps, batch,
+        .)``."""
         runs = None if lengths is None else running_steps(input, lengths)
         if reset is not None:
             reset = reset.unsqueeze(-1)
@@ -58,11 +60,12 @@ class Rows(NamedTuple):
         return Rows(*(None if mask is None else mask.select(-3, t) for mask in self))
 
     def run(self, yes: Tensor, no: Tensor | float) -> Tensor:
-        """``yes`` in rows that run, else ``no``."""
+        """``yes`` in rows that run, otherwise ``no``."""
         return yes if self.runs is None else torch.where(self.runs, yes, no)
 
     def clear(self, tensors: Sequence[Any]) -> list[Any]:
-        """States before a step, their tangents or gradients: chosen, as 0 times NaN is NaN."""
+        """For states before a step, their tangents or gradients. Selects, because 0 times NaN is
+        NaN."""
         if self.reset is None:
             return list(tensors)
         return [None if t is None else t.masked_fill(self.reset, 0.0) for t in tensors]
@@ -80,16 +83,16 @@ def _product(x: Tensor, linear: Linear) -> Tensor:
 
 
 class Step(NamedTuple):
-    """What backward reads of a step: states are h, then what is carried."""
+    """What backward reads of a step. States are h, and then what is carried."""
 
-    before: Sequence[Any]  # cleared; h None where the cell does not read it
+    before: Sequence[Any]  # cleared; h is None if the cell does not read it
     after: Sequence[Any]
     saved: tuple[Tensor, ...]
     rows: Rows
 
 
 def _stack(steps: list[Tensor], like: Tensor, columns: int) -> Tensor:
-    """Of ``like``, ``(*, steps, batch, .)``, the shape if there are no steps."""
+    """If there are no steps, the shape comes from ``like``, ``(*, steps, batch, .)``."""
     return torch.stack(steps, -3) if steps else like.new_empty((*like.shape[:-1], columns))
 
 
@@ -98,7 +101,7 @@ def _walk(
 ) -> Iterator[Step]:
     of_input, of_h = cell.weights.linears(cell, states[0].shape[-1], *parameters)
     shares = _product(input, of_input)
-    for t in range(input.shape[-3]):  # DTensor unbinds no sharded dimension
+    for t in range(input.shape[-3]):  # DTensor cannot unbind a sharded dimension
         here = rows.at(t)
         h, *carried = states = here.clear(states)
         z = cell.join(shares.select(-3, t), _product(h, of_h))
@@ -112,7 +115,7 @@ def _walk(
 def forward(
     cell: Cell, input: Tensor, states: Tensors, parameters: Parameters, rows: Rows
 ) -> tuple[Tensor, ...]:
-    """What NAME_forward returns: the output, the last states, the saved values, the sequences."""
+    """The results of NAME_forward: the output, the last states, the saved values, the sequences."""
     hidden = states[0].shape[-1]
     steps = list(_walk(cell, input, states, parameters, rows))
     outputs = [s.rows.run(s.after[0], 0.0) for s in steps]
@@ -129,7 +132,7 @@ def forward(
 def _walk_back(
     cell: Cell, grads: Sequence[Tensor | None], steps: Sequence[Step], of_h: Tensor, zeros: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The gradients of the terms of every step, and of the states before the first."""
+    """The gradients of the terms of every step, and of the states before the first step."""
     grad_output, *grad_last = grads
     grad_states = [zeros if g is None else g.to(zeros.dtype) for g in grad_last]
     terms: list[Tensor] = []
@@ -159,11 +162,11 @@ def backward(
     of_h: Tensor,
     rows: Rows,
 ) -> tuple[Tensor, ...]:
-    """What NAME_backward returns: the gradients of the terms of all steps and of the states.
+    """The results of NAME_backward: the gradients of the terms of all steps, and of the states.
 
-    ``grads`` are of the output and of the last states; ``sequences`` h and what is carried after
-    every step, ``states`` the same before the first, h None where the cell does not read it;
-    ``of_h`` is the matrix of the product with h.
+    ``grads`` are those of the output and of the last states. ``sequences`` are h and what is
+    carried after every step, and ``states`` the same before the first; h is None if the cell does
+    not read it. ``of_h`` is the matrix of the product with h.
     """
     steps, before = [], states
     for t in range(kept.shape[-3]):
@@ -185,7 +188,7 @@ def gradient(
     parameters: Parameters,
     rows: Rows,
 ) -> tuple[Tensor, ...]:
-    """What NAME_backward returns, and the output, from the arguments of the op."""
+    """The results of NAME_backward, and the output, from the arguments of the op."""
     dtype, count, hidden = input.dtype, len(states), states[0].shape[-1]
     input, *rest = in_compute_dtype([input, *states, *parameters])
     states, parameters = rest[:count], rest[count:]
@@ -240,8 +243,8 @@ def jvp(
 def _pushed(
     cell: Cell, k: int, saved: Tensors, before: Tensors, after: Tensors, tangents: Tensors
 ) -> Tensor:
-    """The tangent of state ``k`` after a step: a unit's Jacobian has a row for each of its states,
-    which is what backward makes of a gradient of 1 there and 0 elsewhere."""
+    """The tangent of state ``k`` after a step. A unit's Jacobian has a row for each of its states,
+    which is the result of backward for a gradient of 1 in that state and 0 elsewhere."""
     grads = [torch.ones_like(s) if i == k else torch.zeros_like(s) for i, s in enumerate(after)]
     grad_z, grad_h, grad_carried = cell.backward(
         tuple(saved), tuple(before[1:]), tuple(after[1:]), before[0], grads[0], tuple(grads[1:])

@@ -1,4 +1,5 @@
-"""The gradients of a cell's ops: first by the kernels of NAME_backward, then by the formulas."""
+"""The gradients of a cell's ops: the first with the kernels of NAME_backward, further ones with the
+formulas."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Call = Callable[..., Any]
 
 
 def register(cell: Cell) -> tuple[Call, Call]:
-    """NAME_cell and NAME for callers in a hurry: see register_gradient."""
+    """Returns faster ways to call NAME_cell and NAME: see register_gradient."""
     states, calls = len(cell.states), []
     for name, function, arguments, results, kept in (
         (f"{cell.name}_cell", _step(cell), cell.step_arguments, states, 1),
@@ -38,7 +39,7 @@ def register(cell: Cell) -> tuple[Call, Call]:
 
 
 def _signature(names: Sequence[str], optional: Sequence[str]) -> Signature:
-    """For register_gradient, which asks for names and defaults: None of what is optional."""
+    """For register_gradient, which needs names and defaults. Optional arguments default to None."""
     kind, defaults = Parameter.POSITIONAL_OR_KEYWORD, dict.fromkeys(optional)
     return Signature([Parameter(n, kind, default=defaults.get(n, Parameter.empty)) for n in names])
 
@@ -63,7 +64,7 @@ def _asked(grads: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor
 def _without_what_takes_no_part(
     rows: Rows, lengths: Tensor | None, input: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Both with 0 there: it must not reach sums, as 0 times NaN is NaN."""
+    """Both with 0 there. Such values must not reach sums, because 0 times NaN is NaN."""
     if rows.runs is None or lengths is None:
         return input, list(states)
     none = (lengths <= 0).unsqueeze(1)
@@ -71,9 +72,9 @@ def _without_what_takes_no_part(
 
 
 def _step(cell: Cell) -> type[torch.autograd.Function]:
-    """Of NAME_cell: its arguments are the input, the parameters, the states."""
+    """For NAME_cell, whose arguments are the input, the parameters and the states."""
     weights, reads_h, count = cell.weights, cell.reads_h, len(cell.states)
-    end = 1 + len(weights.names)  # of the parameters, where h stands
+    end = 1 + len(weights.names)  # of the parameters, where h is
     read = end if reads_h else end + 1
     forward_op = getattr(ops, f"{cell.name}_cell_forward")
     backward_op = getattr(ops, f"{cell.name}_cell_backward")
@@ -126,7 +127,7 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
 
 
 def _layer(cell: Cell) -> type[torch.autograd.Function]:
-    """Of NAME: its arguments are the input, the states, the parameters, OF_ROWS."""
+    """For NAME, whose arguments are the input, the states, the parameters and OF_ROWS."""
     weights, reads_h, count = cell.weights, cell.reads_h, len(cell.states)
     start, end = 1 + count, 1 + count + len(weights.names)  # of the parameters
     recurrent = weights.names.index(weights.recurrent)
@@ -194,7 +195,7 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
 def _saving(
     function: type[torch.autograd.Function], results: int, kept: int
 ) -> type[torch.autograd.Function]:
-    """Of the op that returns what backward needs, for transforms around one that runs it."""
+    """For the op that returns what backward needs, for transforms around one that runs it."""
 
     class Saving(function):  # type: ignore[misc, valid-type]
         @staticmethod

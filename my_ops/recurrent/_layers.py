@@ -1,8 +1,8 @@
-"""What the layers with a module per layer and direction share: LLTM's, with its regularisers.
+"""What layers with a module per layer and direction share: LLTM's, with its regularisers.
 
-A cell's own module says which ops they call and holds the docstrings. The names of classes say what
-they assume: Carrying a state ``(h, c)``, OneMatrix the parameters of ``_weights.OneMatrix``.
-TorchScript compiles all of them, hence how types and branches are written.
+A cell's own module says which ops they call, and has the docstrings. The names of classes say what
+they assume: Carrying means a state ``(h, c)``, OneMatrix the parameters of ``_weights.OneMatrix``.
+TorchScript compiles all of them, which explains how types and branches are written.
 """
 
 import math
@@ -31,13 +31,13 @@ from my_ops.recurrent._formulas import running_steps
 class Parameters(nn.Module):
     """The parameters of one direction of one layer, and the cell's ops with them.
 
-    ``_op_parameters`` are those that the ops take, with DropConnect of probability
-    ``weight_dropout`` in training.
+    ``_op_parameters`` are the parameters that the ops take; in training with DropConnect of
+    probability ``weight_dropout``.
     """
 
     __constants__ = ["_name", "_gates"]  # noqa: RUF012
-    _name: str = ""  # in messages
-    _gates: int = 0  # of a unit, which has as many biases
+    _name: str = ""  # used in messages
+    _gates: int = 0  # per unit, which has as many biases
     input_size: int
     hidden_size: int
 
@@ -59,7 +59,7 @@ class Parameters(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
+        """Draws every parameter again."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
@@ -96,8 +96,8 @@ class OneMatrixParameters(Parameters):
     def _op_parameters(self, weight_dropout: MaybeFloat) -> Tensors:
         weights, bias = self.weights, self.bias
         if bias is None:
-            # The ops take no None. Made anew each call: a buffer would not go through what fills,
-            # casts and shards parameters.
+            # The ops do not take None. This is made in every call, because a buffer would not
+            # follow when parameters are filled, cast or sharded.
             bias = weights.new_zeros(self._gates * self.hidden_size)
         if weight_dropout is not None and self.training:
             recurrent = F.dropout(weights[:, : self.hidden_size], weight_dropout)
@@ -141,7 +141,7 @@ class CarryingDirection(Parameters):
         zoneout: float,
         reset: MaybeTensor,
     ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
-        """``_sequence`` step by step."""
+        """``_sequence``, step by step."""
         if lengths is None:
             runs = torch.ones([x.size(0), x.size(1), 1], dtype=torch.bool, device=x.device)
         else:
@@ -153,7 +153,7 @@ class CarryingDirection(Parameters):
                 cleared = reset[t].unsqueeze(1) & running
                 h, c = h.masked_fill(cleared, 0.0), c.masked_fill(cleared, 0.0)
             new_h, new_c = self._one_step(x[t], h, c, parameters)
-            h, c = h.to(new_h.dtype), c.to(new_c.dtype)  # of autocast
+            h, c = h.to(new_h.dtype), c.to(new_c.dtype)  # autocast may change the dtype
             if self.training:
                 kept = torch.rand_like(new_h) < zoneout
                 new_h = torch.where(kept, h, new_h)
@@ -170,7 +170,7 @@ class CarryingLayer(CarryingLayerCall, nn.Module):
     __constants__ = ["_name"]  # noqa: RUF012
     __jit_unused_properties__ = ["all_weights"]  # noqa: RUF012
     _direction: type[CarryingDirection]
-    # What forward asks in place of the probabilities: torch.compile would begin anew at a float
+    # forward checks these instead of the probabilities: torch.compile would recompile for a float
     # that is compared.
     _has_dropout: bool
     _has_weight_dropout: bool
@@ -224,7 +224,7 @@ class CarryingLayer(CarryingLayerCall, nn.Module):
         super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
-        """Draws every parameter anew."""
+        """Draws every parameter again."""
         for cell in self.cells:
             cell.reset_parameters()  # type: ignore[operator]
 
@@ -234,7 +234,7 @@ class CarryingLayer(CarryingLayerCall, nn.Module):
         return [list(cell.parameters()) for cell in self.cells]
 
     def flatten_parameters(self) -> None:
-        """Does nothing: for programs written for ``torch.nn.LSTM``."""
+        """Does nothing; for programs written for ``torch.nn.LSTM``."""
 
     def _initial(self, x: Tensor, states: MaybeTensors, one: bool) -> Tensors:
         if states is None:

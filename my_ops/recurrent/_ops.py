@@ -1,17 +1,17 @@
-"""What the dispatcher needs of a cell's ops, made from its description: fake kernels, gradients,
-rules of vmap and autocast, FLOP formulas. my_ops.distributed adds rules of sharding.
+"""What the dispatcher needs for a cell's ops, made from its description: fake kernels, gradients,
+rules for vmap and autocast, FLOP formulas. my_ops.distributed adds sharding rules.
 
-The ops, whose schemas stand in csrc/bindings.cpp: NAME over all steps and NAME_cell of one; the
-same with _forward, which return what backward needs as well; and with _backward. The names of their
+The schemas of the ops are in csrc/bindings.cpp: NAME for all steps and NAME_cell for one; the same
+with _forward, which also return what backward needs; and with _backward. The names of their
 arguments are in ``_cell.py``. Results:
 
     NAME_cell           the new states, h first
-    NAME_cell_forward   and ``gates``, the saved values (batch, saved * hidden)
-    NAME_cell_backward  grad_gates, of the terms (batch, terms * hidden); the gradients of old_h,
-                        other than through the weights, where the cell reads h, and of what it
+    NAME_cell_forward   also ``gates``, the saved values (batch, saved * hidden)
+    NAME_cell_backward  grad_gates, of the terms (batch, terms * hidden); the gradients of old_h
+                        without the part through the weights, if the cell reads h, and of what it
                         carries
     NAME                output, and the last states
-    NAME_forward        and ``gates`` of every step; what is carried after every step
+    NAME_forward        also ``gates`` of every step; what is carried after every step
     NAME_backward       grad_gates of every step; the gradients of all states
 """
 
@@ -33,7 +33,7 @@ Call = Callable[..., Any]
 
 
 def define(cell: Cell) -> tuple[Call, Call]:
-    """Registers all that belongs to a cell, once; returns NAME_cell and NAME for its functions."""
+    """Registers everything for a cell, once. Returns NAME_cell and NAME for its functions."""
     _register_fakes(cell)
     _register_flops(cell)
     _vmap.register(cell)
@@ -49,7 +49,7 @@ def define(cell: Cell) -> tuple[Call, Call]:
 
 def _register_fakes(cell: Cell) -> None:
     count = len(cell.states)
-    first_state = count + 2 + len(cell.sequences)  # that backward reads
+    first_state = count + 2 + len(cell.sequences)  # the first state that backward reads
 
     def states_of_step(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         _checks.check_step(cell, tensors)

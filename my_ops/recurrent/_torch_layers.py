@@ -1,8 +1,8 @@
-"""What the layers with torch's parameters share: LSTM's and GRU's, drop-in for torch.nn's.
+"""What layers with torch's parameters share: LSTM's and GRU's, drop-in replacements for torch.nn's.
 
-The parameters stand on the layer itself, under torch's names. A layer is a ``torch.nn.RNNBase``,
-which makes, draws, copies and saves them, but neither a ``torch.nn.LSTM`` nor a ``torch.nn.GRU``:
-torch.compile refuses to trace these and every subclass of them.
+The layer itself has the parameters, under torch's names. It is a ``torch.nn.RNNBase``, which makes,
+draws, copies and saves them, but neither a ``torch.nn.LSTM`` nor a ``torch.nn.GRU``: torch.compile
+does not trace these or their subclasses.
 """
 
 from itertools import chain
@@ -23,11 +23,11 @@ from my_ops.recurrent._calls import (
 
 
 class TorchLayer(LayerCall, nn.RNNBase):
-    """``_direction`` runs the op over one direction of one layer."""
+    """``_direction`` runs the op for one direction of one layer."""
 
     __constants__ = [*nn.RNNBase.__constants__, "_name", "_hidden_messages"]  # noqa: RUF012
     _name: str
-    _hidden_messages: list[str]  # torch's, of each state: {} for the shapes
+    _hidden_messages: list[str]  # torch's messages for each state, with {} for the shapes
 
     def _direction(
         self,
@@ -41,20 +41,20 @@ class TorchLayer(LayerCall, nn.RNNBase):
         raise NotImplementedError
 
     def flatten_parameters(self) -> None:
-        """Does nothing without projections: my_ops needs no parameters in one piece of memory, in
-        which some would not be aligned."""
+        """Does nothing without projections: my_ops does not need the parameters in a single block
+        of memory, where some would not be aligned."""
         if self.proj_size > 0:
             super().flatten_parameters()
 
     def _in_a_row(self) -> Tensors:
-        """The parameters of all layers, with what hooks and parametrizations made of them."""
+        """The parameters of all layers, after hooks and parametrizations."""
         if torch.jit.is_scripting():
             return self._flat_weights  # type: ignore[return-value]
         else:
             return list(chain.from_iterable(self.all_weights))
 
     def _sizes(self) -> list[int]:
-        """Of each state."""
+        """The size of each state."""
         return [self.hidden_size] * len(self._hidden_messages)
 
     def _initial(self, x: Tensor, states: MaybeTensors, one: bool) -> Tensors:

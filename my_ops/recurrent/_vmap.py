@@ -1,7 +1,7 @@
-"""What ``torch.vmap`` does to a cell's ops: the batch takes in the dimension that is mapped over.
+"""The rules of ``torch.vmap`` for a cell's ops: the mapped dimension is folded into the batch.
 
-Where each element has other parameters, which no fold reaches, the cell's formulas run step by step
-with batched products.
+If each element has its own parameters, this is not possible, and the cell's formulas run step by
+step with batched products.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def _all_front(tensors: Any, in_dims: Any, size: int) -> list[Any]:
 
 
 def _fold(t: Tensor | None) -> Tensor | None:
-    """(size, steps, batch, .) or (size, batch, .) or (size, batch) without ``size``."""
+    """Folds (size, steps, batch, .), (size, batch, .) or (size, batch), so that ``size`` is
+    gone."""
     if t is None:
         return None
     return t.transpose(0, 1).flatten(1, 2) if t.dim() == 4 else t.flatten(0, 1)
@@ -48,7 +49,8 @@ def _fold_of_rows(lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor 
 
 
 def _unfold_batch(results: tuple[Tensor, ...], size: int) -> Result:
-    """(steps, size * batch, .) and (size * batch, .) with the dimension of ``size`` by itself."""
+    """Unfolds (steps, size * batch, .) and (size * batch, .), so that ``size`` has its own
+    dimension."""
     split = tuple(t.unflatten(t.dim() - 2, (size, t.shape[-2] // size)) for t in results)
     return split, tuple(t.dim() - 3 for t in split)
 
@@ -56,7 +58,7 @@ def _unfold_batch(results: tuple[Tensor, ...], size: int) -> Result:
 def _forward(
     cell: Cell, input: Tensor, states: list[Tensor], parameters: list[Any], rows: Rows
 ) -> tuple[Tensor, ...]:
-    """NAME_forward of tensors with one more dimension in front."""
+    """NAME_forward for tensors with one more dimension in front."""
     dtype = input.dtype
     if dtype != torch.float64 and torch.is_autocast_enabled(input.device.type):
         dtype = torch.get_autocast_dtype(input.device.type)
@@ -64,7 +66,7 @@ def _forward(
         input, *states = (t.float() for t in (input, *states))
         parameters = [None if p is None else p.float() for p in parameters]
     results = _formulas.forward(cell, input, states, parameters, rows)
-    own = 2 + len(states)  # the results of the type of the arguments
+    own = 2 + len(states)  # the results that have the type of the arguments
     return *(t.to(dtype) for t in results[:own]), *results[own:]
 
 
@@ -90,7 +92,7 @@ def _register_layer(cell: Cell, name: str, results: int) -> None:
 
 def _register_layer_backward(cell: Cell) -> None:
     op, count = getattr(ops, f"{cell.name}_backward"), 1 + len(cell.states)
-    at = len(cell.backward_arguments) - len(OF_ROWS) - 1  # of the recurrent weights
+    at = len(cell.backward_arguments) - len(OF_ROWS) - 1  # the position of the recurrent weights
 
     @register_rule(f"{cell.name}_backward")
     def _(info: Any, in_dims: Dims, *given: Any) -> Result:

@@ -1,8 +1,9 @@
-"""How the parameters of a cell make pre-activations: which matrices and biases, of which shapes.
+"""How pre-activations are computed from a cell's parameters: which matrices and biases, with which
+shapes.
 
-``names`` are those of the ops' arguments, ``optional`` those that may be None; the first
-``matrices`` of them are what products are made of, and ``recurrent`` is the one that the backward
-op over all steps takes. Gradients are made of those of the terms, and can be differentiated.
+``names`` are the names of the ops' arguments, ``optional`` those that may be None. The first
+``matrices`` of them are factors of products, and ``recurrent`` is the one that the backward op over
+all steps takes. Gradients are computed from those of the terms, and can be differentiated.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from my_ops.recurrent._cell import Cell
 
 Linear = tuple[Tensor, Tensor | None]  # a weight and a bias, or None
-Needs = Sequence[bool]  # which gradients are asked for
+Needs = Sequence[bool]  # which gradients are needed
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class OneMatrix:
     def linears(
         self, cell: Cell, hidden: int, weights: Tensor, bias: Tensor
     ) -> tuple[Linear, Linear]:
-        """Of the input and of h; all with one more dimension in front, or without."""
+        """For the input and for h; all may have one more dimension in front."""
         bias = bias.reshape(*weights.shape[:-2], cell.terms * hidden)
         return (weights[..., hidden:], bias), (weights[..., :hidden], None)
 
@@ -76,13 +77,13 @@ class OneMatrix:
         check(weights.shape[1] >= hidden, message)
 
     def grad_input(self, cell: Cell, grad: Tensor, hidden: int, weights: Tensor, _: Any) -> Tensor:
-        """``grad`` of any leading dimensions."""
+        """``grad`` may have any leading dimensions."""
         return ops.linear(grad, weights[:, hidden:].mT)
 
     def grad_step(
         self, cell: Cell, grad: Tensor, hidden: int, needs: Needs, weights: Tensor, _: Any
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Of the input and of h in one step, ``needs`` which; ``grad`` is ``(batch, .)``."""
+        """For the input and for h in one step; ``needs`` says which. ``grad`` is ``(batch, .)``."""
         grad_x = grad_h = None
         if all(needs):
             grad_h, grad_x = _gemm(grad, weights, None).tensor_split([hidden], dim=1)
@@ -102,7 +103,7 @@ class OneMatrix:
         weights: Tensor,
         bias: Tensor,
     ) -> list[Tensor | None]:
-        """From the input and h before every step, of leading dimensions as ``grad`` has."""
+        """From the input and h before every step, with the same leading dimensions as ``grad``."""
         grad_weights: Tensor | None = None
         grad_bias: Tensor | None = None
         if needs[0]:
@@ -200,11 +201,11 @@ class TwoMatrices:
             total = _sum_of_rows(grad)
             if needs[2]:
                 grads[2] = cell.of_input(total)
-            if needs[3]:  # never the same tensor as the other
+            if needs[3]:  # must not be the same tensor as the other
                 grads[3] = cell.of_h(total).clone() if needs[2] else cell.of_h(total)
         return grads
 
 
 def _sum_of_rows(grad: Tensor) -> Tensor:
-    """``(*, size)``, of one or two dimensions in front."""
+    """The sum over the rows of ``(*, size)``, with one or two dimensions in front."""
     return grad.sum((0,) if grad.dim() == 2 else (0, 1))

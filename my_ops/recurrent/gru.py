@@ -1,4 +1,4 @@
-"""GRU, drop-in for torch's: description, functions, layers."""
+"""GRU, a drop-in replacement for torch's: description, functions, layers."""
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ def gru_cell(
     bias_hh: Tensor | None,
     old_h: Tensor,
 ) -> Tensor:
-    """One step of GRU, as of ``torch.nn.GRUCell``.
+    """One step of GRU, like ``torch.nn.GRUCell``.
 
     ``x = input @ weight_ih.T + bias_ih``, ``p = old_h @ weight_hh.T + bias_hh``, with the gates in
     torch's order: reset, update, candidate. ``r, u = sigmoid(x + p)``; ``n = tanh(x_n + r * p_n)``;
@@ -68,7 +68,7 @@ def gru_cell(
 
     Returns:
         ``new_h``, ``(batch, hidden_size)``. The 16-bit types compute in float32. The gradient goes
-        to all six and can be differentiated again.
+        to all six arguments and can be differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -103,9 +103,9 @@ def gru(
         lengths, reset: as in :func:`lltm`.
 
     Returns:
-        ``(output, h_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, 0 beyond a row's
-        end, and the state at every row's end. The gradient goes to all six and can be
-        differentiated again.
+        ``(output, h_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``, and
+        is 0 after a row's end; ``h_n`` is the state at every row's end. The gradient goes to the
+        first six arguments and can be differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -123,13 +123,13 @@ def gru(
 
 
 class GRUCell(PlainStepCall, nn.GRUCell):
-    """``torch.nn.GRUCell`` by :func:`my_ops.gru_cell`.
+    """A ``torch.nn.GRUCell`` that calls :func:`my_ops.gru_cell`.
 
-    It is a ``torch.nn.GRUCell``: arguments, parameters, their initialisation, state dict, call.
+    Arguments, parameters, their initialisation, state dict and calls are torch's.
 
     Raises:
         TypeError: an argument is not a tensor.
-        ValueError: ``input`` has other dimensions.
+        ValueError: ``input`` has another number of dimensions.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
 
@@ -145,24 +145,23 @@ class GRUCell(PlainStepCall, nn.GRUCell):
 
 
 class GRU(PlainLayerCall, TorchLayer):
-    """GRU over time, in one or more layers and directions: drop-in for ``torch.nn.GRU``.
+    """GRU over time, in one or more layers and directions, like ``torch.nn.GRU``.
 
-    Arguments, parameters, their names and initialisation, state dict and call are those of
-    ``torch.nn.GRU``, and so are its results; ``lengths`` and ``reset`` come on top. It is no
-    ``torch.nn.GRU`` for ``isinstance``, as torch.compile refuses to trace one, but a
-    ``torch.nn.RNNBase``.
+    Arguments, parameters, their names and initialisation, state dict, calls and results are those
+    of ``torch.nn.GRU``; ``lengths`` and ``reset`` are added. It is a ``torch.nn.RNNBase``, but not
+    a ``torch.nn.GRU`` for ``isinstance``, because torch.compile does not trace those.
 
-    Shapes: ``layer(input, h_0, lengths, reset)``; input ``(steps, batch, input_size)``,
+    The call is ``layer(input, h_0, lengths, reset)``. input is ``(steps, batch, input_size)``, or
     ``(batch, steps, input_size)`` with ``batch_first``, without the batch for one sequence, or a
-    ``PackedSequence``; h_0 ``(num_layers * directions, batch, hidden_size)``, zeros if left out;
-    lengths and reset as in :func:`my_ops.lltm`, reset laid out like input. Where it is True no
-    state crosses from the step before to that one, nor back in the other direction. Returns
-    ``output, h_n``: output ``(steps, batch, directions * hidden_size)``, packed as the input was,
-    and the state at the ends, shaped like h_0.
+    ``PackedSequence``. h_0 is ``(num_layers * directions, batch, hidden_size)``, zeros by default.
+    lengths and reset are as in :func:`my_ops.lltm`, with reset laid out like input. Where reset is
+    True, no state passes from the step before to that step, nor back in the other direction. The
+    result is ``output, h_n``: output is ``(steps, batch, directions * hidden_size)``, packed if the
+    input was, and the state at the ends has the shape of h_0.
 
     Raises:
         TypeError: an argument is not a tensor.
-        ValueError: the shape of ``input`` does not fit, or ``lengths``, or ``reset``.
+        ValueError: the shape of ``input``, ``lengths`` or ``reset`` does not fit.
         RuntimeError: the state's shape, dtypes or devices do not fit.
     """
 

@@ -1,4 +1,4 @@
-"""LLTM, a recurrent unit with three gates and no forget gate: description, functions, layers."""
+"""LLTM, a recurrent cell with three gates and no forget gate: description, functions, layers."""
 
 from typing import Tuple  # noqa: UP035  TorchScript reads these
 
@@ -65,7 +65,7 @@ _lltm_cell, _lltm = define(CELL)
 def lltm_cell(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One step of LLTM, a recurrent unit with three gates and no forget gate.
+    """One step of LLTM, a recurrent cell with three gates and no forget gate.
 
     ``gates = [old_h, input] @ weights.T + bias`` in the order input, output, candidate;
     ``i, o = sigmoid``; ``g = elu``; ``new_cell = old_cell + g * i``; ``new_h = tanh(new_cell) *
@@ -79,7 +79,7 @@ def lltm_cell(
 
     Returns:
         ``(new_h, new_cell)``, both ``(batch, hidden_size)``. The 16-bit types compute in float32.
-        The gradient goes to all five and can be differentiated again.
+        The gradient goes to all five arguments and can be differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -109,17 +109,18 @@ def lltm(
         h0, c0: ``(batch, hidden_size)``, the state before the first step.
         weights: ``(3 * hidden_size, hidden_size + input_size)``.
         bias: ``(3 * hidden_size,)`` or ``(1, 3 * hidden_size)``.
-        lengths: ``(batch,)``, int64, on the device of ``input``, in any order: row ``b`` ends after
-            ``lengths[b]`` steps, which may be 0. What stands in ``input`` beyond does not matter.
-            Values outside 0 to steps count as the nearest of these. None: every row has all steps.
-        reset: ``(steps, batch)``, bool, on the device of ``input``: where True, ``h`` and the cell
-            state are zero before that step, whatever they were, NaN included, and no gradient goes
-            through them. Beyond a row's end it does not matter. None: nowhere.
+        lengths: ``(batch,)``, int64, on the device of ``input``, in any order. Row ``b`` ends after
+            ``lengths[b]`` steps, which may be 0; later values in ``input`` are ignored. Lengths are
+            clamped to the range from 0 to steps. None: every row has all steps.
+        reset: ``(steps, batch)``, bool, on the device of ``input``. Where True, ``h`` and the cell
+            state are zero before that step, even if they were NaN, and no gradient goes through
+            them. After a row's end it is ignored. None: no resets.
 
     Returns:
-        ``(output, h_n, c_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, 0 beyond a
-        row's end, and the state at every row's end. The cell state of the 16-bit types is kept in
-        float32 between steps. The gradient goes to all five and can be differentiated again.
+        ``(output, h_n, c_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``,
+        and is 0 after a row's end; ``h_n`` and ``c_n`` are the state at every row's end. In 16 bits
+        the cell state is kept in float32 between steps. The gradient goes to the first five
+        arguments and can be differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -137,7 +138,7 @@ def lltm(
 
 
 class _Ops(OneMatrixParameters):
-    """What the layers call."""
+    """The ops that the layers call."""
 
     _gates = CELL.gates
 
@@ -163,7 +164,7 @@ class _Ops(OneMatrixParameters):
 
 
 class LLTMCell(_Ops, CarryingCell):
-    """:func:`my_ops.lltm_cell` with its parameters, called like ``torch.nn.LSTMCell``.
+    """A layer that runs :func:`my_ops.lltm_cell`, called like ``torch.nn.LSTMCell``.
 
     Args:
         input_size, hidden_size: sizes of the last dimension of input and state.
@@ -174,12 +175,12 @@ class LLTMCell(_Ops, CarryingCell):
     ``(3 * hidden_size,)`` or None, drawn from U(-1/sqrt(hidden_size), 1/sqrt(hidden_size)).
 
     Shapes: ``cell(input, (h, c))`` with input ``(batch, input_size)`` and h, c
-    ``(batch, hidden_size)`` (zeros if left out) returns ``(h, c)``; all without the batch for one
-    row.
+    ``(batch, hidden_size)`` (zeros by default) returns ``(h, c)``. For a single row, leave out the
+    batch everywhere.
 
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
-        ValueError: ``input`` has other dimensions.
+        ValueError: ``input`` has another number of dimensions.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
 
@@ -189,7 +190,7 @@ class LLTMCell(_Ops, CarryingCell):
 class LLTMDirection(_Ops, CarryingDirection):
     """One direction of one layer of :class:`LLTM`, over all steps of a call.
 
-    Shapes: as of :func:`my_ops.lltm`; the probabilities as of :class:`LLTM`, None for 0.
+    Shapes are those of :func:`my_ops.lltm`, probabilities those of :class:`LLTM`, or None for 0.
     """
 
 
@@ -198,36 +199,38 @@ class LLTM(CarryingLayer):
 
     Args:
         input_size, hidden_size: sizes of the last dimension of input and state.
-        num_layers: layers, each taking the output of the one before.
+        num_layers: number of layers; each takes the output of the one before.
         bias: whether to add learned biases.
         batch_first: whether input and output are ``(batch, steps, size)``.
-        dropout: probability, in training, of an element of every layer's output but the last's.
+        dropout: probability, in training, that an output element of a layer is dropped, except in
+            the last layer.
         bidirectional: whether a second direction runs from the end; outputs are concatenated.
-        weight_dropout: DropConnect: probability, in training, of a recurrent weight, drawn once for
-            all steps of a call.
-        zoneout: probability, in training, that an element of ``h`` keeps its value of the step
-            before; in evaluation the mean of that. Runs step by step: many times slower.
+        weight_dropout: DropConnect: probability, in training, that a recurrent weight is dropped;
+            drawn once per call, for all steps.
+        zoneout: probability, in training, that an element of ``h`` keeps its value from the step
+            before; in evaluation ``h`` is the expected value of that. Runs step by step, which is
+            many times slower.
         device, dtype: of the parameters.
 
-    Parameters stand in ``cells``, one module per layer and direction, directions of one layer side
-    by side: ``cells.0.weights`` and ``cells.0.bias`` are those of :class:`LLTMCell`. Each is called
-    once a call, for all steps: hooks on it, pruning, ``weight_norm`` and ``fully_shard`` act.
+    The parameters are in ``cells``, one module per layer and direction, with the directions of a
+    layer next to each other: ``cells.0.weights`` and ``cells.0.bias`` are like those of
+    :class:`LLTMCell`. Each module is called once per call, for all steps, so hooks on it, pruning,
+    ``weight_norm`` and ``fully_shard`` take effect.
 
-    Shapes: ``layer(input, (h_0, c_0), lengths, reset)``; input ``(steps, batch, input_size)``,
-    without the batch for one sequence, or a ``PackedSequence``; h_0, c_0 ``(num_layers *
-    directions, batch, hidden_size)``, zeros if left out; lengths and reset as in
-    :func:`my_ops.lltm`, reset laid out like input: ``(batch, steps)`` with ``batch_first``. Where
-    it is True no state crosses from the step before to that one, nor back in the other direction.
-    Returns ``output, (h_n,
-    c_n)``: output ``(steps, batch, directions * hidden_size)``, packed as the input was, and the
-    states at the ends, shaped like h_0.
+    The call is ``layer(input, (h_0, c_0), lengths, reset)``. input is ``(steps, batch,
+    input_size)``, without the batch for one sequence, or a ``PackedSequence``. h_0 and c_0 are
+    ``(num_layers * directions, batch, hidden_size)``, zeros by default. lengths and reset are as in
+    :func:`my_ops.lltm`, with reset laid out like input: ``(batch, steps)`` with ``batch_first``.
+    Where reset is True, no state passes from the step before to that step, nor back in the other
+    direction. The result is ``output, (h_n, c_n)``: output is ``(steps, batch, directions *
+    hidden_size)``, packed if the input was, and the states at the ends have the shape of h_0.
 
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
-        ValueError: shapes do not fit, or ``lengths``, or ``reset``.
+        ValueError: shapes, ``lengths`` or ``reset`` do not fit.
         RuntimeError: dtypes or devices do not fit.
     """
 
     _name = "LLTM"
-    proj_size = 0  # for what asks an nn.LSTM: LLTM has no projections
+    proj_size = 0  # for code that asks nn.LSTM for it; LLTM has no projections
     _direction = LLTMDirection

@@ -1,4 +1,4 @@
-"""LSTM, drop-in for torch's: description, functions, layers."""
+"""LSTM, a drop-in replacement for torch's: description, functions, layers."""
 
 from typing import Any, Tuple  # noqa: UP035  TorchScript reads these
 
@@ -67,7 +67,7 @@ def lstm_cell(
     old_h: Tensor,
     old_cell: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """One step of LSTM, as of ``torch.nn.LSTMCell``.
+    """One step of LSTM, like ``torch.nn.LSTMCell``.
 
     ``gates = input @ weight_ih.T + bias_ih + old_h @ weight_hh.T + bias_hh`` in torch's order:
     input, forget, candidate, output; ``i, f, o = sigmoid``; ``g = tanh``; ``new_cell = f * old_cell
@@ -82,7 +82,7 @@ def lstm_cell(
 
     Returns:
         ``(new_h, new_cell)``, both ``(batch, hidden_size)``. The 16-bit types compute in float32.
-        The gradient goes to all seven and can be differentiated again.
+        The gradient goes to all seven arguments and can be differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -118,9 +118,10 @@ def lstm(
         lengths, reset: as in :func:`lltm`.
 
     Returns:
-        ``(output, h_n, c_n)``: ``h`` of every step, ``(steps, batch, hidden_size)``, 0 beyond a
-        row's end, and the state at every row's end. The cell state of the 16-bit types is kept in
-        float32 between steps. The gradient goes to all seven and can be differentiated again.
+        ``(output, h_n, c_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``,
+        and is 0 after a row's end; ``h_n`` and ``c_n`` are the state at every row's end. In 16 bits
+        the cell state is kept in float32 between steps. The gradient goes to the first seven
+        arguments and can be differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -138,13 +139,13 @@ def lstm(
 
 
 class LSTMCell(CarryingStepCall, nn.LSTMCell):
-    """``torch.nn.LSTMCell`` by :func:`my_ops.lstm_cell`.
+    """A ``torch.nn.LSTMCell`` that calls :func:`my_ops.lstm_cell`.
 
-    It is a ``torch.nn.LSTMCell``: arguments, parameters, their initialisation, state dict, call.
+    Arguments, parameters, their initialisation, state dict and calls are torch's.
 
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
-        ValueError: ``input`` has other dimensions.
+        ValueError: ``input`` has another number of dimensions.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
 
@@ -162,24 +163,25 @@ class LSTMCell(CarryingStepCall, nn.LSTMCell):
 
 
 class LSTM(CarryingLayerCall, TorchLayer):
-    """LSTM over time, in one or more layers and directions: drop-in for ``torch.nn.LSTM``.
+    """LSTM over time, in one or more layers and directions, like ``torch.nn.LSTM``.
 
-    Arguments, parameters, their names and initialisation, state dict and call are those of
-    ``torch.nn.LSTM``, and so are its results; ``lengths`` and ``reset`` come on top. It is no
-    ``torch.nn.LSTM`` for ``isinstance``, as torch.compile refuses to trace one, but a
-    ``torch.nn.RNNBase``. Projections (``proj_size``) run torch's own LSTM.
+    Arguments, parameters, their names and initialisation, state dict, calls and results are those
+    of ``torch.nn.LSTM``; ``lengths`` and ``reset`` are added. It is a ``torch.nn.RNNBase``, but not
+    a ``torch.nn.LSTM`` for ``isinstance``, because torch.compile does not trace those. Projections
+    (``proj_size``) run torch's own LSTM.
 
-    Shapes: ``layer(input, (h_0, c_0), lengths, reset)``; input ``(steps, batch, input_size)``,
-    ``(batch, steps, input_size)`` with ``batch_first``, without the batch for one sequence, or a
-    ``PackedSequence``; h_0, c_0 ``(num_layers * directions, batch, hidden_size)``, zeros if left
-    out; lengths and reset as in :func:`my_ops.lltm`, reset laid out like input. Where it is True no
-    state crosses from the step before to that one, nor back in the other direction. Returns
-    ``output, (h_n, c_n)``: output ``(steps, batch, directions * hidden_size)``, packed as the input
-    was, and the states at the ends, shaped like h_0.
+    The call is ``layer(input, (h_0, c_0), lengths, reset)``. input is ``(steps, batch,
+    input_size)``, or ``(batch, steps, input_size)`` with ``batch_first``, without the batch for one
+    sequence, or a ``PackedSequence``. h_0 and c_0 are ``(num_layers * directions, batch,
+    hidden_size)``, zeros by default. lengths and reset are as in :func:`my_ops.lltm`, with reset
+    laid out like input. Where reset is True, no state passes from the step before to that step, nor
+    back in the other direction. The result is ``output, (h_n, c_n)``: output is ``(steps, batch,
+    directions * hidden_size)``, packed if the input was, and the states at the ends have the shape
+    of h_0.
 
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
-        ValueError: the shape of ``input`` does not fit, or ``lengths``, or ``reset``.
+        ValueError: the shape of ``input``, ``lengths`` or ``reset`` does not fit.
         RuntimeError: the state's shape, dtypes or devices do not fit.
     """
 

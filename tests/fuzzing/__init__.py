@@ -1,1 +1,1 @@
-"""Random calls of every op and layer, judged by the float64 specifications: tests/fuzz.py."""
+"""Random calls of every op and layer, compared with the float64 specifications: tests/fuzz.py."""

@@ -1,4 +1,4 @@
-"""A call, as what it takes to repeat it; and what it came to."""
+"""A call, described by what is needed to repeat it, and its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fuzzing.tensors import T
 
-Excess = tuple[str, Tensor]  # of what kind of call, and the share of what is allowed
+Excess = tuple[str, Tensor]  # the kind of call, and its error as a share of what is allowed
 Tensors = dict[str, Any]
 
 
@@ -21,8 +21,8 @@ Tensors = dict[str, Any]
 class Case:
     op: str
     device: str
-    arguments: dict[str, Any]  # T, or what is passed as it is
-    seed: int = 0  # of what is drawn besides the arguments
+    arguments: dict[str, Any]  # T, or a value that is passed unchanged
+    seed: int = 0  # for what is drawn besides the arguments
     gradient: bool = False
     wrong: str = ""  # the exception that it must raise
 
@@ -35,14 +35,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Op:
-    """``draw`` makes arguments, and says whether a gradient may be asked for; ``judge`` calls the
-    op of a module, my_ops or the reference; ``spoil`` makes one of the arguments wrong."""
+    """``draw`` makes arguments, and says whether gradients are possible; ``judge`` calls the op of
+    a module, my_ops or the reference; ``spoil`` makes one of the arguments wrong."""
 
     name: str
     draw: Callable[[random.Random, float], tuple[dict[str, Any], bool]]
     judge: Callable[[Case, Tensors, Any], Iterator[Excess]]
     spoil: Callable[[random.Random, dict[str, Any]], tuple[dict[str, Any], str]] | None = None
-    peer: bool = False  # beyond the bound it is wrong only where torch's own is nearer
+    peer: bool = False  # beyond the bound it is wrong only if torch's own is nearer
     weight: float = 1.0  # how often it is drawn
 
 
@@ -63,6 +63,6 @@ def bits(memory: Tensor) -> Tensor:
 
 
 def unchanged(before: list[Tensor], memories: list[Tensor]) -> Tensor:
-    """0, or infinity where any bit has changed."""
+    """0, or infinity if any bit has changed."""
     same = [(bits(a) == b).all() for a, b in zip(memories, before, strict=True)]
     return torch.where(torch.stack(same).all(), 0.0, math.inf).double()

@@ -16,8 +16,8 @@ from fuzzing.judge import different, excess, stored, ulps
 from fuzzing.tensors import VALUES, T, draw_size, draw_tensor
 from my_ops import reference
 
-# Units in the last place: test_elementwise.py's, and for the gradient of d_sigmoid the rounding of
-# the product with what comes from above.
+# Units in the last place, those of test_elementwise.py. For the gradient of d_sigmoid, plus the
+# rounding of the product with the incoming gradient.
 SUM, D_SIGMOID, D_SIGMOID_GRADIENT = 1.0, 4.0, 8.5
 INDEX_DTYPES = ["float64", "float32", "float16", "bfloat16", "int32", "int64"]
 
@@ -34,7 +34,7 @@ def limit(ulp: float, dtype: torch.dtype) -> float:
 
 
 def draw_shape(choose: random.Random, bits: float) -> tuple[int, ...]:
-    """Of so many elements at most."""
+    """A shape of at most this many elements."""
     dims = choose.choice([0, 1, 1, 2, 2, 3, 3, 4, 5, 7])
     shape, left = [], choose.uniform(0, bits)
     for _ in range(dims):
@@ -73,12 +73,12 @@ def draw_custom_add(choose: random.Random, bits: float) -> tuple[dict[str, Any],
 
 
 def integers(got: Tensor, *wide: Tensor) -> Tensor:
-    """The sum of these and 1, as two's complement wraps it."""
+    """The sum of these and 1, wrapped as in two's complement."""
     return different(got.to(torch.int64), (sum(wide) + 1).to(got.dtype).to(torch.int64))
 
 
 def with_gradient(case: Case, function: Any, *inputs: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """The result, a gradient of it, and those of the inputs: None without."""
+    """The result, a gradient of it, and the gradients of the inputs, or None without."""
     if not case.gradient:
         return function(*inputs), None, None
     leaves = [t.detach().requires_grad_() for t in inputs]

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}  # of one rounding
+UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}  # one rounding
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
@@ -13,7 +13,8 @@ def arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 
 def stored(dtype: torch.dtype) -> float:
-    """The relative error of rounding a result to ``dtype``, beside that of its arithmetic."""
+    """The relative error of rounding a result to ``dtype``, in addition to that of its
+    arithmetic."""
     return 0.0 if dtype == arithmetic(dtype) else torch.finfo(dtype).eps / 2
 
 
@@ -23,10 +24,10 @@ def least(dtype: torch.dtype) -> float:
 
 
 def of_sum(terms: int, dtype: torch.dtype) -> float:
-    """Of the sum of magnitudes: the error of a sum of products.
+    """The error of a sum of products, relative to the sum of magnitudes.
 
-    In float64 the exact sum is one of float64 as well, in another order, and the bound the one that
-    holds for any.
+    In float64 the exact sum is also a float64 sum, in another order. The bound there holds for any
+    order.
     """
     if dtype == torch.float64:
         return 2 * (terms + 6) * UNIT[dtype]
@@ -34,22 +35,22 @@ def of_sum(terms: int, dtype: torch.dtype) -> float:
 
 
 def overflow(dtype: torch.dtype) -> float:
-    """From here on numbers round to infinity."""
+    """Numbers from here on round to infinity."""
     info = torch.finfo(dtype)
     return info.max if dtype == torch.float64 else info.max * (1 + info.eps / 4)
 
 
 def excess(got: Tensor, want: Tensor, allowed: Tensor, unsure: Tensor | None = None) -> Tensor:
-    """The worst element's error as a share of ``allowed``, without synchronisation; infinity where
-    NaN or infinities do not match.
+    """The worst element's error as a share of ``allowed``, without synchronisation. It is infinity
+    if NaN or infinities do not match.
 
-    ``unsure``: where an intermediate result may have overflowed: anything is right there.
+    ``unsure``: where an intermediate result may have overflowed; there any result is right.
     """
     ours = got.double()
     if not ours.numel():
         return torch.zeros((), dtype=torch.float64, device=got.device)
     error = (ours - want).abs()
-    # Rounded up to infinity: by as much as it takes.
+    # If a result was rounded up to infinity: the distance to where infinity begins.
     room = (overflow(got.dtype) - want * ours.sign()).clamp(min=0)
     error = torch.where(ours.isinf() & want.isfinite(), room, error)
     share = (error / (allowed + least(got.dtype))).nan_to_num(nan=math.inf, posinf=math.inf)
@@ -65,7 +66,7 @@ def excess(got: Tensor, want: Tensor, allowed: Tensor, unsure: Tensor | None = N
 
 
 def ulps(limit: float, got: Tensor, want: Tensor, scale: Tensor | None = None) -> Tensor:
-    """``limit`` units of the last place of ``got`` at the size of ``want``, or of ``scale``."""
+    """``limit`` units in the last place of ``got`` at the size of ``want``, or of ``scale``."""
     info = torch.finfo(got.dtype)
     size = want.abs() if scale is None else torch.maximum(want.abs(), scale.abs())
     _, exponent = torch.frexp(size.clamp(min=info.tiny, max=info.max))
@@ -73,7 +74,7 @@ def ulps(limit: float, got: Tensor, want: Tensor, scale: Tensor | None = None) -
 
 
 def different(got: Tensor, want: Tensor) -> Tensor:
-    """0 where all bits of values are equal, NaN to NaN; infinity elsewhere."""
+    """0 where all bits of values are equal, or both are NaN; infinity elsewhere."""
     same = got == want
     if got.is_floating_point():
         same = same | (got.isnan() & want.isnan())

@@ -1,5 +1,5 @@
-"""The recurrent layers of my_ops.nn, beside the references of their cells, run row by row where
-they run from the end."""
+"""The recurrent layers of my_ops.nn, compared with the references of their cells, which run row by
+row for directions from the end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def direction(
     reset: Tensor | None,
     from_end: bool,
 ) -> list[Tensor]:
-    """The output and the states at the end, of the reference."""
+    """The reference's output, and the states at the end."""
     run = partial(getattr(reference, cell.name))
     if not from_end:
         return list(run(x, *states, *parameters, lengths=lengths, reset=reset))
@@ -73,7 +73,7 @@ def direction(
     for row in range(x.shape[1]):
         steps = x.shape[0] if lengths is None else int(lengths[row].clamp(0, x.shape[0]))
         cut = None
-        if reset is not None:  # no state crosses from a step back to the one before
+        if reset is not None:  # no state passes from a step back to the one before
             cut = reset[:steps, row : row + 1].flip(0)
             cut = torch.cat([torch.zeros_like(cut[:1]), cut[:-1]])
         mine = [s[row : row + 1] for s in states]
@@ -85,7 +85,7 @@ def direction(
 
 
 def oracle(cell: Cell, t: Tensors, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The input, the states where they are given, and the parameters."""
+    """The input, the states if given, and the parameters."""
     x, *rest = tensors
     x = x.transpose(0, 1) if t["batch_first"] else x
     cells = t["num_layers"] * (1 + t["bidirectional"])
@@ -134,7 +134,7 @@ def oracle_step(cell: Cell, t: Tensors, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def call(layer: Any, cell: Cell, t: Tensors, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The layer with these parameters: its results as the reference has them."""
+    """Calls the layer with these parameters; returns its results in the reference's form."""
     names = [name for name, _ in layer.named_parameters()]
     parameters = dict(zip(names, tensors[len(tensors) - len(names) :], strict=True))
     x, *states = tensors[: len(tensors) - len(names)]

@@ -1,4 +1,4 @@
-"""gemm and linear, and the layers over linear."""
+"""gemm and linear, and the layers that call linear."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fuzzing.judge import arithmetic, different, excess, least, of_sum, overflow
 from fuzzing.tensors import MODERATE, VALUES, T, draw_size, draw_tensor, of_one_dnn
 from my_ops import reference
 
-TF32 = 2.0**-9  # of two factors of 11 bits, cut off
+TF32 = 2.0**-9  # two factors of 11 bits, truncated
 STEEPEST, BEND = 1.13, 1.6  # the largest slopes of the activations, and of these slopes
-OWN_ROUNDING = 2.0**-21  # of an activation and of its slope
+OWN_ROUNDING = 2.0**-21  # the rounding of an activation and of its slope
 
 
 def sizes(choose: random.Random, bits: float) -> tuple[int, int, int]:
-    """m, k and n of at most 2^bits multiplications, and few of them mostly."""
+    """m, k and n with at most 2^bits multiplications, mostly few."""
     most = choose.uniform(0, bits)
     while True:
         m, k, n = (draw_size(choose, choose.uniform(0, most)) for _ in range(3))
@@ -34,7 +34,7 @@ def sizes(choose: random.Random, bits: float) -> tuple[int, int, int]:
 
 
 def draw_precision(choose: random.Random) -> dict[str, Any]:
-    """Of torch's settings, and of the call."""
+    """Settings of torch, and the precision of the call."""
     options: dict[str, Any] = {}
     if choose.random() < 0.2:
         options["tf32"] = True
@@ -70,7 +70,7 @@ def draw_gemm(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]
 
 @contextlib.contextmanager
 def torch_tf32(t: Tensors, module: Any) -> Iterator[None]:
-    """torch's setting, but where the peer of a product in full precision is to be in it too."""
+    """Applies torch's setting, unless a peer of a product in full precision must not use TF32."""
     allowed = t.get("tf32", False) and (module is my_ops or t.get("precision") != "highest")
     torch.backends.cuda.matmul.allow_tf32 = allowed
     yield
@@ -82,7 +82,7 @@ def precision_of(t: Tensors, module: Any) -> dict[str, Any]:
 
 
 def unit(t: Tensors, terms: int, dtype: torch.dtype, device: str) -> float:
-    """Of the sum of magnitudes: what a product may be off by."""
+    """The error that a product may have, relative to the sum of magnitudes."""
     full = of_sum(terms, dtype)
     low = dtype == torch.float32 and device != "cpu" and t.get("precision") != "highest"
     return full + TF32 if low and (t.get("tf32") or t.get("precision")) else full
@@ -91,12 +91,12 @@ def unit(t: Tensors, terms: int, dtype: torch.dtype, device: str) -> float:
 def product(
     t: Tensors, a: Tensor, b: Tensor, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """In float64: the product, what it may be off by before it is stored, and where it may have
-    overflowed on the way."""
+    """In float64: the product, the error that it may have before it is stored, and where it may
+    have overflowed on the way."""
     k = a.shape[-1]
     want, size = a @ b, a.abs() @ b.abs()
     allowed = unit(t, k, dtype, device) * size + k * least(arithmetic(dtype))
-    if stored(dtype) and device == "cpu":  # where oneDNN takes numbers below this for 0
+    if stored(dtype) and device == "cpu":  # oneDNN treats numbers below this as 0
         tiny = torch.finfo(dtype).tiny
         allowed = allowed + tiny * (a.abs().sum(-1, True) + b.abs().sum(-2, True) + k)
     finite = a.nan_to_num(0, 0, 0).abs() @ b.nan_to_num(0, 0, 0).abs()
@@ -132,7 +132,7 @@ def judge_gemm(case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
     pairs = ((grads[0], g, b64.mT, a), (grads[1], a64.mT, g, b))
     for ours, left, right, operand in pairs:
         each, allowed, _ = product(t, left, right, dtype, case.device)
-        # Of a repeated operand: the sum of products that are stored.
+        # With a repeated operand: the sum of products that are stored.
         allowed = allowed + stored(dtype) * each.abs()
         want, allowed = each.sum_to_size(operand.shape), allowed.sum_to_size(operand.shape)
         terms = max(each.numel() // max(operand.numel(), 1), 1)
@@ -241,7 +241,7 @@ def judge_linear_results(
 def slope(
     before: Tensor, off: Tensor, activation: str | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The derivative of the activation, and what it may be off by."""
+    """The derivative of the activation, and the error that it may have."""
     if activation is None:
         return torch.ones_like(before), torch.zeros_like(before)
     z = before.detach().requires_grad_()
@@ -271,7 +271,7 @@ def draw_layer(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool
 
 
 def judge_layer(case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
-    """nn.Linear, or nn.LinearActivation where there is one."""
+    """nn.Linear, or nn.LinearActivation if there is an activation."""
     x, activation = t["x"], t["activation"]
     torch.manual_seed(case.seed)
     options = {"bias": t["bias"], "dtype": x.dtype, "device": case.device}

@@ -19,7 +19,7 @@ from fuzzing.tensors import T, draw_size, draw_tensor
 from my_ops import reference
 from my_ops.recurrent._cell import CELLS, OF_ROWS, Cell
 
-REDRAWN = 64  # of the reference's errors, where one drawing of them does not decide
+REDRAWN = 64  # of the reference's errors, if a single drawing does not decide
 VALUES = ["normal"] * 5 + ["whole", "zero", "uniform", "denormal", "not-finite"]
 
 
@@ -70,9 +70,9 @@ def draw_op(
             arguments[name] = draw_tensor(choose, shapes[name], dtype, mine)
     if not one:
         arguments |= draw_masks(choose, steps, batch)
-    if values == "not-finite":  # a NaN in a row's state at its end spreads over its c_n
+    if values == "not-finite":  # a NaN in a row's state at its end reaches all of its c_n
         arguments.pop("lengths", None)
-    # How far a saturated gate is from 1 is more than 16 bits hold: its slope is a matter of luck.
+    # 16 bits cannot hold how far a saturated gate is from 1, so its slope is a matter of luck.
     lucky = saturated and dtype in ("float16", "bfloat16")
     return arguments, values != "not-finite" and not lucky
 
@@ -80,7 +80,7 @@ def draw_op(
 def draw_masks(choose: random.Random, steps: int, batch: int) -> dict[str, Any]:
     masks: dict[str, Any] = {}
     if choose.random() < 0.3:
-        beyond = choose.choice([0, 0, 2])  # of 0 to steps: it counts as the nearest
+        beyond = choose.choice([0, 0, 2])  # outside 0 to steps: these are clamped
         lengths = draw_tensor(choose, (batch,), "int64", low=-beyond, high=steps + 1 + beyond)
         masks["lengths"] = lengths
     if choose.random() < 0.3:
@@ -125,7 +125,8 @@ def judge(
     of_lltm: bool,
     depth: int = 1,
 ) -> Iterator[Excess]:
-    """By the bounds of precision.py; ``depth`` is how many layers and directions there are."""
+    """Checks with the bounds of precision.py. ``depth``: how many layers and directions there
+    are."""
     tensors = [t.detach() for t in tensors]
     dtype = tensors[0].dtype
     more = depth * (1.0 if of_lltm else precision.MORE_ROUNDINGS[dtype])
@@ -137,8 +138,8 @@ def judge(
     ours = errors(got, want)
     rows = max(tensors[0].shape[:-1].numel(), 1)
     if dtype == torch.float64:
-        terms += rows  # those of a parameter's gradient
-        # By the size of the pre-activations too, whose last place is that of their terms.
+        terms += rows  # terms of a parameter's gradient
+        # Also relative to the size of the pre-activations, whose last place is that of their terms.
         size = max(t.nan_to_num(0, 0, 0).abs().max().item() if t.numel() else 0 for t in tensors)
         more *= max(size, 1.0)
         found = [
@@ -149,7 +150,7 @@ def judge(
         return
     theirs = [e.nan_to_num(posinf=0.0) for e in errors(run(oracle, tensors), want)]
     found = list(precision.shares(ours, theirs, dtype, rows, more))
-    if max(found) > 1:  # by chance, of so many cases: which errors others of these sizes have
+    if max(found) > 1:  # maybe by chance: compare with the errors of others of these sizes
         redrawn = redrawn_errors(case, tensors, oracle)
         theirs = [torch.maximum(a, b.max()) for a, b in zip(theirs, redrawn, strict=True)]
         found = list(precision.shares(ours, theirs, dtype, rows, more))
@@ -165,8 +166,8 @@ def by_kind(found: list[float], each: int, results: int, device: Any) -> Iterato
 
 
 def errors(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[Tensor]:
-    """As precision.errors has them, but 0 where both are the same infinity or NaN, and infinity
-    where one of them is not."""
+    """Like precision.errors, but 0 where both are the same infinity or NaN, and infinity where only
+    one of them is."""
     found = []
     for ours, exact in zip(got, want, strict=True):
         assert ours.shape == exact.shape
@@ -179,7 +180,7 @@ def errors(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[Tensor]:
 
 
 def with_gradients(case: Case, function: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The results, and the gradients of all tensors where the case asks for them."""
+    """The results, and the gradients of all tensors if the case asks for them."""
     if not case.gradient:
         return list(function(*tensors))
     generator = torch.Generator().manual_seed(case.seed)
@@ -196,8 +197,8 @@ def with_gradients(case: Case, function: Any, tensors: Sequence[Tensor]) -> list
 
 
 def redrawn_errors(case: Case, tensors: Sequence[Tensor], oracle: Any) -> list[Tensor]:
-    """The largest errors of the reference with others of their kind: the same numbers in
-    other places, times another one."""
+    """The largest errors of the reference for similar inputs: the same numbers in other places,
+    times another one."""
     worst: list[Tensor] = []
     generator = torch.Generator().manual_seed(case.seed)
     for _ in range(REDRAWN):
@@ -217,7 +218,7 @@ def redrawn_errors(case: Case, tensors: Sequence[Tensor], oracle: Any) -> list[T
 
 
 def spoil(choose: random.Random, right: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """One size too large, another type or dtype, or one dimension too many."""
+    """Makes one size too large, uses another type or dtype, or adds a dimension."""
     name = choose.choice([key for key, value in right.items() if isinstance(value, T)])
     t = right[name]
     how = choose.choice(["size", "dimension", "type", "dtype"])

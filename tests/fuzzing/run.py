@@ -1,4 +1,4 @@
-"""Runs a case, says whether it is wrong, and writes the Python that repeats it."""
+"""Runs a case, finds out whether it is wrong, and writes the Python that repeats it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from my_ops import reference
 
 OPS = {op.name: op for family in (elementwise, products, recurrent, layers) for op in family.OPS}
 NAMES, WEIGHTS = list(OPS), [op.weight for op in OPS.values()]
-BITS = {"cpu": 20.0, "cuda": 32.0}  # of the multiplications of a call at most, mostly far fewer
-WRONG_ARGUMENT = 0.1  # of all calls
-WATCHED = 4  # of so many calls one is seen to leave its arguments as they were
-OF_THE_HARNESS = ("tf32", "packed")  # no arguments
+BITS = {"cpu": 20.0, "cuda": 32.0}  # the most multiplications of a call; mostly far fewer
+WRONG_ARGUMENT = 0.1  # share of all calls
+WATCHED = 4  # one in so many calls is checked to leave its arguments unchanged
+OF_THE_HARNESS = ("tf32", "packed")  # these are not arguments
 
 
 def draw(choose: random.Random, device: str) -> Case:
@@ -37,14 +37,14 @@ def draw(choose: random.Random, device: str) -> Case:
 
 
 def run(case: Case, module: Any = my_ops) -> list[Excess]:
-    """Every call that it makes, and the worst error as a share of what is allowed."""
+    """Makes every call of the case; returns the worst errors as shares of what is allowed."""
     tensors, memories = make(case)
     watched = bool(case.wrong) or case.seed % WATCHED == 0
     before = [bits(memory).clone() for memory in memories] if watched else []
     found = [wrong_call(case, tensors)] if case.wrong else []
     found = found or list(OPS[case.op].judge(case, tensors, module))
     if watched and memories:
-        if "out" in tensors and not case.wrong:  # beside it nothing may change
+        if "out" in tensors and not case.wrong:  # nothing outside it may change
             out = tensors["out"]
             place = out.shape, out.stride(), out.storage_offset()
             before[-1].view(out.dtype).as_strided(*place).copy_(out)
@@ -53,7 +53,7 @@ def run(case: Case, module: Any = my_ops) -> list[Excess]:
 
 
 def wrong_call(case: Case, tensors: Tensors) -> Excess:
-    """0 where it raises what it must, naming the op."""
+    """0 if the call raises what it must, with the op's name."""
     given = {name: t for name, t in tensors.items() if name not in OF_THE_HARNESS}
     if case.op == "d_sigmoid":
         given = {"z": given["x"]}
@@ -79,7 +79,7 @@ def wrong_call(case: Case, tensors: Tensors) -> Excess:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of the call of a case that is worst: shares of what is allowed, torch's where it counts."""
+    """The worst call of a case: its share of what is allowed, and torch's if that matters."""
 
     kind: str
     ours: float
@@ -100,7 +100,7 @@ class Verdict:
 
 
 def examine(case: Case) -> Verdict:
-    """Runs it alone, and torch's own where that decides."""
+    """Runs the case alone, and torch's own op if that decides."""
     try:
         found = [(kind, share.item()) for kind, share in run(case)]
     except Exception:
@@ -114,7 +114,7 @@ def examine(case: Case) -> Verdict:
 
 
 def repeat(case: Case) -> None:
-    """What the printed lines call: ends with an error where the case is wrong."""
+    """The printed lines call this. It ends with an error if the case is wrong."""
     verdict = examine(case)
     print(verdict)
     if verdict.wrong:
@@ -122,7 +122,7 @@ def repeat(case: Case) -> None:
 
 
 def lines(case: Case) -> str:
-    """Python that repeats it."""
+    """The Python that repeats the case."""
     used = (
         "Case, T, repeat"
         if any(isinstance(v, T) for v in case.arguments.values())

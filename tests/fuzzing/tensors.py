@@ -1,4 +1,4 @@
-"""A tensor as a few literals, which print as the Python that makes it again."""
+"""A tensor described by a few literals, which print as the Python that makes it again."""
 
 import math
 import random
@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-# How far powers of two may spread before products leave the range of a type.
+# How far powers of two may spread before products leave a type's range.
 SPREAD = {"float64": 200, "float32": 30, "bfloat16": 30, "float16": 6}
-PLACES = 3  # of special values in a tensor
+PLACES = 3  # special values in a tensor
 
 
 def of_one_dnn(dtype: torch.dtype, device: str) -> bool:
@@ -18,23 +18,23 @@ def of_one_dnn(dtype: torch.dtype, device: str) -> bool:
 
 @dataclass(frozen=True)
 class T:
-    """A tensor to be made: what lies between its elements in memory is NaN, or 0xff.
+    """A tensor to be made. Memory between its elements is NaN, or 0xff.
 
-    But for 16 bits on the CPU, where it is 0: of an odd k oneDNN (AMX) multiplies what lies behind
-    a row with 0, torch's own products too.
+    For 16 bits on the CPU that memory is 0: for an odd k, oneDNN (AMX) multiplies what follows a
+    row by 0. torch's own products do this too.
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     values: str = "normal"
     seed: int = 0
-    strides: tuple[int, ...] | None = None  # of a new tensor
+    strides: tuple[int, ...] | None = None  # for a new tensor
     offset: int = 0
-    negated: bool = False  # one of torch's views with a minus sign
+    negated: bool = False  # one of torch's views with the negative bit
     scale: float = 1.0
     axis: int = -1  # the dimension that a product sums over
-    first: bool = True  # operand of a product: magnitudes along axis are opposed to the second's
-    low: int = 0  # of integers
+    first: bool = True  # first operand: its magnitudes along axis are opposed to the second's
+    low: int = 0  # for integers
     high: int = 2
 
     def __repr__(self) -> str:
@@ -43,7 +43,7 @@ class T:
         return f"T({self.shape!r}{more})"
 
     def make(self, device: str) -> tuple[Tensor, Tensor]:
-        """The tensor, and all memory that it lies in."""
+        """The tensor, and all the memory that holds it."""
         dtype = getattr(torch, self.dtype)
         if self.strides is None or self.negated:
             new = self._drawn(self.shape, dtype, device)
@@ -94,7 +94,7 @@ class T:
         if self.values == "denormal":
             return x * info.tiny
         if self.values == "huge":
-            # In float64 the exact product, of the same range, is not to overflow.
+            # In float64 the exact product, which has the same range, must not overflow.
             return x.clamp(-1, 1) * (info.max if self.dtype != "float64" else 2.0**500)
         if self.values == "scaled-elements":
             return torch.ldexp(x, exponents(list(x.shape)))
@@ -120,7 +120,7 @@ class T:
 
 VALUES = ["normal", "uniform", "whole", "exp", "zero", "denormal", "huge", "scaled-elements"]
 VALUES += ["scaled-rows", "opposed", "one-hot", "special"]
-# Without infinities, and with room for products of two.
+# Without infinities, and such that products of two do not overflow.
 MODERATE = [v for v in VALUES if v not in ("huge", "special", "scaled-elements", "scaled-rows")]
 
 
@@ -136,7 +136,8 @@ def _set_places(x: Tensor, kind: str, choose: random.Random) -> None:
 
 
 def draw_size(choose: random.Random, bits: float, empty: float = 0.02) -> int:
-    """0, or up to 2^bits, small sizes as often as large ones; whole vectors more often."""
+    """0, or up to 2^bits. Small sizes are as frequent as large ones; whole vectors are
+    preferred."""
     if choose.random() < empty:
         return 0
     size = round(2 ** choose.uniform(0, max(bits, 0.0)))
@@ -156,7 +157,7 @@ def draw_layout(choose: random.Random, shape: tuple[int, ...], repeats: bool = T
     order = list(range(len(shape)))
     choose.shuffle(order)
     strides, step = [0] * len(shape), 1
-    for d in order:  # from the innermost out
+    for d in order:  # from the innermost dimension outwards
         strides[d] = step * (choose.randint(1, 3) if kind == "strided" else 1)
         if kind == "repeated" and repeats and choose.random() < 0.5:
             strides[d] = 0

@@ -1,4 +1,4 @@
-"""Layers of my_ops inside PyTorch Lightning and Hugging Face's Trainer: `nox -s trainers`."""
+"""Layers of my_ops in PyTorch Lightning and in Hugging Face's Trainer: `nox -s trainers`."""
 
 import lightning
 import pytest
@@ -12,7 +12,7 @@ STEPS = 30
 
 
 class Model(torch.nn.Module):
-    """Whether a sequence of numbers sums to more than zero."""
+    """Predicts whether a sequence of numbers sums to more than zero."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The build backend: setuptools, plus what only compiling needs: torch and a CUDA compiler."""
+"""The build backend: setuptools, and what only compiling needs: torch and a CUDA compiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def get_requires_for_build_sdist(config_settings: dict | None = None) -> list[st
 
 
 def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[str]:
-    """torch, ninja, and pip's CUDA compiler; no download before what the machine lacks is named."""
+    """torch, ninja, and pip's CUDA compiler. First names what the machine lacks, before any
+    download."""
     try:
         preflight.check_system()
         preflight.cxx_compiler()

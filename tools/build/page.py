@@ -1,7 +1,7 @@
 """The project's page on an index: README.md with links that work there, and the project's URLs.
 
-MY_OPS_HOME names the repository (https://github.com/OWNER/NAME); the release job sets it. Without
-it the README goes in as it is.
+MY_OPS_HOME is the repository's URL (https://github.com/OWNER/NAME); the release job sets it.
+Without it the README is used as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def absolute(text: str, home: str, tag: str) -> str:
 
 
 def arguments(readme: Path, version: str, home: str | None) -> dict[str, Any]:
-    """What setup() takes."""
+    """Arguments of setup()."""
     text = readme.read_text(encoding="utf-8")
     urls = {}
     if home:

@@ -1,7 +1,7 @@
-"""Finds what a build needs, and says in one paragraph what is missing and the ways out.
+"""Finds what a build needs, and explains in one paragraph what is missing and how to get it.
 
-As a program: what this machine lacks for `make`, before anything is downloaded; with the argument
-`torch` or `toolkit`: what `make` then installs, as pip takes it.
+As a program it prints what this machine lacks for `make`, before anything is downloaded. With the
+argument `torch` or `toolkit` it prints the requirement for pip that `make` then installs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 10)
 OLDEST_CUDA = (12, 6)
 GIB = 1 << 30
-JOB_MEMORY = GIB  # of one compiler; nvcc compiles two architectures at a time
-DISK = 10 * GIB  # while pip installs torch and its CUDA libraries, its own cache included
+JOB_MEMORY = GIB  # for one compiler; nvcc compiles two architectures at a time
+DISK = 10 * GIB  # while pip installs torch and its CUDA libraries, including pip's cache
 
-# Machine code for each generation that the compiler knows (8.0 also runs on 8.6 and 8.9, 10.0 on
-# 10.3, 12.0 on 12.1), PTX for what comes. 9.0a: Hopper with its own matrix instructions.
+# Machine code for each generation that the compiler supports (8.0 also runs on 8.6 and 8.9, 10.0 on
+# 10.3, 12.0 on 12.1), and PTX for later ones. 9.0a: Hopper with its own matrix instructions.
 BEFORE_BLACKWELL = "7.5;8.0;9.0a;9.0+PTX"
 WITH_BLACKWELL = "7.5;8.0;9.0a;10.0+PTX;12.0"
-ALIKE_FROM = 100  # no kernel tells 10.0 and newer ones apart
+ALIKE_FROM = 100  # no kernel distinguishes 10.0 from newer ones
 
-# The torch to compile against, by the release of CUDA that PyPI's build of it pins: pip can bring
-# the compiler of that release alone. That of 13.2 has no wheel for Python 3.10, that of 13.0 none
-# for 3.15.
+# The torch to compile against, by the CUDA release that PyPI's build of it pins: pip can install
+# only the compiler of that release. torch 2.15 has no wheel for Python 3.10, 2.13 none for 3.15.
 TORCH = {"13.0": "torch==2.13.0", "13.2": "torch==2.15.0"}
 
 # torch's names, as torch.utils.cpp_extension takes them in TORCH_CUDA_ARCH_LIST.
@@ -53,13 +52,13 @@ CPU_ONLY = "set MY_OPS_WITH_CUDA=0 for a build that runs on the CPU only"
 
 
 class Unfit(Exception):
-    """The build cannot succeed; the text says why, and what to do."""
+    """The build cannot succeed. The text says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Toolkit:
     home: Path
-    version: str  # as nvcc gives it: 13.0.88
+    version: str  # as nvcc prints it: 13.0.88
 
     @property
     def release(self) -> tuple[int, int]:
@@ -86,7 +85,7 @@ def check_system() -> None:
     if name != "Linux":
         raise Unfit(
             f"this machine runs {name}, and my_ops builds and runs on Linux only. Use a Linux "
-            "machine or container; on Windows, WSL is one."
+            "machine or container; on Windows, use WSL."
         )
 
 
@@ -94,7 +93,7 @@ def check_python() -> None:
     if sys.version_info < OLDEST_PYTHON:
         raise Unfit(
             f"Python {platform.python_version()} ({sys.executable}) is too old: 3.10 or newer is "
-            "needed. Install one, and name it: make PYTHON=python3.12 demo."
+            "needed. Install one, and name it, for example: make PYTHON=python3.12 demo."
         )
 
 
@@ -133,7 +132,7 @@ def check_torch() -> None:
 
 
 def cxx_compiler() -> str:
-    """The C++ compiler, which has compiled a small C++20 program."""
+    """The C++ compiler, after it has compiled a small C++20 program."""
     name = os.environ.get("CXX", "c++").split()[0]
     path = shutil.which(name) or ("CXX" not in os.environ and shutil.which("g++")) or None
     ways = "Install g++ 11 or newer (Debian: apt install g++), or set CXX to one."
@@ -151,7 +150,7 @@ def cxx_compiler() -> str:
 
 
 def toolkit_folders() -> list[Path]:
-    """Where a CUDA toolkit may be, best first: asked for, installed, from pip, on PATH."""
+    """Where a CUDA toolkit may be, best first: CUDA_HOME, installed, from pip, on PATH."""
     asked = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if asked:
         return [Path(asked)]
@@ -171,20 +170,20 @@ def nvcc_version(home: Path) -> str:
     match = re.search(r"V(\d+\.\d+\.\d+)", done.stdout)
     if match is None:
         raise Unfit(
-            f"{home}/bin/nvcc does not run: {first_error(done.stderr) or 'it names no version'}. "
+            f"{home}/bin/nvcc does not run: {first_error(done.stderr) or 'it prints no version'}. "
             f"Reinstall it, set CUDA_HOME to another toolkit, or {CPU_ONLY}."
         )
     return match[1]
 
 
 def find_toolkit(wanted: str | None = None) -> Toolkit:
-    """The first toolkit there is, or the first of the wanted release ("13.0")."""
+    """The first toolkit found, or the first one of the wanted release ("13.0")."""
     found = [Toolkit(home, nvcc_version(home)) for home in toolkit_folders() if is_toolkit(home)]
     if not found:
         raise Unfit(
             "no CUDA toolkit (bin/nvcc with include/cuda_runtime_api.h) in "
             f"{os.environ.get('CUDA_HOME') or '/usr/local/cuda* or site-packages/nvidia/cu13'}. "
-            f"Install one ({PIP_TOOLKIT} is enough), set CUDA_HOME to where one is, or {CPU_ONLY}."
+            f"Install one ({PIP_TOOLKIT} is enough), set CUDA_HOME to its folder, or {CPU_ONLY}."
         )
     for toolkit in found:
         if wanted is None or toolkit.version.startswith(wanted + "."):
@@ -197,7 +196,7 @@ def find_toolkit(wanted: str | None = None) -> Toolkit:
 
 
 def architectures(toolkit: Toolkit) -> list[str]:
-    """What to compile for, in numbers: TORCH_CUDA_ARCH_LIST, or all that this nvcc should cover."""
+    """Architectures to compile for, as numbers: TORCH_CUDA_ARCH_LIST or this nvcc's default."""
     default = WITH_BLACKWELL if toolkit.release >= (12, 8) else BEFORE_BLACKWELL
     text = os.environ.get("TORCH_CUDA_ARCH_LIST") or default
     if text == "native":
@@ -206,16 +205,16 @@ def architectures(toolkit: Toolkit) -> list[str]:
     for name in text.replace(";", " ").split():
         if name not in NAMES and not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", name):
             raise Unfit(
-                f"TORCH_CUDA_ARCH_LIST names '{name}', which is no architecture. Give numbers, as "
-                f"in 8.0;9.0a;12.0+PTX, or native, or names: {', '.join(NAMES)}."
+                f"TORCH_CUDA_ARCH_LIST names '{name}', which is not an architecture. Give numbers, "
+                f"as in 8.0;9.0a;12.0+PTX, or native, or names: {', '.join(NAMES)}."
             )
         found += NAMES.get(name, name).split()
     return found
 
 
 def gencode(archs: list[str]) -> list[str]:
-    """What nvcc takes for them. Where no kernel differs, machine code is assembled from the PTX
-    that the build holds for an older one: making PTX is half of the compiler's time."""
+    """nvcc's options for them. If no kernel differs, machine code is assembled from the PTX that
+    the build already has for an older one, as generating PTX is half of the compiler's time."""
     numbers = {arch: arch.removesuffix("+PTX").replace(".", "") for arch in archs}
     ptx = [number for arch, number in numbers.items() if arch.endswith("+PTX")]
     options = [f"-gencode=arch=compute_{number},code=compute_{number}" for number in ptx]
@@ -232,31 +231,31 @@ def gpus_of_this_machine() -> list[str]:
     if not torch.cuda.is_available():
         raise Unfit(
             "TORCH_CUDA_ARCH_LIST=native means the GPUs of this machine, and torch sees none. Name "
-            f"the architectures, as 8.0;9.0a, leave them out for all, or {CPU_ONLY}."
+            f"architectures, as in 8.0;9.0a, unset it to build for all, or {CPU_ONLY}."
         )
     found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
     return ["9.0a" if arch == (9, 0) else f"{arch[0]}.{arch[1]}" for arch in sorted(found)]
 
 
 def sm(arch: str) -> str:
-    """ "9.0a+PTX" is sm_90 in nvcc's list, which has no letters."""
+    """ "9.0a+PTX" is sm_90 in nvcc's list, which has no suffixes."""
     return "sm_" + arch.removesuffix("+PTX").rstrip("af").replace(".", "")
 
 
 def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:
-    """New enough, knows the architectures, and takes the host compiler."""
+    """Checks that it is new enough, supports the architectures and works with the compiler."""
     nvcc = toolkit.home / "bin/nvcc"
     if toolkit.release < OLDEST_CUDA:
         raise Unfit(
             f"nvcc {toolkit.version} in {toolkit.home} is too old: CUDA 12.6 or newer is needed. "
-            f"Install one ({PIP_TOOLKIT} is enough), set CUDA_HOME to where one is, or {CPU_ONLY}."
+            f"Install one ({PIP_TOOLKIT} is enough), set CUDA_HOME to its folder, or {CPU_ONLY}."
         )
     known = run(nvcc, "--list-gpu-code").stdout.split()
     unknown = [arch for arch in archs if sm(arch) not in known]
     if known and unknown:
         raise Unfit(
-            f"nvcc {toolkit.version} does not know architecture {', '.join(unknown)}. Take it out "
-            "of TORCH_CUDA_ARCH_LIST, or set CUDA_HOME to a toolkit that does."
+            f"nvcc {toolkit.version} does not support architecture {', '.join(unknown)}. Remove it "
+            "from TORCH_CUDA_ARCH_LIST, or set CUDA_HOME to a toolkit that does."
         )
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cu")
@@ -267,8 +266,8 @@ def check_toolkit(toolkit: Toolkit, archs: list[str], cxx: str) -> None:
         raise Unfit(
             f"nvcc {toolkit.version} and the host compiler {host} do not work together: "
             f"{first_error(done.stderr + done.stdout)}. Set CC and CXX to a compiler that this "
-            f"nvcc takes (CUDA 12.6: gcc <= 13, 12.9: <= 14, 13: <= 15), set CUDA_HOME to another "
-            f"toolkit, or {CPU_ONLY}."
+            f"nvcc supports (CUDA 12.6: gcc <= 13, 12.9: <= 14, 13: <= 15), set CUDA_HOME to "
+            f"another toolkit, or {CPU_ONLY}."
         )
 
 
@@ -277,12 +276,12 @@ def default_cuda() -> str:
 
 
 def torch_to_build_with() -> str:
-    """As pip takes it."""
+    """The requirement for pip."""
     return TORCH.get(os.environ.get("MY_OPS_CUDA", ""), TORCH[default_cuda()])
 
 
 def toolkit_to_install(release: str) -> str | None:
-    """The CUDA compiler, as pip takes it, if the build needs one, none is here and PyPI has it."""
+    """pip's requirement for a CUDA compiler, if the build needs one and only PyPI has it."""
     wanted = os.environ.get("MY_OPS_CUDA") or None
     if os.environ.get("MY_OPS_WITH_CUDA") == "0":
         return None
@@ -295,9 +294,9 @@ def toolkit_to_install(release: str) -> str | None:
 
 
 def cuda_toolkit(with_cuda: str, wanted: str | None, cxx: str) -> tuple[Toolkit, list[str]] | None:
-    """The toolkit and the architectures, both found fit; None for a CPU-only build."""
+    """The toolkit and the architectures, both checked; None for a CPU-only build."""
     if with_cuda not in ("0", "1", "auto"):
-        raise Unfit(f"MY_OPS_WITH_CUDA is 1, auto or 0, not {with_cuda!r}.")
+        raise Unfit(f"MY_OPS_WITH_CUDA must be 1, auto or 0, got {with_cuda!r}.")
     if with_cuda == "0":
         return None
     try:
@@ -305,7 +304,7 @@ def cuda_toolkit(with_cuda: str, wanted: str | None, cxx: str) -> tuple[Toolkit,
         archs = architectures(toolkit)
         check_toolkit(toolkit, archs, cxx)
     except Unfit as unfit:
-        if with_cuda == "1" or wanted:  # a wheel named after a release holds its code
+        if with_cuda == "1" or wanted:  # a wheel named after a release must have its code
             raise
         print(f"my_ops: building for the CPU only: {unfit}", file=sys.stderr)
         return None
@@ -313,7 +312,7 @@ def cuda_toolkit(with_cuda: str, wanted: str | None, cxx: str) -> tuple[Toolkit,
 
 
 def free_memory() -> int:
-    """Bytes that the build may use: of the machine, and of the container if it has a limit."""
+    """Bytes that the build may use on this machine, and in the container if it has a limit."""
     meminfo = Path("/proc/meminfo").read_text()
     match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo)
     free = int(match[1]) * 1024 if match else JOB_MEMORY
@@ -324,26 +323,26 @@ def free_memory() -> int:
 
 
 def find_ninja() -> None:
-    """torch compiles one file at a time where PATH has no ninja: pip's is beside this Python."""
+    """Adds pip's ninja to PATH; without ninja, torch compiles one file at a time."""
     scripts = sysconfig.get_path("scripts")
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), scripts])
 
 
 def set_jobs() -> None:
-    """One compiler for every GiB of free memory, and at most one a core; MAX_JOBS wins."""
+    """Sets MAX_JOBS, if it is unset: one compiler per GiB of free memory, at most one per core."""
     if os.environ.get("MAX_JOBS"):
         return
     free = free_memory()
     if free < JOB_MEMORY:
         raise Unfit(
             f"{free / GIB:.1f} GiB of free memory is too little for the compiler, which takes "
-            "up to 1 GiB. Free some or add swap, or set MAX_JOBS=1 to try nevertheless."
+            "up to 1 GiB. Free some or add swap, or set MAX_JOBS=1 to try anyway."
         )
     os.environ["MAX_JOBS"] = str(max(1, min(len(os.sched_getaffinity(0)), free // JOB_MEMORY)))
 
 
 def missing() -> list[str]:
-    """All that this machine lacks for `make`, which brings the rest itself."""
+    """Everything that this machine lacks for `make`, which installs the rest itself."""
     found = []
     for check in (check_system, check_python, check_venv, cxx_compiler, check_disk, set_jobs):
         try:
@@ -356,7 +355,7 @@ def missing() -> list[str]:
 
 
 def cuda_of_torch() -> str:
-    """The release of CUDA 13 that the installed torch pins; a CPU build pins none."""
+    """The release of CUDA 13 that the installed torch pins; the default if it pins none."""
     import torch
 
     release = torch.version.cuda or ""

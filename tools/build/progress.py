@@ -1,7 +1,6 @@
-"""Runs a build and prints a line for each file that it has compiled: progress.py LOG COMMAND...
+"""Runs a build and prints a line for each file it has compiled: progress.py LOG COMMAND...
 
-The output goes to the file LOG; the end of it, from the first failure on, is printed if the build
-fails.
+The output goes to the file LOG. If the build fails, its end is printed, from the first failure on.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-COMPILED = re.compile(r"\[(\d+/\d+)\] .* -c (?:.*/)?(\w+/\w+\.\w+) -o ")  # as ninja says it
+COMPILED = re.compile(r"\[(\d+/\d+)\] .* -c (?:.*/)?(\w+/\w+\.\w+) -o ")  # ninja's line
 LAST_LINES = 40
 
 

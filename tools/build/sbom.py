@@ -1,6 +1,6 @@
-"""What a wheel contains beside the project's own code, in CycloneDX, as PEP 770 places it.
+"""The third-party code in a wheel, in CycloneDX, at the place that PEP 770 defines.
 
-No time and no serial number: two builds write the same bytes.
+Without a time and a serial number, so that two builds write the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def component(name: str, version: str, supplier: str, licence: dict[str, str]) -
 
 
 def sbom(record: dict[str, Any]) -> dict[str, Any]:
-    """From the build record, my_ops/_build.json."""
+    """Made from the build record, my_ops/_build.json."""
     own = component("my_ops", record["version"], "The my_ops authors", {"id": "MIT"})
     inside = [
         component(

@@ -8,30 +8,30 @@
 //                   share: 1 in GRU, whose reset gate multiplies that product alone
 //   kCarried        values that a unit carries from step to step besides h: c of LSTM
 //   kSaved          values that forward keeps for backward, in the type of the activations
-//   kReadsH         whether h of the step before enters other than through the weights
+//   kReadsH         whether the previous h also enters other than through the weights
 //   kReadsPrevious  whether backward reads the carried values from before the step
 //
-// and these functions, of values in the type of the arithmetic:
+// and these functions, on values in the type of the arithmetic:
 //
-//   forward<Math>(z, h_prev, carried, saved) -> h     carried: from before the step to after it
-//   advance(saved, carried)                           the same for carried, from what is saved
+//   forward<Math>(z, h_prev, carried, saved) -> h     advances carried by one step
+//   advance(saved, carried)                           advances carried, from the saved values
 //   backward<Math>(saved, previous, carried, h_prev, grad_h, grad_carried, grad_z) -> grad_h_prev
 //
-// z: the pre-activations, biases included. z[gate] is the sum of the input's share and the product
-// with h_prev, but for the kApart last gates the product alone; the input's shares of these follow,
-// from z[kGates] on. A cell thus has kTerms = kGates + kApart terms, and as many gradients grad_z.
-// previous, carried: the carried values before and after the step. grad_carried: in place, from
-// after the step to before it. grad_h_prev: the gradient of h_prev other than through the weights,
-// 0 unless kReadsH. saved is all that forward hands to backward: backward may not ask for z.
+// z: the pre-activations, including biases. z[gate] is the sum of the input's share and the product
+// with h_prev. For the last kApart gates it is the product alone, and their input's shares follow
+// from z[kGates] on. So a cell has kTerms = kGates + kApart terms, and as many gradients grad_z.
+// previous, carried: the carried values before and after the step. grad_carried: in, the gradient
+// of the values after the step; out, of those before it. grad_h_prev: the gradient of h_prev
+// without the part through the weights; 0 unless kReadsH. saved is all that backward gets from
+// forward; it does not get z.
 //
-// Math names the functions of the backend, as accurate as its results: sigmoid(x), tanh(x), elu(x),
-// elu_slope(y), the derivative by ELU's value, and tanh_with_slope(x), tanh and its derivative as
-// {value, slope}.
+// Math has the functions of the backend, as accurate as its results: sigmoid(x), tanh(x), elu(x),
+// elu_slope(y), which is ELU's derivative as a function of ELU's value, and tanh_with_slope(x),
+// which is tanh and its derivative as {value, slope}.
 //
-// Time is the engine's affair: a cell knows no lengths and no resets. A reset is a step whose
-// h_prev and carried values the engine takes as zero; rows of a ragged batch that have ended still
-// take steps, in which shut(gate), the input's share of a gate, holds what is carried and makes h
-// zero.
+// The engine handles time; a cell does not see lengths or resets. At a reset the engine passes
+// zeros for h_prev and the carried values. Rows of a ragged batch that have ended still take steps:
+// their input's share of a gate is shut(gate), which keeps the carried values and makes h zero.
 #pragma once
 
 #ifdef __CUDACC__
@@ -51,13 +51,13 @@ MY_OPS_CELL constexpr bool is_sum(int gate) {
   return gate < Cell::kGates - Cell::kApart;
 }
 
-// Where z has the input's share of a gate.
+// The index in z of the input's share of a gate.
 template <typename Cell>
 MY_OPS_CELL constexpr int input_term(int gate) {
   return is_sum<Cell>(gate) ? gate : gate + Cell::kApart;
 }
 
-// Values of which a cell may have none: C++ has no empty arrays.
+// An array that may be empty, which C++ arrays cannot be.
 template <typename T, int Count>
 struct Values {
   T at[Count > 0 ? Count : 1];

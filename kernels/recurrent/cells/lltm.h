@@ -1,4 +1,4 @@
-// LLTM: a recurrent unit of three gates, input i, output o and candidate g, and no forget gate.
+// LLTM: a recurrent cell with three gates, input i, output o and candidate g, and no forget gate.
 //   i, o = sigmoid;  g = ELU;  c_t = c_{t-1} + g * i;  h_t = tanh(c_t) * o
 #pragma once
 

@@ -8,13 +8,13 @@ if(NOT EXISTS "${my_ops_LIBRARY}")
   return()
 endif()
 
-# torch as the program has found it; else its folder, in the prefixes or beside this package. Its own
-# package is not asked for: that of its CUDA builds stops where there is no CUDA toolkit.
+# Uses the torch that the program has found, or else its folder, in the prefixes or beside this package.
+# Does not use torch's own CMake package, because that of CUDA builds stops if there is no CUDA toolkit.
 if(TARGET torch)
   set(_my_ops_torch torch)
 else()
   find_path(my_ops_TORCH lib/libtorch.so PATHS ${CMAKE_PREFIX_PATH} "${_my_ops}/../torch"
-    PATH_SUFFIXES ../.. NO_DEFAULT_PATH)  # ../..: of torch.utils.cmake_prefix_path
+    PATH_SUFFIXES ../.. NO_DEFAULT_PATH)  # ../..: from torch.utils.cmake_prefix_path
   if(NOT my_ops_TORCH)
     set(my_ops_FOUND FALSE)
     set(my_ops_NOT_FOUND_MESSAGE "no lib/libtorch.so in the folders of CMAKE_PREFIX_PATH")
@@ -30,7 +30,7 @@ if(NOT TARGET my_ops::my_ops)
   set_target_properties(my_ops::my_ops PROPERTIES
     INTERFACE_COMPILE_FEATURES cxx_std_20
     INTERFACE_INCLUDE_DIRECTORIES "${_my_ops}/include;${_my_ops_include}"
-    # The program calls nothing in the module by name: without the option, linkers may drop it.
+    # The program calls nothing in the module by name, so without the option linkers may drop it.
     INTERFACE_LINK_OPTIONS "-Wl,--no-as-needed;${my_ops_LIBRARY}"
     INTERFACE_LINK_LIBRARIES "${_my_ops_torch}")
 endif()

@@ -1,4 +1,4 @@
-# Written for the version of the package beside it.
+# For the version of the package beside it.
 file(READ "${CMAKE_CURRENT_LIST_DIR}/../../../_build.json" _my_ops_build)
 string(JSON _my_ops_version GET "${_my_ops_build}" version)
 string(REGEX REPLACE "[+].*" "" PACKAGE_VERSION "${_my_ops_version}")
