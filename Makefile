@@ -121,7 +121,7 @@ asan: PRELOAD = $$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libu
 tsan: SANITIZE := thread
 tsan: PRELOAD = $$(gcc -print-file-name=libtsan.so) $(CURDIR)/build/tsan/parallel_for.so
 asan tsan: CFLAGS = -fsanitize=$(SANITIZE)
-BUILD_WITH_CFLAGS = rm -rf build/$@ build/temp* && MY_OPS_WITH_CUDA=0 CFLAGS="$(CFLAGS)" \
+BUILD_WITH_CFLAGS = rm -rf build/$@ build/temp* && MY_OPS_WITH_CUDA=0 CFLAGS="$(CFLAGS)" LDFLAGS="$(LDFLAGS)" \
   $(PIP) install -q --no-build-isolation --no-deps --no-cache-dir --target build/$@ .
 SANITIZED = PYTHONPATH=$@ ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
   LD_PRELOAD="$(PRELOAD)"
@@ -143,11 +143,11 @@ tsan: build/tools
 # benchmarks/results/coverage.json.
 COVERAGE := python -m coverage
 coverage: CFLAGS := --coverage -fprofile-update=atomic
-coverage: export LDFLAGS := --coverage
+coverage: LDFLAGS := --coverage
 coverage: build/tools
 	$(PIP) install -q 'coverage>=7.13'
 	$(BUILD_WITH_CFLAGS) && rm -f build/.coverage*
-	$(IN_BUILD) PYTHONPATH=coverage $(COVERAGE) run --rcfile=../tools/coverage.toml \
+	$(IN_BUILD) PYTHONPATH=$(CURDIR)/build/coverage $(COVERAGE) run --rcfile=../tools/coverage.toml \
 	  -m $(subst python -m ,,$(PYTEST_HERE)) ../tests $(PYTEST)
 	$(IN_BUILD) $(COVERAGE) combine -q && $(COVERAGE) json -q -o coverage/python.json
 	PYTHONPATH=build/coverage $(PY) tools/line_coverage.py build/coverage/python.json build/temp.* \
