@@ -149,7 +149,8 @@ coverage: build/tools
 	$(BUILD_WITH_CFLAGS) && rm -f build/.coverage*
 	$(IN_BUILD) PYTHONPATH=$(CURDIR)/build/coverage $(COVERAGE) run --rcfile=../tools/coverage.toml \
 	  -m $(subst python -m ,,$(PYTEST_HERE)) ../tests $(PYTEST)
-	$(IN_BUILD) $(COVERAGE) combine -q && $(COVERAGE) json -q -o coverage/python.json
+	$(IN_BUILD) $(COVERAGE) combine -q && \
+	  $(COVERAGE) json -q --include='coverage/my_ops/*' -o coverage/python.json
 	PYTHONPATH=build/coverage $(PY) tools/line_coverage.py build/coverage/python.json build/temp.* \
 	  benchmarks/results/coverage.json
 
