@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["performance", "compatibility", "notes/gemm", "notes/gemm_half", "notes/recurrent"]
+PAGES = [
+    "performance",
+    "reliability",
+    "compatibility",
+    "notes/gemm",
+    "notes/gemm_half",
+    "notes/recurrent",
+]
 FILES = [ROOT / "README.md", *(ROOT / f"docs/{page}.md" for page in PAGES)]
 RESULTS = ROOT / "benchmarks/results"
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -42,6 +49,18 @@ def environment(results: dict[str, Any]) -> str:
     return f"{where}, on {e['date']} at commit {e['commit'][:7]}."
 
 
+def place(results: dict[str, Any], device: str) -> str:
+    return "CPU" if device == "cpu" else results["environment"]["gpu"]
+
+
+def record(results: dict[str, Any]) -> list[str]:
+    return [results["environment"]["date"], results["environment"]["commit"][:7]]
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
 class Results:
     """Has one method for each NAME."""
 
@@ -56,6 +75,9 @@ class Results:
         self.whole = load("nvidia-h200-models")
         self.host = load("cpu")
         self.runs = load("compatibility")
+        self.reach = load("coverage")
+        self.random = [load(path.stem) for path in sorted(folder.glob("fuzz-*.json"))]
+        self.long = [load(path.stem) for path in sorted(folder.glob("endurance-*.json"))]
 
     def case(self, section: str, name: str) -> dict[str, Any]:
         return next(row for row in self.sections[section] if row["case"] == name)
@@ -295,6 +317,48 @@ class Results:
             peers = [f"{row['x LSTM']:.2f}" if "x LSTM" in row else "" for row in (one, two)]
             rows.append([one["case"], *pair, " / ".join(filter(None, peers))])
         head = ["case", "one thread, ms (ratio to eager)", "two threads", "ratio to `nn.LSTM`"]
+        return table(head, rows)
+
+    def random_calls(self) -> str:
+        rows = []
+        for run in self.random:
+            for part in run["devices"]:
+                beyond = len(part["products beyond their bound, torch's no nearer"])
+                counts = [f"{part['calls']:,}", str(len(part["wrong"])), str(beyond)]
+                rows.append([place(run, part["device"]), *counts, f"{run['seconds']:.0f}"])
+                rows[-1] += [str(run["seed"]), *record(run)]
+        head = ["on", "calls", "wrong", "beyond a bound, as torch's", "seconds", "seed"]
+        return table([*head, "date", "commit"], rows)
+
+    def reached(self) -> str:
+        rows = []
+        for row in self.reach["coverage"]:
+            shares = []
+            for kind in ("lines", "branches"):
+                share = row[f"{kind} reached"] / row[kind]
+                shares.append(f"{100 * share:.1f} % of {row[kind]:,}")
+            rows.append([f"`{row['group']}/`", str(row["files"]), *shares])
+        return table(["folder", "files", "lines", "branches"], rows)
+
+    def reached_environment(self) -> str:
+        return environment(self.reach)
+
+    def endurance(self) -> str:
+        rows = []
+        for run in self.long:
+            intervals = run["intervals"]
+            quarter = len(intervals) // 4
+            for kind in (key for key in intervals[0] if key.endswith(", bytes")):
+                sizes = [f"{intervals[at][kind] / 2**20:.1f}" for at in (quarter - 1, -1)]
+                cells = [kind.removesuffix(", bytes"), *sizes, yes(run["memory is flat"])]
+                rows.append([place(run, run["device"]), f"{run['calls']:,}", *cells, *record(run)])
+            speeds = [
+                f"{statistics.median(row['calls/s'] for row in part):,.0f}"
+                for part in (intervals[:quarter], intervals[-quarter:])
+            ]
+            cells = ["calls/s", *speeds, yes(run["speed is flat"])]
+            rows.append([place(run, run["device"]), f"{run['calls']:,}", *cells, *record(run)])
+        head = ["on", "calls", "MiB of, or", "first quarter", "last", "flat", "date", "commit"]
         return table(head, rows)
 
     def compatibility(self) -> str:
