@@ -101,7 +101,7 @@ def product(
         allowed = allowed + tiny * (a.abs().sum(-1, True) + b.abs().sum(-2, True) + k)
     finite = a.nan_to_num(0, 0, 0).abs() @ b.nan_to_num(0, 0, 0).abs()
     unsure = finite >= overflow(arithmetic(dtype))
-    if k % 2 and of_one_dnn(dtype, device):  # a NaN may reach the row before its own
+    if of_one_dnn(dtype, device):  # a NaN may reach the row before its own
         unsure = unsure | ~size.isfinite().all()
     return want, allowed, unsure
 
