@@ -391,25 +391,27 @@ def cpu() -> Iterator[Case]:
         )
         yield from cpu_lltm(size, step, h, weights, bias)
         yield from cpu_lltm(f"T64 {size}", steps, h, weights, bias)
-    for hidden, batch in product((32, 128, 256, 512, 1024), (1, 16, 64)):
-        yield from cpu_layers(hidden, batch)
 
 
-def cpu_layers(hidden: int, batch: int) -> Iterator[Case]:
+def cpu_layers() -> Iterator[Case]:
     """Layers beside torch's; LLTM, which has 3 gates, beside torch's LSTM."""
-    x = torch.randn(16, batch, hidden)
 
-    def train(layer: torch.nn.Module) -> Run:
+    def train(layer: torch.nn.Module, x: torch.Tensor) -> Run:
         return lambda: layer(x)[0].sum().backward()
 
-    for name, peer in (("LSTM", "LSTM"), ("GRU", "GRU"), ("LLTM", "LSTM")):
-        ours, torchs = (
-            getattr(lib, n)(hidden, hidden) for lib, n in ((my_ops.nn, name), (torch.nn, peer))
+    peers = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "LLTM": torch.nn.LSTM}
+    for (name, peer), hidden, batch in product(
+        peers.items(), (32, 128, 256, 512, 1024), (1, 16, 64)
+    ):
+        x, ours, other = (
+            torch.randn(8, batch, hidden),
+            getattr(my_ops.nn, name)(hidden, hidden),
+            peer(hidden, hidden),
         )
-        size = f"nn.{name} float32 T16 B{batch} H{hidden}"
-        forward = {f"torch.nn.{peer}": no_grad(lambda x=x, layer=torchs: layer(x))}
-        yield Case(f"{size} forward", no_grad(lambda x=x, layer=ours: layer(x)), forward)
-        yield Case(f"{size} forward + backward", train(ours), {f"torch.nn.{peer}": train(torchs)})
+        case = f"{name} float32 T8 B{batch} H{hidden}"
+        forward = (no_grad(lambda x=x, layer=layer: layer(x)) for layer in (ours, other))
+        yield Case(f"{case} forward", next(forward), {"torch": next(forward)})
+        yield Case(f"{case} forward + backward", train(ours, x), {"torch": train(other, x)})
 
 
 def cpu_lltm(size: str, x: Any, h: Any, weights: Any, bias: Any) -> Iterator[Case]:
@@ -495,12 +497,13 @@ def main() -> None:
                 show(sections[family][-1])
     for threads in (1, 2) if "cpu" in chosen else ():
         torch.set_num_threads(threads)
-        sections[f"cpu, {threads} thread(s)"] = table = []
-        for case in cpu():
-            calls = calls_in(case.ours, seconds=0.02)
-            times = wall_times({"my_ops": case.ours, **case.others}, calls)
-            table.append(row(case, times, {}))
-            show(table[-1])
+        for name, cases in {"cpu": cpu, "cpu layers": cpu_layers}.items():
+            sections[f"{name}, {threads} thread(s)"] = table = []
+            for case in cases():
+                calls = calls_in(case.ours, seconds=0.02)
+                times = wall_times({"my_ops": case.ours, **case.others}, calls)
+                table.append(row(case, times, {}))
+                show(table[-1])
     if "overhead" in chosen:
         for device in ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
             sections[f"overhead {device}, us per call"] = table = overhead(device)

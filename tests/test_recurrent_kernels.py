@@ -1,6 +1,8 @@
 """What the backends compute for a recurrent cell, at sizes for every kernel, compared with the
 reference in float64. The gradients of the weights are computed here from those of the terms."""
 
+import platform
+
 import pytest
 import torch
 from samples import FLOATING, SIXTEEN_BIT
@@ -165,6 +167,18 @@ def test_what_is_reset_reaches_nothing(name, sizes, dtype, device):
             assert (got[key] - value).abs().max().item() <= LIMIT[dtype] * scale, key
         else:
             assert torch.equal(got[key], value), key
+
+
+@pytest.mark.parametrize("hidden", [64, 600])
+@pytest.mark.parametrize("name", [name for name, cell in CELL.items() if cell.carried])
+def test_gradients_below_the_normal_numbers_are_flushed(name, hidden):
+    """On x86, where arithmetic with them is slow. The caller's own arithmetic stays as it was."""
+    problem = Problem(name, (2, 3, 4, hidden), "plain", torch.float32, "cpu")
+    problem.c += torch.linspace(20, 150, hidden)  # tanh's slope falls from 1 to less than can be
+    problem.grads[2].zero_()
+    grad, tiny = problem.ours()["grad_c0"].abs(), torch.finfo(torch.float32).tiny
+    assert ((grad > 0) & (grad < tiny)).any() != (platform.machine() == "x86_64")
+    assert torch.tensor(tiny) / 2 > 0
 
 
 @pytest.mark.parametrize(

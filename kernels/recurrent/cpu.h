@@ -308,6 +308,7 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
   template <>                                                                                     \
   MY_OPS_CLONES void recurrent_step_backward<Cell>(const RecurrentStepBackward<T, T>& args,       \
                                                    int64_t begin, int64_t end) {                  \
+    const FlushDenormals flush;                                                                   \
     for (int64_t row = begin; row < end; ++row) step_backward_row<Cell>(args, row);               \
   }                                                                                               \
   template <>                                                                                     \
@@ -317,5 +318,6 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
   template <>                                                                                     \
   void recurrent_sequence_backward<Cell>(const RecurrentSequenceBackward<T>& args, int64_t begin, \
                                          int64_t end) {                                           \
+    const FlushDenormals flush;                                                                   \
     walk_backward<Cell>(args, begin, end);                                                        \
   }
