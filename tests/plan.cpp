@@ -1,9 +1,10 @@
 // Reads one question per line, and answers with what the package would launch: see test_plan.py.
 //   gemm DEVICE WIDTH OUT_WIDTH BATCH M N K A_LAYOUT B_LAYOUT OUT_LAYOUT FOLLOWED HIGH TF32 PACKED
-//   lltm, lstm or gru DEVICE BACKWARD WIDTH BATCH HIDDEN
+//   lltm, lstm or gru DEVICE BACKWARD WIDTH BATCH HIDDEN VARIANT
 //   packs DEVICE N K            1 if products gain from a packed weight
 // DEVICE: major, minor, SMs, shared memory of a block, L2 cache, code, Hopper code. WIDTH: bytes of
-// a type. Answers to the first two: kernel, code, shared memory, cluster, blocks that run at once.
+// a type. Answers to the first two: kernel, code, shared memory, cluster, blocks that run at once;
+// with VARIANT: kernel and its three template arguments.
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -24,6 +25,10 @@ DeviceFacts device_of(std::istream& in) {
   in >> device.major >> device.minor >> device.sm_count >> device.shared_bytes >> device.l2_bytes >>
       device.code >> device.hopper_code;
   return device;
+}
+
+void answer(const char* kernel, int units, int rows, int chunks) {
+  std::cout << kernel << ' ' << units << ' ' << rows << ' ' << chunks << '\n';
 }
 
 void answer(const char* kernel, const Needs& needs = {}) {
@@ -74,20 +79,24 @@ void gemm(std::istream& in, const DeviceFacts& device) {
 
 template <typename Cell>
 void layer(std::istream& in, const DeviceFacts& device) {
-  bool backward;
+  bool backward, variant;
   int width;
   int64_t batch, hidden;
-  in >> backward >> width >> batch >> hidden;
+  in >> backward >> width >> batch >> hidden >> variant;
   const Pass pass = backward ? Pass::kBackward : Pass::kForward;
   const RecurrentPlan plan =
       make_recurrent_plan(kCellFacts<Cell>, pass, width, batch, hidden, device);
+  const ClusterPlan& cluster = plan.cluster;
+  const GridPlan& grid = plan.grid;
   switch (plan.kind) {
     case RecurrentPlan::Kind::kCluster:
+      if (variant) return answer("cluster", cluster.units_per_thread, cluster.rows, cluster.chunks);
       return answer("cluster", {.code = 90,
-                                .shared_bytes = plan.cluster.spread_bytes + kMaxClusterStatic,
-                                .cluster = plan.cluster.blocks});
+                                .shared_bytes = cluster.spread_bytes + kMaxClusterStatic,
+                                .cluster = cluster.blocks});
     case RecurrentPlan::Kind::kGrid:
-      return answer("grid", needs(plan.grid));
+      if (variant) return answer("grid", grid.unit_tiles, grid.row_tiles, grid.chunks);
+      return answer("grid", needs(grid));
     case RecurrentPlan::Kind::kWarpgroup:
       return answer("warpgroup", needs(plan.warpgroup));
     case RecurrentPlan::Kind::kNone:

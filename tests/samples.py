@@ -35,6 +35,17 @@ ROUNDED_ONCE = 0.51
 GEMM_LIMIT = {torch.float64: 2.0**-50, torch.float32: 2.0**-21}
 
 
+# batch, hidden size: for every variant of the persistent kernels of a recurrent layer on an H200.
+VARIANT_SIZES = [  # clusters: up to 64, 128 and 256 units; one, two and four rows
+    *[(1, 7), (63, 5), (128, 3), (1, 49), (88, 33), (128, 49)],
+    *[(1, 65), (44, 65), (88, 65), (1, 81), (1, 113), (52, 65), (72, 97)],
+    *[(1, 129), (1, 145), (1, 209), (26, 129), (52, 129)],
+    # grids, by bytes of h per warp; one or two tiles of rows, one or two of units
+    *[(256, 2), (600, 2), (1200, 2), (1, 257), (33, 420), (1, 516), (26, 516), (17, 712)],
+    *[(33, 840), (1, 1032), (9, 1064)],
+]
+
+
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
     """The type in which ops on ``dtype`` compute."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -4,11 +4,13 @@ tested with made-up devices, on any machine."""
 import re
 import shutil
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from samples import VARIANT_SIZES
 
 ROOT = Path(__file__).resolve().parents[1]
 KIB, MIB = 1024, 1024**2
@@ -118,7 +120,7 @@ def products(count):
 
 def layers(count):
     for _ in range(count):
-        yield (*flags(1), [4, 2][torch.randint(2, ())], size(10), size(12))
+        yield (*flags(1), [4, 2][torch.randint(2, ())], size(10), size(12), 0)
 
 
 def assert_fits(device, needs, what):
@@ -181,8 +183,25 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
 
 @pytest.mark.parametrize("name, cell, backward, width, batch, hidden, want", LAYERS_CHOSEN)
 def test_choice_of_a_layer(name, cell, backward, width, batch, hidden, want, plan):
-    ((kernel, *_),) = plan([(cell, *DEVICES[name], backward, width, batch, hidden)])
+    ((kernel, *_),) = plan([(cell, *DEVICES[name], backward, width, batch, hidden, 0)])
     assert kernel == want
+
+
+def test_sizes_for_every_variant(plan):
+    """samples.VARIANT_SIZES reach each variant of a layer's kernels that an H200 ever runs."""
+
+    def reached(sizes):
+        questions = [
+            (cell, *DEVICES["H200"], backward, width, batch, hidden, 1)
+            for cell, backward, width in product(("lltm", "lstm", "gru"), (0, 1), (4, 2))
+            for batch, hidden in sizes
+        ]
+        answers = plan(questions)
+        of = [(q[0], *q[-5:-3], *a) for q, a in zip(questions, answers, strict=True)]
+        return {variant for variant in of if variant[3] in ("cluster", "grid")}
+
+    some = [(size(10), size(11)) for _ in range(2000)] + [(size(10), size(8)) for _ in range(2000)]
+    assert reached(VARIANT_SIZES) >= reached(some)
 
 
 FLOAT = (4, 4, 1, 4096, 4096, 4096, 0, 0)

@@ -5,7 +5,7 @@ import platform
 
 import pytest
 import torch
-from samples import FLOATING, SIXTEEN_BIT
+from samples import FLOATING, SIXTEEN_BIT, VARIANT_SIZES
 
 from my_ops import reference
 from my_ops.recurrent._cell import CELLS
@@ -137,6 +137,13 @@ def test_values_and_gradients(name, sizes, dtype, mode, device):
 @pytest.mark.parametrize("name", CELL)
 def test_every_kernel(name, sizes, dtype, mode, cuda):
     check(name, sizes, mode, dtype, cuda)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *SIXTEEN_BIT])
+@pytest.mark.parametrize("sizes", VARIANT_SIZES, ids=str)
+@pytest.mark.parametrize("name", CELL)
+def test_every_variant(name, sizes, dtype, cuda):
+    check(name, (3, sizes[0], 5, sizes[1]), "ragged and reset", dtype, cuda)
 
 
 @pytest.mark.parametrize("mode", MODES)
