@@ -3,8 +3,8 @@
     python benchmarks/bench.py [FAMILY ...] [--output results.json]
 
 Times are medians of alternating runs. Shares are relative to a ceiling measured in this run: a
-copy_ or fill_ of 1 GiB, or a cuBLAS product at 8192 cubed. Only ``cpu`` and ``overhead`` run
-without a GPU.
+copy_ or fill_ of 1 GiB, or a cuBLAS product at 8192 cubed. Only ``cpu``, ``cpu-layers`` and
+``overhead`` run without a GPU.
 """
 
 from __future__ import annotations
@@ -476,8 +476,9 @@ def overhead(device: str) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     families = {"elementwise": elementwise, "gemm": gemm, "sweep": sweep, "lltm": lltm}
+    on_cpu = {"cpu": cpu, "cpu-layers": cpu_layers}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("family", nargs="*", choices=[*families, "cpu", "overhead"])
+    parser.add_argument("family", nargs="*", choices=[*families, *on_cpu, "overhead"])
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     chosen = arguments.family or [*families, "overhead"]
@@ -495,15 +496,16 @@ def main() -> None:
                 times = gpu_times({"my_ops": case.ours, **case.others})
                 sections[family].append(row(case, times, limits))
                 show(sections[family][-1])
-    for threads in (1, 2) if "cpu" in chosen else ():
+    for name, threads in product(on_cpu, (1, 2)):
+        if name not in chosen:
+            continue
         torch.set_num_threads(threads)
-        for name, cases in {"cpu": cpu, "cpu layers": cpu_layers}.items():
-            sections[f"{name}, {threads} thread(s)"] = table = []
-            for case in cases():
-                calls = calls_in(case.ours, seconds=0.02)
-                times = wall_times({"my_ops": case.ours, **case.others}, calls)
-                table.append(row(case, times, {}))
-                show(table[-1])
+        sections[f"{name}, {threads} thread(s)"] = table = []
+        for case in on_cpu[name]():
+            calls = calls_in(case.ours, seconds=0.02)
+            times = wall_times({"my_ops": case.ours, **case.others}, calls)
+            table.append(row(case, times, {}))
+            show(table[-1])
     if "overhead" in chosen:
         for device in ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
             sections[f"overhead {device}, us per call"] = table = overhead(device)
