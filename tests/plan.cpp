@@ -1,10 +1,11 @@
 // Reads one question per line, and answers with what the package would launch: see test_plan.py.
 //   gemm DEVICE WIDTH OUT_WIDTH BATCH M N K A_LAYOUT B_LAYOUT OUT_LAYOUT FOLLOWED HIGH TF32 PACKED
+//     VARIANT
 //   lltm, lstm or gru DEVICE BACKWARD WIDTH BATCH HIDDEN VARIANT
 //   packs DEVICE N K            1 if products gain from a packed weight
 // DEVICE: major, minor, SMs, shared memory of a block, L2 cache, code, Hopper code. WIDTH: bytes of
 // a type. Answers to the first two: kernel, code, shared memory, cluster, blocks that run at once;
-// with VARIANT: kernel and its three template arguments.
+// with VARIANT: a persistent kernel or half_sm90, and its three template arguments.
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -27,8 +28,8 @@ DeviceFacts device_of(std::istream& in) {
   return device;
 }
 
-void answer(const char* kernel, int units, int rows, int chunks) {
-  std::cout << kernel << ' ' << units << ' ' << rows << ' ' << chunks << '\n';
+void answer(const char* kernel, int first, int second, int third) {
+  std::cout << kernel << ' ' << first << ' ' << second << ' ' << third << '\n';
 }
 
 void answer(const char* kernel, const Needs& needs = {}) {
@@ -43,10 +44,10 @@ T* address() {  // aligned, and never dereferenced
 
 template <typename T, typename Out>
 void gemm(std::istream& in, const DeviceFacts& device) {
-  bool a_layout, b_layout, out_layout, followed, high, packed;
+  bool a_layout, b_layout, out_layout, followed, high, packed, variant;
   GemmArgs<T, Out> args{};
   in >> args.batch >> args.m >> args.n >> args.k >> a_layout >> b_layout >> out_layout >>
-      followed >> high >> args.library_tf32 >> packed;
+      followed >> high >> args.library_tf32 >> packed >> variant;
   args.a = address<T>(), args.b = address<T>(), args.out = address<Out>();
   const auto lay = [](bool transposed, int64_t rows, int64_t columns, int64_t& batch, int64_t& row,
                       int64_t& column) {
@@ -69,6 +70,7 @@ void gemm(std::istream& in, const DeviceFacts& device) {
     case GemmKernel::kFp32Sm80:
       return answer("fp32_sm80", fp32_sm80::needs(plan.tile));
     case GemmKernel::kHalfSm90:
+      if (variant) return answer("half_sm90", plan.tile, a_layout, b_layout);
       return answer("half_sm90", half_sm90::kNeeds);
     case GemmKernel::kSmall:
       return answer("small");

@@ -45,6 +45,10 @@ VARIANT_SIZES = [  # clusters: up to 64, 128 and 256 units; one, two and four ro
     *[(33, 840), (1, 1032), (9, 1064)],
 ]
 
+# m, k, n, activation: for every tile of the 16-bit products on an H200, from large to small.
+TILE_SIZES = [(626, 67, 4701, None), (1700, 67, 3976, "silu")]
+TILE_SIZES += [(321, 79, 4530, None), (177, 82, 4405, None), (309, 99, 841, None)]
+
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:
     """The type in which ops on ``dtype`` compute."""

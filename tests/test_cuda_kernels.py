@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fp32_sm80 import gemm_fp32_sm80
-from samples import ACTIVATIONS, FLOATING, SIXTEEN_BIT, gemm_excess, half_ulp
+from samples import ACTIVATIONS, FLOATING, SIXTEEN_BIT, TILE_SIZES, gemm_excess, half_ulp
 from test_gemm import linear_excess
 
 import my_ops
@@ -233,6 +233,20 @@ def test_gemm_half_layouts(dtype, a_layout, b_layout, size, cuda):
         assert gemm_excess(out, a, b) <= 1
         out.fill_(7)
         assert (whole == 7).all()
+
+
+@pytest.mark.parametrize("b_layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("a_layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("sizes", TILE_SIZES, ids=str)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_half_tiles(dtype, sizes, a_layout, b_layout, cuda):
+    m, k, n, activation = sizes
+    a, b = operand(m, k, a_layout, dtype), operand(k, n, b_layout, dtype)
+    if activation is None:
+        assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
+    else:
+        got = my_ops.linear(a, b.mT, activation=activation)
+        assert linear_excess(got, a, b.mT, None, activation) <= 1
 
 
 HALF_LINEAR = [  # m, k, n

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from samples import VARIANT_SIZES
+from samples import TILE_SIZES, VARIANT_SIZES
 
 ROOT = Path(__file__).resolve().parents[1]
 KIB, MIB = 1024, 1024**2
@@ -115,7 +115,7 @@ def products(count):
         batch = size(6) if torch.rand(()) < 0.3 else 1
         vectors = 8 if torch.rand(()) < 0.5 else 1
         m, n, k = (size(13) * vectors for _ in range(3))
-        yield (width, out_width, batch, m, n, k, *flags(7))
+        yield (width, out_width, batch, m, n, k, *flags(7), 0)
 
 
 def layers(count):
@@ -204,6 +204,23 @@ def test_sizes_for_every_variant(plan):
     assert reached(VARIANT_SIZES) >= reached(some)
 
 
+def test_sizes_for_every_tile(plan):
+    """samples.TILE_SIZES reach every 16-bit tile, with every layout, that an H200 ever runs."""
+
+    def reached(sizes):
+        questions = [
+            ("gemm", *DEVICES["H200"], 2, 2, 1, m, n, k, *layouts, 0, followed, 0, 0, 0, 1)
+            for m, k, n, followed in sizes
+            for layouts in product((0, 1), repeat=2)
+        ]
+        return {answer for answer in plan(questions) if answer[0] == "half_sm90"}
+
+    some = [(size(13), size(13), size(13), *flags(1)) for _ in range(2000)]
+    ours = reached([(*sizes, activation is not None) for *sizes, activation in TILE_SIZES])
+    assert len(ours) == 20
+    assert ours >= reached(some)
+
+
 FLOAT = (4, 4, 1, 4096, 4096, 4096, 0, 0)
 PRODUCTS = [  # device, product from its width to b's layout, out's layout, high, TF32 -> answer
     ("A100", FLOAT, 0, 0, 1, ("fp32_sm80", 80, 128 * KIB, 1, 1)),
@@ -225,7 +242,7 @@ PRODUCTS = [  # device, product from its width to b's layout, out's layout, high
 
 @pytest.mark.parametrize("name, product, out_layout, high, tf32, want", PRODUCTS)
 def test_choice_of_a_product(name, product, out_layout, high, tf32, want, plan):
-    question = ("gemm", *DEVICES[name], *product, out_layout, 0, high, tf32, 0)
+    question = ("gemm", *DEVICES[name], *product, out_layout, 0, high, tf32, 0, 0)
     assert plan([question]) == [want]
 
 
