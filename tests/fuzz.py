@@ -6,6 +6,7 @@
 If a result is wrong, it prints the lines of Python that repeat it, and ends with an error. Bounds
 are those of fuzzing/judge.py and precision.py. A product beyond its bound is wrong if torch's own,
 on the same device, is nearer to the exact result. All products beyond their bounds are counted.
+Cases for which other programs leave too little memory are counted apart.
 """
 
 import argparse
@@ -40,6 +41,7 @@ class Fuzz:
         self.calls = Counter()  # by op and kind
         self.beyond = []  # beyond the bound, but nearer than torch's
         self.wrong = []
+        self.without_memory = 0
 
     def some(self):
         """Draws ``TOGETHER`` cases, and checks them."""
@@ -49,6 +51,9 @@ class Fuzz:
             case = draw(self.choose, self.device)
             try:
                 found = run(case)
+            except torch.OutOfMemoryError:
+                self.without_memory += 1
+                continue
             except Exception as error:
                 self.report(case)
                 if "CUDA error" in str(error):  # from this case or an earlier one; it is final
@@ -64,7 +69,11 @@ class Fuzz:
                 self.report(case)
 
     def report(self, case):
-        verdict = examine(case)
+        try:
+            verdict = examine(case)
+        except torch.OutOfMemoryError:
+            self.without_memory += 1
+            return
         found = {"op": case.op, "device": self.device, "verdict": str(verdict), "case": repr(case)}
         if not verdict.wrong:
             self.beyond.append(found)
@@ -84,6 +93,7 @@ class Fuzz:
             "device": self.device,
             "calls": sum(self.calls.values()),
             "calls by op": by_op,
+            "out of memory": self.without_memory,
             "products beyond their bound, torch's no nearer": self.beyond,
             "wrong": self.wrong,
         }

@@ -67,6 +67,17 @@ def changes_what_it_got(x):
     return torch.ops.my_ops.add_one(x)
 
 
+def test_memory_that_others_hold_is_no_wrong_result(monkeypatch):
+    def refused(*_, **__):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(my_ops, "fill_index", refused)
+    fuzzed = fuzz.Fuzz("cpu", 3)
+    while not fuzzed.without_memory:
+        fuzzed.some()
+    assert not fuzzed.wrong
+
+
 def takes_anything(x):
     return torch.ops.my_ops.add_one(x) if isinstance(x, torch.Tensor) else x
 

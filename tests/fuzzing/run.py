@@ -103,6 +103,8 @@ def examine(case: Case) -> Verdict:
     """Runs the case alone, and torch's own op if that decides."""
     try:
         found = [(kind, share.item()) for kind, share in run(case)]
+    except torch.OutOfMemoryError:
+        raise
     except Exception:
         return Verdict("exception", math.inf, error=f"\n{traceback.format_exc()}")
     at = max(range(len(found)), key=lambda k: math.inf if math.isnan(found[k][1]) else found[k][1])
