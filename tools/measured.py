@@ -74,6 +74,7 @@ class Results:
         self.switch = load("nvidia-h200-fast_fp32")
         self.whole = load("nvidia-h200-models")
         self.host = load("cpu")
+        self.host_layers = load("cpu-layers")
         self.runs = load("compatibility")
         self.reach = load("coverage")
         self.random = [load(path.stem) for path in sorted(folder.glob("fuzz-*.json"))]
@@ -319,6 +320,20 @@ class Results:
         head = ["case", "one thread, ms (ratio to eager)", "two threads", "ratio to `nn.LSTM`"]
         return table(head, rows)
 
+    def cpu_layers(self) -> str:
+        sections = [self.host_layers[f"cpu-layers, {threads} thread(s)"] for threads in (1, 2)]
+        rows: dict[str, list[str]] = {}
+        for pair in zip(*sections, strict=True):
+            layer = pair[0]["case"].partition(" forward")[0]
+            rows.setdefault(layer, [layer]).extend(
+                f"{row['my_ops us'] / 1e3:.3f} ({row['x torch']:.2f})" for row in pair
+            )
+        one_two = "one thread, ms (speed over torch's)", "two threads"
+        passes = "forward", "forward + backward"
+        return table(
+            ["layer", *(f"{p}, {n}" for p in passes for n in one_two)], list(rows.values())
+        )
+
     def random_calls(self) -> str:
         rows = []
         for run in self.random:
@@ -394,6 +409,9 @@ class Results:
 
     def cpu_environment(self) -> str:
         return environment(self.host)
+
+    def cpu_layers_environment(self) -> str:
+        return environment(self.host_layers)
 
     def products_headline(self) -> str:
         row = self.case("gemm", "gemm float32 4096x4096x4096")
