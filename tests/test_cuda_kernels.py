@@ -3,7 +3,15 @@
 import pytest
 import torch
 from fp32_sm80 import gemm_fp32_sm80
-from samples import ACTIVATIONS, FLOATING, SIXTEEN_BIT, TILE_SIZES, gemm_excess, half_ulp
+from samples import (
+    ACTIVATIONS,
+    FLOATING,
+    SIXTEEN_BIT,
+    TILE_SIZES,
+    gemm_excess,
+    half_ulp,
+    special,
+)
 from test_gemm import linear_excess
 
 import my_ops
@@ -279,6 +287,20 @@ def test_linear_half_epilogues(dtype, size, activation, cuda):
     inner = x.view(3, m // 3, k) if m % 3 == 0 else x[None]
     got = my_ops.linear(inner, weight, bias, activation=activation)
     assert torch.equal(got.view(m, n), my_ops.linear(x, weight, bias, activation=activation))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("size", HALF_LINEAR + BEHIND_CUBLAS)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_linear_half_activations_of_special_values(dtype, size, activation, cuda):
+    m, k, n = size
+    values = special(dtype, cuda)
+    bias = values.repeat(-(-n // len(values)))[:n]
+    x, weight = torch.zeros(m, k, device=cuda, dtype=dtype), normal(n, k).to(dtype)
+    got = my_ops.linear(x, weight, bias, activation=activation)
+    want = reference.activate(bias.double(), activation).to(dtype).expand(m, n)
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isinf(), want.isinf())
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

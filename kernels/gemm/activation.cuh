@@ -51,8 +51,8 @@ struct FastActivate {
       p = fmaf(p, t, 0.13342906f);
       p = fmaf(p, t, 0.12044158f);
       p = fmaf(p, t, 0.12386065f);
-      return fmaf(-a * t, p * ptx::ex2_approx_ftz(-0.5f * kLog2e * a * a),
-                  Activate<Activation::kRelu>{}(x));
+      const float linear = x * (x > 0.0f ? 1.0f : 0.0f);  // NaN for -infinity, as torch's
+      return fmaf(-a * t, p * ptx::ex2_approx_ftz(-0.5f * kLog2e * a * a), linear);
     } else if constexpr (kActivation == Activation::kGeluTanh) {
       // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), u = c (x + 0.044715 x^3)
       constexpr float kScale = -2.0f * kLog2e * 0.7978845608028654f;
