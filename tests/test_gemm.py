@@ -420,6 +420,19 @@ def test_gemm_out_overlaps(device, rejects):
             my_ops.gemm(*args, out=out)
 
 
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["matrix", "batch"])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gradients_of_transposed_operands_are_transposed_in_memory(dtype, batch, device):
+    a = normal((*batch, 5, 9), dtype, device).mT.requires_grad_()
+    b = normal((*batch, 7, 5), dtype, device).mT.requires_grad_()
+    grad = normal((*batch, 9, 7), dtype, device)
+    got_a, got_b = torch.autograd.grad(my_ops.gemm(a, b), (a, b), grad)
+    assert got_a.stride() == a.stride()
+    assert got_b.stride() == b.stride()
+    assert gemm_excess(got_a, grad, b.detach().mT) <= 1
+    assert gemm_excess(got_b, a.detach().mT, grad) <= 1
+
+
 def test_gemm_out_with_gradient_is_refused(device, rejects):
     a, b, out = (torch.ones(2, 2, device=device) for _ in range(3))
     for leaf in (a, b, out):

@@ -113,9 +113,9 @@ class _Gemm(torch.autograd.Function):
         a, b = ctx.saved_tensors
         grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
-            grad_a = _sum_batch(_gemm(grad, b.mT, ctx.precision), a)
+            grad_a = _gradient_of(a, grad, b.mT, ctx.precision)
         if ctx.needs_input_grad[1]:
-            grad_b = _sum_batch(_gemm(a.mT, grad, ctx.precision), b)
+            grad_b = _gradient_of(b, a.mT, grad, ctx.precision)
         return grad_a, grad_b, None
 
     @staticmethod
@@ -124,8 +124,13 @@ class _Gemm(torch.autograd.Function):
         return ops.gemm(a_t, b, ctx.precision) + ops.gemm(a, b_t, ctx.precision)
 
 
-def _sum_batch(grad: Tensor, like: Tensor) -> Tensor:
-    return grad if grad.shape == like.shape else grad.sum_to_size(like.shape)
+def _gradient_of(operand: Tensor, a: Tensor, b: Tensor, precision: str | None) -> Tensor:
+    """a @ b summed over repeated batches; transposed in memory if the operand is, as torch's."""
+    if operand.stride(-2) == 1 and operand.stride(-1) == operand.shape[-2]:
+        grad = _gemm(b.mT, a.mT, precision).mT
+    else:
+        grad = _gemm(a, b, precision)
+    return grad if grad.shape == operand.shape else grad.sum_to_size(operand.shape)
 
 
 _gemm = register_gradient(ops.gemm.default, _Gemm)
