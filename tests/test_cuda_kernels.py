@@ -257,6 +257,16 @@ def test_half_tiles(dtype, sizes, a_layout, b_layout, cuda):
         assert linear_excess(got, a, b.mT, None, activation) <= 1
 
 
+@pytest.mark.parametrize("sizes", [(200_000, 65, 64), (100_000, 65, 192), (60_000, 67, 320)])
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_half_tiles_in_a_row(dtype, sizes, cuda):
+    """A block stages an odd number of parts of each tile; the next must wait for their stores."""
+    m, k, n = sizes
+    a, b = normal(m, k).to(dtype), normal(k, n).to(dtype)
+    for _ in range(5):
+        assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
+
+
 HALF_LINEAR = [  # m, k, n
     (512, 643, 520),
     (129, 200, 1003),

@@ -257,11 +257,13 @@ __device__ __forceinline__ void store_subtile(const HalfProduct<T>& p, int z, in
 }
 
 // Applies the epilogue to a warpgroup's sums and stores them, subtile by subtile. kPlain: no
-// activation and no residual. Only then is the loop unrolled, which keeps the code small.
+// activation and no residual. Only then is the loop unrolled, which keeps the code small. turn: the
+// next of the two subtiles in shared memory, also across tiles, which may have an odd number.
 template <bool kPlain, typename Tile, typename T, int kCount>
 __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace& tile, int consumer,
                                        const float (&sum)[kCount],
-                                       uint4 (&subtiles)[Tile::kSubtiles][kSubtileVectors]) {
+                                       uint4 (&subtiles)[Tile::kSubtiles][kSubtileVectors],
+                                       int& turn) {
   constexpr int kSubtiles = Tile::kN / kSubtileColumns;
   const GemmArgs<T, T>& args = p.args;
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -272,7 +274,8 @@ __device__ __forceinline__ void finish(const HalfProduct<T>& p, const TilePlace&
   for (int c = 0; c < kSubtiles; ++c) {
     const int col0 = tile.n + c * kSubtileColumns;
     if (col0 >= p.n) break;
-    uint4* subtile = subtiles[c % 2];
+    uint4* subtile = subtiles[turn];
+    turn ^= 1;
     if (lane == 0) ptx::tma_store_wait_group_read<1>();  // for the last subtile but one
     __syncwarp();
     float x[32];
@@ -401,6 +404,7 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
   const bool plain = p.args.activation == Activation::kNone && !p.args.residual;
   float sum[Tile::kN / 2];
   uint32_t tile_phase = 0;
+  int turn = 0;
   RingPlace<Tile::kStages> at;
   for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < p.cluster_tiles;
        cluster_tile += cluster_tile_step<Tile>()) {
@@ -421,12 +425,12 @@ __device__ __forceinline__ void consume(const HalfProduct<T>& p, HalfSmem<Tile>&
       if (cluster_tile + cluster_tile_step<Tile>() < p.cluster_tiles) {
         defer<Tile>(p, smem, tile, consumer, sum);
       } else {
-        finish<false, Tile>(p, tile, consumer, sum, subtiles);
+        finish<false, Tile>(p, tile, consumer, sum, subtiles, turn);
       }
     } else if (plain) {
-      finish<true, Tile>(p, tile, consumer, sum, subtiles);
+      finish<true, Tile>(p, tile, consumer, sum, subtiles, turn);
     } else {
-      finish<false, Tile>(p, tile, consumer, sum, subtiles);
+      finish<false, Tile>(p, tile, consumer, sum, subtiles, turn);
     }
   }
   if (thread % 32 == 0) ptx::tma_store_wait_group_read<0>();  // before shared memory is freed
