@@ -331,6 +331,23 @@ def test_large_custom_add(flat, cuda, room):
 
 
 @pytest.mark.large
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.int16, torch.int32, torch.int64, *FLOATING], ids=str
+)
+def test_large_broadcast(dtype, vectors, cuda, room):
+    """More vectors, or single elements, than an int counts."""
+    columns = 48 if vectors else 49
+    rows = (BEYOND_INT32 * (16 // dtype.itemsize if vectors else 1)) // columns + 1
+    room(rows * columns * dtype.itemsize + 8 * rows)
+    a = torch.randint(-50, 50, (rows, 1), dtype=torch.int8, device=cuda).to(dtype)
+    b = torch.arange(columns, device=cuda).to(dtype)
+    got = my_ops.custom_add(a, b)
+    for part, x in zip(got.split(1 << 20), a.split(1 << 20), strict=True):
+        assert torch.equal(part, x + b + 1)
+
+
+@pytest.mark.large
 @pytest.mark.parametrize("name", ["d_sigmoid", "round_ste"])
 def test_large_unary(name, cuda, room):
     room(5 * BEYOND_INT32)

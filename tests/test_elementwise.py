@@ -155,13 +155,17 @@ BROADCASTS = [
     ((0, 1), (1, 5)),
     ((1, 1, 1), (0,)),
     ((33, 1, 1000), (1, 7, 1)),
+    ((5, 1, 32), (3, 32)),  # whole vectors of every type
     ((2, 1) * 5, (1, 2) * 5),  # ten dimensions of which no two can be merged
     ((2, 1) * 4, (1, 2) * 4),
     ((2, 1, 2, 1, 2, 1, 2, 1, 3), (1, 2, 1, 2, 1, 2, 1, 2, 3)),
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64])
+SIZED = [torch.int8, torch.int16, torch.int32, torch.int64, *FLOATING]  # a kernel for each size
+
+
+@pytest.mark.parametrize("dtype", SIZED)
 @pytest.mark.parametrize("shapes", BROADCASTS)
 def test_custom_add_broadcasts(shapes, dtype, device):
     a, b = (torch.randint(0, 99, s).to(dtype).to(device) for s in shapes)
@@ -214,13 +218,15 @@ def test_strides_are_torch_s(first, second, device):
 
 
 @pytest.mark.parametrize("offset", range(16))
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", SIZED)
 def test_every_alignment(dtype, offset, device):
     x = torch.randint(0, 99, (3000,)).to(dtype).to(device)
-    a, b = x[offset : 1500 + offset], x[1500 : 3000 - offset][:1480]
+    a, b = x[offset : 1480 + offset], x[1500 : 3000 - offset][:1480]
     assert torch.equal(my_ops.add_one(a), reference.add_one(a))
-    got, want = my_ops.custom_add(a[:1480], b), a[:1480].double() + b.double() + 1
-    assert torch.equal(got, want.to(dtype))
+    assert torch.equal(my_ops.custom_add(a, b), (a.double() + b.double() + 1).to(dtype))
+    if dtype.is_floating_point:
+        backward = torch.ops.my_ops.d_sigmoid_backward
+        assert torch.equal(backward(a, b), backward(a.clone(), b.clone()))
 
 
 # Here is the worst of all floats on the CPU: 2.45 units.
@@ -294,10 +300,11 @@ def test_fill_index_defaults():
         assert my_ops.fill_index(2, 3).device.type == "meta"
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_fill_index_beyond_exact_integers(dtype, device):
-    got = my_ops.fill_index(2, 70_000, dtype=dtype, device=device)
-    assert torch.equal(got, reference.fill_index(2, 70_000, dtype=dtype, device=device))
+@pytest.mark.parametrize("width", [70_000, (1 << 24) + 16, (1 << 24) + 17])
+@pytest.mark.parametrize("dtype", INDEX_DTYPES)
+def test_fill_index_beyond_exact_integers(dtype, width, device):
+    got = my_ops.fill_index(2, width, dtype=dtype, device=device)
+    assert torch.equal(got, reference.fill_index(2, width, dtype=dtype, device=device))
 
 
 TENSOR_OPS = ["add_one", "custom_add", "d_sigmoid", "round_ste"]
