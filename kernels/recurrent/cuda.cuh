@@ -19,10 +19,14 @@ const void* cluster_kernel_of(const ClusterPlan& plan) {
   });
 }
 
-template <typename Cell, typename T, typename Sequence>
+template <Pass kPass, typename Cell, typename T, typename Sequence>
 const void* grid_kernel_of(const GridPlan& plan) {
-  return visit_grid_plan<T>(plan, [&]<int UnitTiles, int RowTiles, int Chunks>() {
-    return grid_kernel<Cell, UnitTiles, RowTiles, Chunks>(static_cast<const Sequence*>(nullptr));
+  return visit_grid_plan<T>(plan, [&]<int UnitTiles, int RowTiles, int Chunks>() -> const void* {
+    if constexpr (grid_exists(kCellFacts<Cell>, kPass, sizeof(T), UnitTiles, RowTiles, Chunks)) {
+      return grid_kernel<Cell, UnitTiles, RowTiles, Chunks>(static_cast<const Sequence*>(nullptr));
+    } else {
+      return nullptr;
+    }
   });
 }
 
@@ -83,7 +87,7 @@ cudaError_t launch_sequence(const Sequence& args, void* workspace, cudaStream_t 
     }
   }
   const int64_t bytes = grid_exchange_bytes<Cell, T>(kPass, args.steps, args.batch, args.hidden);
-  return launch_grid(grid_kernel_of<Cell, T, Sequence>(plan.grid), plan.grid, bytes, args,
+  return launch_grid(grid_kernel_of<kPass, Cell, T, Sequence>(plan.grid), plan.grid, bytes, args,
                      workspace, stream);
 }
 

@@ -132,6 +132,15 @@ constexpr int grid_shared_bytes(const CellFacts& cell, Pass pass, int width, con
          (forward ? 16 * plan.unit_tiles * cell.terms * 4 : 0);
 }
 
+// Whether any GPU has the shared memory that an instantiation needs. The others are not compiled.
+constexpr bool grid_exists(const CellFacts& cell, Pass pass, int width, int unit_tiles,
+                           int row_tiles, int chunks) {
+  constexpr int kMostSharedBytes = 227 * 1024;  // Hopper's and Blackwell's
+  const GridPlan least{
+      .unit_tiles = unit_tiles, .rows = 1, .row_tiles = row_tiles, .chunks = chunks};
+  return grid_shared_bytes(cell, pass, width, least) <= kMostSharedBytes;
+}
+
 // Blocks wait for each other, so all of the grid must run at once.
 constexpr Needs needs(const GridPlan& plan) {
   return {.code = 80, .shared_bytes = plan.shared_bytes, .resident = plan.members * plan.groups};

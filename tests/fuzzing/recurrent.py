@@ -19,7 +19,7 @@ from fuzzing.tensors import T, draw_size, draw_tensor
 from my_ops import reference
 from my_ops.recurrent._cell import CELLS, OF_ROWS, Cell
 
-REDRAWN = 64  # of the reference's errors, if a single drawing does not decide
+REDRAWN = 256  # of the reference's errors, if a single drawing does not decide
 VALUES = ["normal"] * 5 + ["whole", "zero", "uniform", "denormal", "not-finite"]
 
 
