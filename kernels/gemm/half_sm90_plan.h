@@ -193,14 +193,14 @@ bool defers_well(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
          costs.epilogue_warps_min_share * static_cast<double>(room);
 }
 
-// Whether the library is to apply the whole epilogue itself. With few rows it sums slices of k in
-// 16 bits then, which a plain product of the same sizes does not. With k = 0 ATen omits the
+// Whether the library is to apply the whole epilogue itself. With few rows it sums slices of a long
+// k in 16 bits then, which a plain product of the same sizes does not. With k = 0 ATen omits the
 // activation.
 template <typename T, typename Out>
 bool library_fuses(const GemmArgs<T, Out>& args) {
-  constexpr int64_t kFewestRows = 64;
+  constexpr int64_t kFewestRows = 64, kLongK = 1024;
   return args.linear && args.library_gelu && args.activation == Activation::kGeluTanh &&
-         !args.residual && args.m >= kFewestRows && args.k > 0;
+         !args.residual && args.k > 0 && (args.m >= kFewestRows || args.k <= kLongK);
 }
 
 // Why the library was measured to be as fast or faster, or null if it was not. This kernel gains on
