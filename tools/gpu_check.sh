@@ -38,7 +38,9 @@ for step in $steps; do
     sanitizer)
       small='test_unary_values and 1000 and float32 or test_gemm_values and 257 and float32'
       small+=' or test_gemm_float32_layouts and False-False'
-      small+=' or test_sequence_values and (17 or 5) and (float32 or bfloat16)'
+      small+=' or test_sequence_values and 7 and (float32 or bfloat16)'
+      small+=' or test_every_variant and (49 or 129 or 516) and (float32 or bfloat16)'
+      small+=' or test_inference_of_many_rows'
       small+=' or test_gemm_half_layouts and 513 and bfloat16'
       small+=' or test_linear_half_epilogues and bfloat16 and silu and (320 or 808)'
       small+=' or test_linear_half_finishers and bfloat16'
@@ -54,7 +56,8 @@ for step in $steps; do
       large='test_linear_half_epilogues and bfloat16 and silu and not 2048'
       for tool in memcheck racecheck synccheck; do
         if [ "$tool" = racecheck ]; then chosen=$small; else chosen="$small or $large"; fi
-        # racecheck reports cuBLAS's own kernels, because it does not see how they wait for TMA.
+        # racecheck reports cuBLAS's own kernels, because it does not see how they wait for TMA, and
+        # crashes in some of them: in products of 16 bits whose rows are whole 16-byte vectors.
         PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
           --kernel-name-exclude kernel_substring=nvjet --target-processes all \
           "${pytest[@]}" -x -k "cuda and ($chosen)"
