@@ -5,7 +5,8 @@
 
 If a result is wrong, it prints the lines of Python that repeat it, and ends with an error. Bounds
 are those of fuzzing/judge.py and precision.py. A product beyond its bound is wrong if torch's own,
-on the same device, is nearer to the exact result. All products beyond their bounds are counted.
+on the same device, is nearer to the exact result by more than a tenth. All products beyond their
+bounds are counted.
 Cases for which other programs leave too little memory are counted apart.
 """
 
