@@ -12,6 +12,8 @@ constexpr int64_t kGrain = 2048;             // units per thread: each costs fou
 constexpr int64_t kGrainProducts = 1 << 20;  // multiplications per thread: 10 us or more
 constexpr int64_t kRowsOfARead = 16;  // reading a weight takes as long as multiplying it so often
 constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-level cache
+constexpr int64_t kFewRows = 3;       // for so few, ATen's products are faster than by_units
+constexpr int64_t kRowsOfAPacking = 32;  // of all steps: packing costs more than it saves below
 
 template <typename Op>
 struct Cpu {
@@ -52,10 +54,13 @@ struct Cpu {
 
   bool sequence(const SequenceTensors& s) const {
     const int64_t weights = s.weights.x.numel() + s.weights.h.numel();
+    const int64_t steps = s.output.size(0), batch = s.output.size(1);
     if (stays_in_cache(weights, s.output)) {
       by_rows(s, weights);
-    } else {
+    } else if (batch > kFewRows && steps * batch >= kRowsOfAPacking) {
       by_units(s);
+    } else {
+      return false;
     }
     return true;
   }
