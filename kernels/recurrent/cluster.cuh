@@ -311,14 +311,21 @@ cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, const Se
 // none.
 template <typename Visit>
 const void* visit_cluster_plan(const ClusterPlan& plan, Visit visit) {
+  const auto exact = [&]<int Units, int Rows, int Chunks>() -> const void* {
+    if constexpr (cluster_exists(Units, Rows, Chunks)) {
+      return visit.template operator()<Units, Rows, Chunks>();
+    } else {
+      return nullptr;
+    }
+  };
   const auto rows = [&]<int Units, int Chunks>() -> const void* {
     switch (plan.rows) {
       case 1:
-        return visit.template operator()<Units, 1, Chunks>();
+        return exact.template operator()<Units, 1, Chunks>();
       case 2:
-        return visit.template operator()<Units, 2, Chunks>();
+        return exact.template operator()<Units, 2, Chunks>();
       case 4:
-        return visit.template operator()<Units, 4, Chunks>();
+        return exact.template operator()<Units, 4, Chunks>();
       default:
         return nullptr;
     }

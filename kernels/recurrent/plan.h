@@ -68,6 +68,12 @@ struct RecurrentPlan {
 constexpr int kSpreadBytes = 120 * 1024;
 constexpr int kMaxClusterStatic = 48 * 1024;  // of the kernels' own shared memory
 
+// Which instantiations there are. For 129 to 256 units, two units a thread and half the rows do as
+// well as one unit and several rows, in clusters half as large.
+constexpr bool cluster_exists(int units, int rows, int chunks) {
+  return units == 2 || rows == 1 || chunks < 4;
+}
+
 // For hidden sizes up to 256 whose rows all run at once. Its steps are by far the fastest.
 inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
                          const DeviceFacts& facts, ClusterPlan& plan) {
@@ -85,7 +91,7 @@ inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
     const int64_t usable = facts.sm_count - facts.sm_count / (blocks > 8 ? 8 : 16);
     const int64_t resident = usable / blocks;
     for (int rows : {1, 2, 4}) {
-      if (ceil_div(batch, rows) > resident) continue;
+      if (!cluster_exists(units, rows, chunks) || ceil_div(batch, rows) > resident) continue;
       // Cycles beyond the latency that all plans share: two for each multiply-add of a thread, and
       // some for each block that has to be written to.
       const int64_t cost = int64_t{8} * cell.gates * units * chunks * rows + 20 * blocks;
