@@ -215,8 +215,11 @@ def redrawn_errors(case: Case, tensors: Sequence[Tensor], oracle: Any) -> list[T
         factors = (0.5 + torch.rand(len(tensors), generator=generator)).tolist()
         others = []
         for t, factor in zip(tensors, factors, strict=True):
-            places = torch.randperm(t.numel(), generator=generator).to(t.device)
-            others.append(t.flatten()[places].view(t.shape) * factor)
+            once = t  # repeated elements stay repeated, and so do their errors
+            for dim, stride in enumerate(t.stride()):
+                once = once.narrow(dim, 0, 1) if stride == 0 and t.shape[dim] > 1 else once
+            places = torch.randperm(once.numel(), generator=generator).to(t.device)
+            others.append((once.flatten()[places].view(once.shape) * factor).expand(t.shape))
         want = with_gradients(case, oracle, [t.double() for t in others])
         got = with_gradients(case, oracle, others)
         found = [error.nan_to_num(posinf=0.0) for error in errors(got, want)]
