@@ -24,6 +24,7 @@ PAGES = [
 ]
 FILES = [ROOT / "README.md", *(ROOT / f"docs/{page}.md" for page in PAGES)]
 RESULTS = ROOT / "benchmarks/results"
+LAUNCHES = ["compiled", "launched"]
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -77,6 +78,7 @@ class Results:
         self.host_layers = load("cpu-layers")
         self.runs = load("compatibility")
         self.reach = load("coverage")
+        self.kernels = load("kernels-nvidia-h200")
         self.random = [load(path.stem) for path in sorted(folder.glob("fuzz-*.json"))]
         self.long = [load(path.stem) for path in sorted(folder.glob("endurance-*.json"))]
 
@@ -357,6 +359,15 @@ class Results:
 
     def reached_environment(self) -> str:
         return environment(self.reach)
+
+    def launched(self) -> str:
+        found = self.kernels
+        rows = [[f"`{r['kernel']}`", *(str(r[k]) for k in LAUNCHES)] for r in found["kernels"]]
+        rows.append(["all", *(str(found[k]) for k in LAUNCHES)])
+        return table(["kernel", *LAUNCHES], rows)
+
+    def launched_environment(self) -> str:
+        return environment(self.kernels)
 
     def endurance(self) -> str:
         rows = []
