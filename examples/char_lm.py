@@ -5,13 +5,12 @@
 The text is Python's own language reference, which every Python ships (``pydoc_data.topics``). The
 model: embedding, LLTM, a linear layer with sigmoid, round (each character is predicted from 256
 bits alone), a linear layer to the logits. Both models start from the same parameters and see the
-same batches. They take turns step by step, so that whatever else the machine does slows both.
+same batches. They take turns step by step, so that anything else on the machine slows both.
 
-Shown: both losses, the speed of each and the ratio, a text that the trained model writes, and of
-every operator the largest difference from its reference. Losses and speeds also go into a plot,
-under the name of the machine; without the speeds it is the same on every machine, but for rounding.
-The exit status is 1 if an operator is off its reference, the losses of the two models disagree, or
-the model knows no more than how often each character occurs.
+It prints both losses, both speeds and their ratio, a text that the trained model writes, and the
+largest difference of every operator from its reference. A plot shows the losses and the speeds,
+under the name of the machine. The exit status is 1 if an operator differs from its reference, the
+losses of the two models disagree, or the model knows no more than how often each character occurs.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ LEARNING_RATE = 4e-3
 WARM_UP = 10  # first steps, left out of the timing
 TIME_LIMIT = 140  # seconds after which training stops early, on a machine that is slow or busy
 
-# One bit that rounds the other way sends the two runs on different paths that are equally good: the
-# first steps agree to the rounding of float32, the ends only as two good runs do.
+# A single bit rounded the other way sends the two runs down different, equally good paths. Their
+# first steps agree up to float32's rounding; their ends only as closely as any two good runs.
 FIRST_STEPS, FIRST_BOUND = 10, 1e-3  # relative difference of the loss, at any step
 LAST_STEPS, LAST_BOUND = 100, 0.03  # relative difference of the mean loss
 
@@ -107,7 +106,7 @@ class PlainCharLM(nn.Module):
 
 
 class Trainer:
-    """A model with its optimizer; ``step`` trains on one batch and keeps the loss and the time."""
+    """A model and its optimizer; ``step`` trains on one batch and records the loss and the time."""
 
     def __init__(self, model: nn.Module, steps: int) -> None:
         self.model = model
@@ -134,7 +133,7 @@ class Trainer:
         return BATCH * LENGTH / statistics.median(self.seconds[WARM_UP:] or self.seconds)
 
     def last_steps(self) -> int:
-        """How many steps count as the end; a quarter at most, as a run may be stopped early."""
+        """How many steps count as the end: at most a quarter, because a run may stop early."""
         return max(1, min(LAST_STEPS, len(self.losses) // 4))
 
     def last_loss(self) -> float:
@@ -142,7 +141,7 @@ class Trainer:
 
 
 def train(ours: Trainer, plain: Trainer, text: Tensor, steps: int) -> None:
-    """Trains both on the same random windows of the text; who goes first alternates."""
+    """Trains both on the same random windows of the text; they take turns in going first."""
     window = torch.arange(LENGTH + 1, device=text.device)[:, None]
     generator = torch.Generator().manual_seed(0)
     progress = tqdm(range(steps), desc="training both", unit="step", mininterval=1.0)

@@ -7,12 +7,12 @@
 The first two commands, of the guide's page on cells, write the cell ``leaky`` and build it; leave
 ``MY_OPS_WITH_CUDA=0`` out where there is a GPU. Its layer is then used like ``torch.nn.LSTM``.
 
-The adding problem: each step brings a number from 0 to 1 and a mark, two steps of a sequence are
-marked, and at the end the sum of their numbers is asked. The answer 1, the best without memory, has
+The adding problem: each step has a number from 0 to 1 and a mark. Two steps of a sequence are
+marked, and the answer is the sum of their numbers. Without memory the best answer is always 1, with
 a mean square error of 1/6.
 
-Shown: the loss, and what the trained network would answer at each step of one sequence. The exit
-status is 1 if the error in sequences not trained on stays above 0.02.
+The plot shows the loss, and the network's answer at each step of one sequence. The exit status is 1
+if the error in sequences it was not trained on stays above 0.02.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BOUND = 0.02  # of the mean square error
 
 
 class Adder(nn.Module):
-    """(steps, batch, 2) to an answer at each step."""
+    """Maps (steps, batch, 2) to an answer at each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Adder(nn.Module):
 
 
 def sequences(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Numbers and marks, one in each half; the sums."""
+    """Numbers with their marks, one in each half of a sequence, and the sums to answer."""
     numbers, marks = torch.rand(STEPS, BATCH), torch.zeros(STEPS, BATCH)
     half = STEPS // 2
     for begin in (0, half):
@@ -58,7 +58,7 @@ def sequences(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def plot(losses: list[float], input: Tensor, answers: Tensor) -> Figure:
-    """The input and the answers of one sequence."""
+    """``input`` and ``answers`` are of one sequence."""
     figure, (curve, example) = plots.panels("A cell of one's own on the adding problem", 1, 1.4)
     curve.semilogy(plots.means(losses), color=plots.OURS, label="Leaky")
     curve.axhline(1 / 6, color=plots.FAINT, linestyle="--", label="without memory")

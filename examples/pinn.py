@@ -8,12 +8,12 @@ of its output, by x twice, and the gradient of the loss goes through these. Seco
 what TF32 rounds away, so such programs keep to strict float32, which is slow on GPUs. One line
 gives torch's products to the tensor cores at float32's accuracy: ``with my_ops.fast_fp32()``.
 
-That line is for CUDA, and for large products: on the CPU it does nothing, and the network here, as
-small as two cores want it, gains nothing on a GPU either. ``--width 512 --points 65536`` is of a
-size that does; ``python -m my_ops explain gemm 65536 512 512`` says which kernel takes it.
+That line is for large products on CUDA. It does nothing on the CPU, and this network, which is
+small enough for two cores, gains nothing on a GPU either. ``--width 512 --points 65536`` does;
+``python -m my_ops explain gemm 65536 512 512`` says which kernel computes it.
 
-Shown: the solution beside the exact one, which the transform of Cole and Hopf gives, and the loss.
-The exit status is 1 if the error stays above 0.02 of the solution, in the L2 norm.
+The plot shows the solution beside the exact one, by the Cole-Hopf transformation, and the loss. The
+exit status is 1 if the error stays above 0.02 of the solution, in the L2 norm.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BOUND = 0.02  # of the error there, as a share of the solution, in the L2 norm
 
 
 class Solution(nn.Module):
-    """(points, 2) of x and t to u, which is right at t = 0 and at the walls by its form."""
+    """Maps (points, 2), x and t, to u. Its form satisfies the initial and boundary conditions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Solution(nn.Module):
 
 
 def residual(model: Solution, points: Tensor) -> Tensor:
-    """What the equation leaves, point by point."""
+    """The residual of the equation at each point."""
     points = points.requires_grad_()
     u = model(points)
     (slopes,) = torch.autograd.grad(u.sum(), points, create_graph=True)
@@ -62,7 +62,7 @@ def residual(model: Solution, points: Tensor) -> Tensor:
 
 
 def exact(x: np.ndarray, t: float) -> np.ndarray:
-    """Cole and Hopf: u is a mean over Gaussian steps back from x, by Gauss and Hermite's rule."""
+    """The Cole-Hopf solution: a mean over Gaussian steps from x, by Gauss-Hermite quadrature."""
     nodes, weights = np.polynomial.hermite.hermgauss(100)
     y = x[:, None] - math.sqrt(4 * VISCOSITY * t) * nodes
     weights = weights * np.exp(-np.cos(math.pi * y) / (2 * math.pi * VISCOSITY))

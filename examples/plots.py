@@ -1,4 +1,4 @@
-"""How the programs of this folder draw: one look, and under the title what made the figure."""
+"""Shared by the plots of these programs: one style, with machine and versions under the title."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def machine(device: torch.device) -> str:
 
 
 def image(path: str) -> Path:
-    """An argument: where the figure goes, in full."""
+    """Parses the argument that says where the figure goes; returns the full path."""
     found = Path(path).resolve()
     if not found.parent.is_dir():
         raise argparse.ArgumentTypeError(f"must lie in a folder that exists, got {path}")
@@ -41,7 +41,7 @@ def image(path: str) -> Path:
 
 
 def panels(title: str, *widths: float, made_with: str = VERSIONS) -> tuple[Figure, list[Axes]]:
-    """A figure of panels side by side, of these relative widths."""
+    """A figure with panels side by side, of these relative widths."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     figure.suptitle(f"{title}\n", fontweight="bold")
     figure.text(0.5, 0.915, made_with, ha="center", va="center", size="small", color="#59636e")
@@ -55,12 +55,12 @@ def panels(title: str, *widths: float, made_with: str = VERSIONS) -> tuple[Figur
 
 
 def means(values: Sequence[float], count: int = 10) -> Tensor:
-    """Of so many values in a row, which a curve shows better than each of them."""
+    """Moving averages over ``count`` values, which make a smoother curve."""
     return torch.tensor(values).unfold(0, min(count, len(values)), 1).mean(1)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """In 128 colours, which look the same and take a third of the space."""
+    """Saves with 128 colours, which look the same and take a third of the space."""
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=150)
     Image.open(drawn).convert("RGB").quantize(128).save(path, optimize=True)

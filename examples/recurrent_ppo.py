@@ -2,13 +2,13 @@
 
     python examples/recurrent_ppo.py [--iterations N] [--output FILE] [--device cpu|cuda]
 
-The task: a cue is shown at the first step of an episode, and after a wait of random length the
-agent is asked which of four it was; the answer ends the episode. Without memory one answer in four
-is right. 64 environments run side by side, and every rollout is 32 steps of each, whatever episodes
-they hold: ``reset`` tells the layer where a new one begins. All steps of all environments then go
-through the recurrent layer in one call, forward and backward, and no rollout is cut into episodes.
+The task: an episode begins with one of four cues. After a wait of random length the agent is asked
+which one it was, and its answer ends the episode. Without memory one answer in four is right. A
+rollout has 32 steps of each of 64 environments, wherever their episodes begin and end: ``reset``
+tells the layer where a new one begins. All steps of all environments go through the recurrent layer
+in one call, forward and backward, and no rollout is cut into episodes.
 
-Shown: the share of right answers as training goes on, and the episodes of the last rollout. The
+The plot shows the share of right answers during training, and the episodes of the last rollout. The
 exit status is 1 if that share stays below 0.9.
 """
 
@@ -33,7 +33,8 @@ BOUND = 0.9  # of the share of right answers
 
 
 class Recall:
-    """Environments side by side. Observed: the cue, one-hot, at the first step; the question."""
+    """A batch of environments. An observation is the one-hot cue, at the first step, and a flag for
+    the question."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.cue = torch.zeros(count, dtype=torch.int64, device=device)
@@ -52,7 +53,7 @@ class Recall:
         return torch.cat([cue, (self.left == 0).unsqueeze(1)], 1).float()
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether each answered, which ends its episode; and the reward."""
+        """Returns whether each answered, which ends its episode, and its reward."""
         asked = self.left == 0
         reward = (asked & (action == self.cue)).float()
         self.left = self.left - 1
@@ -69,13 +70,13 @@ class Agent(nn.Module):
     def forward(
         self, seen: Tensor, state: tuple[Tensor, Tensor], reset: Tensor
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """(steps, environments, .) to logits and values; ``reset`` where an episode begins."""
+        """Maps (steps, environments, CUES + 1) to logits and values. ``reset``: episodes begin."""
         output, state = self.memory(seen, state, reset=reset)
         return self.policy(output), self.value(output).squeeze(-1), state
 
 
 def advantages(rewards: Tensor, values: Tensor, ends: Tensor, last: Tensor) -> Tensor:
-    """Generalized advantage estimation; nothing crosses the end of an episode."""
+    """Generalized advantage estimation, within episodes."""
     result, carried = torch.empty_like(rewards), torch.zeros_like(last)
     for t in reversed(range(len(rewards))):
         goes_on = (~ends[t]).float()
@@ -86,7 +87,7 @@ def advantages(rewards: Tensor, values: Tensor, ends: Tensor, last: Tensor) -> T
 
 
 def plot(shares: list[float], reset: Tensor, ends: Tensor, rewards: Tensor) -> Figure:
-    """The tensors are of a rollout: (steps, environments)."""
+    """The tensors are those of a rollout: (steps, environments)."""
     title = "Recall of a cue: recurrent PPO, with resets inside the rollouts"
     figure, (curve, rollout) = plots.panels(title, 1, 1.4)
     curve.plot(shares, color=plots.OURS, label="right answers")

@@ -2,13 +2,13 @@
 
     python examples/speech_ctc.py [--steps N] [--output FILE] [--device cpu|cuda]
 
-The speech is made here: every sound is a fixed vector, held for a random number of frames, in
-noise. Two bidirectional layers of LSTM read the frames; ``lengths``, a tensor on the device, says
-where each utterance ends. Nothing is sorted, packed or copied to the host, and what stands in the
-padding does not matter: here it is NaN.
+The speech is synthetic: a sound is a fixed vector, held for a random number of frames, with noise.
+A bidirectional LSTM of two layers reads the frames; ``lengths``, a tensor on the device, says where
+each utterance ends. Nothing is sorted, packed or copied to the host, and the padding does not
+matter: here it is NaN.
 
-Shown: the loss, the share of sounds that are wrong in utterances not trained on, and what is heard
-in one of these, frame by frame. The exit status is 1 if that share stays above 0.1.
+The plot shows the loss, the share of wrong sounds in utterances it was not trained on, and what it
+recognizes in one of these, frame by frame. The exit status is 1 if that share stays above 0.1.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Recognizer(nn.Module):
         self.sounds = my_ops.nn.Linear(2 * HIDDEN, SOUNDS + 1)
 
     def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        """(steps, batch, features) to log-probabilities; 0 and on from a row's end."""
+        """Maps (steps, batch, features) to log-probabilities."""
         output, _ = self.layers(frames, lengths=lengths)
         return F.log_softmax(self.sounds(output), 2)
 
 
 def utterances(voice: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Frames and their number, sounds and theirs."""
+    """Draws utterances: frames, their number in each, sounds, and theirs."""
     device = voice.device
     count = torch.randint(2, LONGEST + 1, (BATCH,), device=device)
     differences = torch.randint(1, SOUNDS, (BATCH, LONGEST), device=device)
@@ -61,7 +61,7 @@ def utterances(voice: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def distance(a: list[int], b: list[int]) -> int:
-    """Of Levenshtein."""
+    """The Levenshtein distance."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         before, row[0] = row[0], i
@@ -71,7 +71,7 @@ def distance(a: list[int], b: list[int]) -> int:
 
 
 def heard_in(best: list[int]) -> list[int]:
-    """The sounds, of the likeliest of each frame."""
+    """The sounds, from the likeliest symbol of each frame: no blanks, no repetitions."""
     return [x for i, x in enumerate(best) if x != BLANK and (i == 0 or x != best[i - 1])]
 
 

@@ -46,8 +46,8 @@ BUILDS_CUDA = torch.cuda.is_available() and cpp_extension.CUDA_HOME is not None
 
 
 def compile_for_cuda(folder, *sources, include):
-    """With the CUDA toolkit there is, GPU or not: in the environment of `make` there is one. It is
-    to compile, so nothing is optimised.
+    """Compiles with the CUDA toolkit, if there is one, GPU or not. Nothing is optimised: the code
+    only has to compile.
     """
     try:
         nvcc = preflight.find_toolkit().home / "bin/nvcc"
@@ -108,7 +108,7 @@ def test_cmake(tmp_path):
 
 
 def test_char_lm(tmp_path):
-    """A row for every operator. Its exit status says whether the model has learned anything."""
+    """It prints a row for every operator and fails if the model has learned nothing."""
     printed = run(sys.executable, EXAMPLES / "char_lm.py", "--steps", "120", cwd=tmp_path)
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     assert f"Plot in {tmp_path / 'demo.png'}\n" in printed
@@ -161,7 +161,7 @@ GALLERY = {"recurrent_ppo": "--iterations=30", "speech_ctc": "--steps=120", "pin
 
 @pytest.mark.parametrize("name", GALLERY)
 def test_gallery(name, tmp_path):
-    """Its exit status says whether it has reached what it claims."""
+    """A program fails if it does not reach what it claims."""
     printed = run(sys.executable, EXAMPLES / f"{name}.py", GALLERY[name], cwd=tmp_path)
     assert f"Plot in {tmp_path / name}.png\n" in printed
     assert 10_000 < (tmp_path / f"{name}.png").stat().st_size < 60_000
@@ -236,7 +236,7 @@ def test_calling_python_from_cpp(tmp_path):
 
 
 def generate(folder, *arguments):
-    """In a copy of the repository: what the tool prints, and how to run programs there."""
+    """Runs new_op in a copy of the repository. Returns its output and how to run programs there."""
     folders = ["benchmarks", "csrc", "docs", "include", "kernels", "my_ops", "tests", "tools"]
     built = shutil.ignore_patterns("__pycache__", "*.so")
     for source in folders:
@@ -249,7 +249,7 @@ def generate(folder, *arguments):
 
 
 def check_generated(name, printed, here, *for_cuda):
-    """It passes lint, compiles and passes its tests."""
+    """The generated code passes lint, compiles, and passes its tests."""
     run("ruff", "check", ".", **here)
     run("ruff", "format", "--check", ".", **here)
     cxx = [line.split()[1] for line in printed.splitlines() if re.search(r"\.(h|cpp|cu)$", line)]
@@ -273,7 +273,7 @@ def test_new_op(tmp_path):
 
 
 def test_new_cell(tmp_path):
-    """And the page of the guide is right, what README says of it, and the program that uses it."""
+    """Checks the page of the guide, what README says of it, and the program that uses the cell."""
     page = (ROOT / "docs/recurrent_cell.md").read_text()
     printed, here = generate(tmp_path, "--cell", "leaky")
     assert textwrap.indent(printed, "    ") in page

@@ -1,4 +1,4 @@
-"""Trains the character model of char_lm.py on several processes, one a GPU (or on CPUs).
+"""Trains the character model of char_lm.py on several processes, one per GPU, or on CPUs.
 
     torchrun --nproc-per-node 2 examples/train_distributed.py --parallel ddp|fsdp|tp
 
@@ -7,10 +7,10 @@ fsdp   the parameters are split as well (fully_shard); --bf16 computes in bfloat
 tp     the two linear layers are split (parallelize_module); every process reads the whole batch and
        runs the embedding and LLTM on a share of it
 
-With ``--checkpoint FOLDER`` the state is saved every ``--save-every`` steps and training goes on
-from the newest one. What a step sees depends on its number alone, so a run that was interrupted
-ends with the losses of one that was not: add ``--max-restarts 3`` to torchrun, and a process that
-dies costs the steps since the last checkpoint.
+With ``--checkpoint FOLDER`` the state is saved every ``--save-every`` steps, and training resumes
+from the newest checkpoint. The batch of a step depends on its number alone, so an interrupted run
+ends with the losses of an uninterrupted one. With torchrun's ``--max-restarts 3``, a process that
+dies costs only the steps since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def parallel(model: nn.Module, mesh: DeviceMesh, way: str, bf16: bool = False) -
     if way == "ddp":
         return DistributedDataParallel(model)
     if way == "tp":
-        # By the rules of my_ops LLTM runs on a share of the batch. torch.nn.LSTM has no such rules:
-        # every process runs it on the whole.
+        # my_ops has sharding rules for LLTM, so each process runs its share of the batch.
+        # torch.nn.LSTM has none: each process runs all of it.
         shared = hasattr(model, "lltm")
         layout = Shard(1) if shared else Replicate()
         first = "encode.linear" if shared else "encode"
@@ -62,14 +62,14 @@ def parallel(model: nn.Module, mesh: DeviceMesh, way: str, bf16: bool = False) -
             share = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=layout)
             parallelize_module(model, mesh, share)
         return model
-    # All parameters in one group: in a model this small more groups cost the host more time than
-    # what they overlap saves.
+    # All parameters in one group: in a model this small, overlapping several groups would save less
+    # time than they cost the host.
     policy = MixedPrecisionPolicy(*((torch.bfloat16, torch.float32) if bf16 else ()))
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def adam(model: nn.Module) -> torch.optim.Adam:
-    # In groups: the fused step takes no mixture of DTensor and plain parameters.
+    # Two groups, because the fused step does not mix DTensors and plain parameters.
     plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
     split = [p for p in model.parameters() if isinstance(p, DTensor)]
     groups = [{"params": group} for group in (plain, split) if group]
@@ -77,7 +77,7 @@ def adam(model: nn.Module) -> torch.optim.Adam:
 
 
 def windows(text: Tensor, step: int, options: argparse.Namespace) -> Tensor:
-    """The batch of this step, (LENGTH + 1, batch): of this process, where they share it."""
+    """The batch of this step, (LENGTH + 1, batch), or this process's share of it."""
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(len(text) - LENGTH, (options.batch,), generator=generator)
     if options.parallel != "tp":
@@ -101,8 +101,8 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Loads the newest whole checkpoint; how many steps it has seen."""
-    # The file .metadata is written last: a folder without it was interrupted.
+    """Loads the newest complete checkpoint; returns the number of steps it has seen."""
+    # The file .metadata is written last; a folder without it is incomplete.
     steps = [int(path.parent.name.split("-")[1]) for path in folder.glob("step-*/.metadata")]
     if not steps:
         return 0
@@ -168,8 +168,8 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # torchrun's store outlives a restart, and with it the addresses of the processes that died:
-    # each life of the group keeps its keys apart.
+    # torchrun's store outlives a restart and still has the addresses of the processes that died, so
+    # every start uses keys of its own.
     store, rank, world_size = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     dist.init_process_group(
@@ -178,8 +178,8 @@ def main() -> None:
     if options.parallel != "tp" and options.batch % world_size:
         parser.error(f"--batch must be a multiple of {world_size} processes")
 
-    # The model is gone before the group is: gloo's threads, which DistributedDataParallel would
-    # wait for as it goes, may need the interpreter that it holds.
+    # train() frees the model before the group is destroyed: DistributedDataParallel would wait for
+    # gloo's threads, which may need the interpreter lock that it holds.
     train(options, device, init_device_mesh(device.type, (world_size,)))
     dist.barrier()  # what the others still wait for
     dist.destroy_process_group()
