@@ -175,7 +175,8 @@ MY_OPS_INLINE Exp<T> exp_and_expm1_negative(T x) {
   const T r = (clamped - n * E::kLn2High) - n * E::kLn2Low;
   const T scale = pow2(rounded, 0);
   const T m = expm1_poly(r);
-  return {x < E::kLow ? T(0) : scale * m + scale, scale * m + (scale - T(1))};
+  // scale * m alone might not be a normal number.
+  return {x < E::kLow ? T(0) : scale * (m + T(1)), scale * m + (scale - T(1))};
 }
 template <typename T>
 MY_OPS_INLINE T expm1_negative(T x) {
