@@ -213,9 +213,10 @@ cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 
 // Persistent kernels: one launch runs all time steps. The input's share and the weight gradients
 // are large products outside these launches. Defined for T = float, __half and __nv_bfloat16. Sums,
-// gates and carried values are float for every T. Float results have float accuracy, except that an
-// infinite weight or h0 may give NaN instead of infinity. NaN and infinity in an input give NaN or
-// infinity, never a hang. The same inputs on the same device give the same bits.
+// gates and carried values are float for every T. Float results have float accuracy, except that a
+// weight or h0 that is infinite, or within 2^-12 of the largest float, may give NaN. NaN and
+// infinity in an input give NaN or infinity, never a hang. The same inputs on the same device give
+// the same bits.
 //
 // Every pointer is aligned to 16 bytes except the biases, reset and w_h, which only need the
 // alignment of their type (a w_h whose rows start at multiples of 16 bytes loads faster). Nothing

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "device.h"
+
 namespace my_ops::cuda {
 
 // The blocks of a launch. A count too large for a grid of one dimension becomes 0, which is
@@ -26,11 +28,21 @@ cudaError_t launch(void (*kernel)(P...), Blocks blocks, dim3 threads, size_t sha
                           shared_bytes, stream);
 }
 
-// Lets a kernel use more than the default 48 KiB of dynamic shared memory.
+// Lets a kernel use more than the default 48 KiB of dynamic shared memory. The limit belongs to the
+// kernel, in all threads, so every launch of a kernel must set the same.
 template <typename... P>
 cudaError_t allow_shared_bytes(void (*kernel)(P...), size_t bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(bytes));
+}
+
+// The same for a kernel without static shared memory whose launches need different amounts: lets it
+// use all that a block of the current device can have.
+inline cudaError_t allow_all_shared_bytes(const void* kernel) {
+  DeviceFacts device;
+  if (auto err = current_device(&device); err != cudaSuccess) return err;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              device.shared_bytes);
 }
 
 namespace sm90 {

@@ -2,6 +2,7 @@
 // in the exchange, what its threads own, the choice of an instantiation, and the launch.
 #pragma once
 
+#include "common/launch.cuh"
 #include "recurrent/slab.cuh"
 
 namespace my_ops::cuda {
@@ -199,11 +200,7 @@ template <typename Sequence>
 cudaError_t launch_grid(const void* kernel, const GridPlan& plan, size_t exchange_bytes,
                         const Sequence& args, void* workspace, cudaStream_t stream) {
   if (kernel == nullptr) return cudaErrorNotSupported;
-  if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      plan.shared_bytes);
-      err != cudaSuccess) {
-    return err;
-  }
+  if (auto err = allow_all_shared_bytes(kernel); err != cudaSuccess) return err;
   if (auto err = cudaMemsetAsync(workspace, 0xFF, exchange_bytes, stream); err != cudaSuccess) {
     return err;
   }

@@ -12,6 +12,7 @@
 
 #include <cuda.h>
 
+#include "common/launch.cuh"
 #include "common/tensor_map.h"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -417,11 +418,7 @@ cudaError_t warpgroup_forward(const RecurrentSequence<T>& args, const WarpgroupP
   };
   if (auto err = encode(&params.h0, args.h0, 1); err != cudaSuccess) return err;
   if (auto err = encode(&params.output, args.output, args.steps); err != cudaSuccess) return err;
-  if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      plan.shared_bytes);
-      err != cudaSuccess) {
-    return err;
-  }
+  if (auto err = allow_all_shared_bytes(kernel); err != cudaSuccess) return err;
   if (auto err = cudaMemsetAsync(workspace, 0, warpgroup_exchange_bytes(args.batch), stream);
       err != cudaSuccess) {
     return err;
