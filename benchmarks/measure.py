@@ -40,6 +40,14 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def no_grad(run: Run) -> Run:
+    return torch.no_grad()(run)
+
+
 def gpu_times(runs: dict[str, Run], repeats: int = 30, budget: float = 1.5) -> dict[str, float]:
     """Median GPU microseconds of each, in random order, with the L2 cache overwritten before every
     run.
