@@ -95,6 +95,25 @@ def test_cpp_host(tmp_path):
     ]
 
 
+def test_program_of_the_page(tmp_path):
+    """Builds and ships the program of the guide's page From C and C++."""
+    page = (ROOT / "docs/from_cpp.md").read_text()
+    (cmake,) = re.findall("```cmake\n(.*?)```", page, re.DOTALL)
+    program, *_ = re.findall("```cpp\n(.*?)```", page, re.DOTALL)
+    build, ship = re.findall("```bash\n(.*?)```", page, re.DOTALL)
+    (result,) = re.findall("```\n( .*?)```", page, re.DOTALL)
+    (tmp_path / "CMakeLists.txt").write_text(cmake)
+    (tmp_path / "main.cpp").write_text(program)
+    here = {"PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]}
+    assert run("bash", "-ec", build, cwd=tmp_path, **here).endswith(result)
+    run("bash", "-ec", ship, cwd=tmp_path)
+    shipped = tmp_path / "shipped"
+    assert run("./program", cwd=shipped, LD_LIBRARY_PATH="lib") == result
+    linked = run("ldd", "./program", cwd=shipped, LD_LIBRARY_PATH="lib")
+    assert "_C.so => lib/_C.so" in linked
+    assert re.search(r"libtorch_cpu.so => lib/", linked)
+
+
 def test_cmake(tmp_path):
     compiler = {"CUDACXX": f"{cpp_extension.CUDA_HOME}/bin/nvcc" if BUILDS_CUDA else "none"}
     torch_folder = f"-DTORCH={Path(torch.__file__).parent}"

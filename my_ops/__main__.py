@@ -120,7 +120,7 @@ def problems(report: dict[str, Any]) -> list[dict[str, str]]:
     if build is None:
         add(
             "this is the source folder, not an installed package: nothing is compiled here",
-            f"run Python elsewhere, or {hint}",
+            f"run Python in another folder; if my_ops is not installed there: {hint}",
         )
     elif report["load_error"] and "error" not in torch:
         add(f"import my_ops fails: {report['load_error']}", hint)

@@ -46,6 +46,12 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         lines = [f"fast_fp32 is {'on' if self.on else 'off'}"]
+        if self.on and not self.taken:
+            lines[0] += "; no product taken"
+            if not torch.cuda.is_available():
+                lines[0] += ": torch sees no GPU"
+            elif not _switch.has_kernels():
+                lines[0] += ": this build of my_ops is for the CPU only"
         for op, batch, m, n, k, times in self.taken:
             shape = f"{m} x {n} x {k}" + (f", batch {batch}" if batch != 1 else "")
             lines.append(f"  taken  {times:>8}  {op} {shape}")
@@ -93,6 +99,10 @@ class Switch:
             if self._module is not None:
                 self._module.my_ops_fast_fp32_set(on)
         return previous
+
+    def has_kernels(self) -> bool:
+        """Whether the module has kernels of this key. Known once the switch has been on."""
+        return self._module is not None
 
     def _register(self) -> None:
         module = ctypes.CDLL(str(self._path))

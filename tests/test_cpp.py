@@ -1,5 +1,6 @@
 """The C++ package: CMake finds it for a program without Python, which links it and calls an op."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -43,6 +44,7 @@ int main() {
   for (const at::Tensor& result :
        {my_ops::add_one(x), my_ops::custom_add(x, x), my_ops::d_sigmoid(x), my_ops::round_ste(x),
         my_ops::fill_index(3, 4), my_ops::gemm(a, a.t()),
+        my_ops::gemm(a.to(at::kBFloat16), a.t()),
         my_ops::linear(a, at::ones({4, 3}), {}, "relu"), h, cell, output, h_n, c_n, lstm_h,
         lstm_cell, lstm, lstm_h_n, lstm_c_n, gru_h, gru, gru_h_n}) {
     std::cout << result.sum().item<double>() << ' ';
@@ -124,6 +126,7 @@ def test_cmake_program(tmp_path):
         my_ops.round_ste(x),
         my_ops.fill_index(3, 4),
         my_ops.gemm(a, a.T),
+        my_ops.gemm(a.bfloat16(), a.T),
         my_ops.linear(a, torch.ones(4, 3), activation="relu"),
         *cell,
         *sequence,
@@ -141,3 +144,15 @@ def test_cmake_program(tmp_path):
     ).stdout
     assert str(Path(my_ops.__file__).parent / "_C.so") in linked
     assert "libpython" not in linked
+
+
+@NEEDS_CMAKE
+def test_cmake_program_moves(tmp_path):
+    """It looks for the module by name, so it also runs on a machine that has it elsewhere."""
+    command = build(tmp_path, "int main() {}", torch.utils.cmake_prefix_path)
+    dynamic = subprocess.run(
+        ["readelf", "--dynamic", "--wide", *command], capture_output=True, text=True, check=True
+    ).stdout
+    needed = re.findall(r"\(NEEDED\) .*\[(.*)\]", dynamic)
+    assert "_C.so" in needed
+    assert [name for name in needed if "/" in name] == []

@@ -6,9 +6,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from torch.utils import cpp_extension
+
+from my_ops import _fast_fp32
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -159,6 +163,31 @@ def test_without_products_to_take():
         assert str(report).startswith("fast_fp32 is off")
     """
     child("-c", textwrap.dedent(program))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kernels", "why"),
+    [
+        (True, True, ""),
+        (True, False, ": this build of my_ops is for the CPU only"),
+        (False, True, ": torch sees no GPU"),
+        (False, False, ": torch sees no GPU"),
+    ],
+)
+def test_report_without_products_says_why(gpu, kernels, why, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(_fast_fp32, "_switch", SimpleNamespace(has_kernels=lambda: kernels))
+    report = _fast_fp32.Report(True, (), {}, ())
+    assert str(report) == f"fast_fp32 is on; no product taken{why}"
+    assert str(report._replace(on=False)) == "fast_fp32 is off"
+
+
+@NEEDS_SOURCE
+def test_the_page_shows_a_report():
+    taken = (_fast_fp32.Taken("addmm", 1, 8192, 1024, 1024, 600),)
+    left = {"that torch computes as fast": 40, "while TF32 is allowed": 2}
+    page = (Path(__file__).resolve().parents[1] / "docs/fast_fp32.md").read_text()
+    assert str(_fast_fp32.Report(True, taken, left, ("bmm",))) in page
 
 
 PROGRAM = """

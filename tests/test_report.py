@@ -77,8 +77,10 @@ def test_source_folder(tmp_path):
     copy_package(tmp_path)
     (tmp_path / "my_ops/_C.so").unlink()
     (tmp_path / "my_ops/_build.json").unlink()
-    (problem,) = found(run(tmp_path, "--json", PYTHONPATH=str(tmp_path)).stdout)
-    assert problem.startswith("this is the source folder")
+    done = run(tmp_path, "--json", PYTHONPATH=str(tmp_path))
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert problem["problem"].startswith("this is the source folder")
+    assert problem["fix"].startswith("run Python in another folder; if my_ops is not installed")
 
 
 @pytest.mark.parametrize(

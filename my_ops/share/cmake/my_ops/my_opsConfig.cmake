@@ -30,7 +30,8 @@ if(NOT TARGET my_ops::my_ops)
   set_target_properties(my_ops::my_ops PROPERTIES
     INTERFACE_COMPILE_FEATURES cxx_std_20
     INTERFACE_INCLUDE_DIRECTORIES "${_my_ops}/include;${_my_ops_include}"
-    # The program calls nothing in the module by name, so without the option linkers may drop it.
-    INTERFACE_LINK_OPTIONS "-Wl,--no-as-needed;${my_ops_LIBRARY}"
+    # The program calls nothing in the module by name, so without the first option linkers may drop it.
+    # The module has no soname: linked by its path, a program would look for it at that path alone.
+    INTERFACE_LINK_OPTIONS "-Wl,--no-as-needed;-L${_my_ops};-l:_C.so;-Wl,-rpath,${_my_ops}"
     INTERFACE_LINK_LIBRARIES "${_my_ops_torch}")
 endif()
