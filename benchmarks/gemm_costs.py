@@ -46,6 +46,7 @@ START: dict[str, Any] = {  # GemmCosts, as first fitted by hand
         "promoted_slowdown": 1.04,
         "reduce": 60e3,
         "reduce_element": 0.04,
+        "more_waves_min_gain": 1.0,
     },
     "half_sm90": {
         "large_us": 0.70,

@@ -32,10 +32,54 @@ inline void check_precision(const std::optional<Name>& precision, const char* op
         ": precision must be highest, high or tf32, got '", *precision, "'");
 }
 
+// The operands of a product have one dtype, or one is float32 and the other has 16 bits: float32
+// holds each of its values.
+inline void check_operand_dtype(const Tensor& t, const char* name, const Tensor& other,
+                                const char* other_name, const char* op) {
+  const ScalarType dtype = t.scalar_type(), other_dtype = other.scalar_type();
+  const auto is_half = [](ScalarType s) {
+    return s == ScalarType::Half || s == ScalarType::BFloat16;
+  };
+  const bool mixed = (dtype == ScalarType::Float && is_half(other_dtype)) ||
+                     (is_half(dtype) && other_dtype == ScalarType::Float);
+  check(dtype == other_dtype || mixed, op, ": ", name, " must have the dtype of ", other_name,
+        ", or one must be float32 and the other float16 or bfloat16, got ", show(dtype), " and ",
+        show(other_dtype));
+}
+
+// The operand with the dtype of the product.
+inline const Tensor& wider(const Tensor& a, const Tensor& b) {
+  return b.scalar_type() == ScalarType::Float ? b : a;
+}
+
+// cast, but a dimension that repeats its elements still does, instead of taking memory for each.
+inline Tensor cast_once(const Tensor& t, ScalarType dtype) {
+  if (t.scalar_type() == dtype) return t;
+  Sizes once = sizes_of(t), strides = strides_of(t);
+  for (size_t d = 0; d < once.size(); ++d) {
+    if (strides[d] == 0 && once[d] > 1) once[d] = 1;
+  }
+  const Tensor converted = cast(as_strided(t, once, strides), dtype);
+  for (size_t d = 0; d < once.size(); ++d) {
+    if (strides[d] != 0) strides[d] = converted.stride(static_cast<int64_t>(d));
+  }
+  return as_strided(converted, sizes_of(t), strides);
+}
+
+// The operands as kernels and libraries take them: of one dtype. A 16-bit operand beside a float32
+// one is converted, exactly, in a pass of its own. Every product of two dtypes comes through here.
+struct Operands {
+  Tensor a, b;
+};
+inline Operands of_one_dtype(const Tensor& a, const Tensor& b) {
+  const ScalarType dtype = wider(a, b).scalar_type();
+  return {cast_once(a, dtype), cast_once(b, dtype)};
+}
+
 inline void check_gemm(const Tensor& a, const Tensor& b, const char* op) {
   check_floating(a, op, "a");
   check_same_device(b, "b", a, "a", op);
-  check_same_dtype(b, "b", a, "a", op);
+  check_operand_dtype(b, "b", a, "a", op);
   check(a.dim() == 2 || a.dim() == 3, op, ": a must be (m, k) or (batch, m, k), got ", show(a));
   check(b.dim() == 2 || b.dim() == 3, op, ": b must be (k, n) or (batch, k, n), got ", show(b));
   const int64_t k = a.size(a.dim() - 1);
@@ -80,7 +124,7 @@ inline void check_no_overlap(const Tensor& out, const Tensor& t, const char* nam
 
 inline void check_out(const Tensor& out, const Tensor& a, const Tensor& b, const char* op) {
   check_same_device(out, "out", a, "a", op);
-  check_same_dtype(out, "out", a, "a", op);
+  check_same_dtype(out, "out", wider(a, b), "the result", op);
   const Sizes sizes = gemm_sizes(a, b);
   check(sizes_of(out) == sizes, op, ": out must be of shape ",
         show(IntHeaderOnlyArrayRef(sizes.data(), sizes.size())), ", got ", show(out));
@@ -161,7 +205,7 @@ inline void check_prepack(const Tensor& weight) {
 
 inline void check_residual(const Tensor& residual, const Tensor& x, const Tensor& weight) {
   check_same_device(residual, "residual", x, "x", "linear");
-  check_same_dtype(residual, "residual", x, "x", "linear");
+  check_same_dtype(residual, "residual", wider(x, weight), "the result", "linear");
   check_shape(residual, "residual", linear_sizes(x, weight), "of the shape of the output",
               "linear");
 }
@@ -173,7 +217,7 @@ inline void check_linear(const Tensor& x, const Tensor& weight, const std::optio
   constexpr const char* op = "linear";
   check_floating(x, op, "x");
   check_same_device(weight, "weight", x, "x", op);
-  check_same_dtype(weight, "weight", x, "x", op);
+  check_operand_dtype(weight, "weight", x, "x", op);
   check(x.dim() >= 1, op, ": x must have at least one dimension, got ", show(x));
   check(weight.dim() == 2, op, ": weight must be (out_features, in_features), got ", show(weight));
   check(weight.size(1) == x.size(x.dim() - 1), op,
@@ -181,7 +225,7 @@ inline void check_linear(const Tensor& x, const Tensor& weight, const std::optio
         show(x), " and ", show(weight));
   if (bias) {
     check_same_device(*bias, "bias", x, "x", op);
-    check_same_dtype(*bias, "bias", x, "x", op);
+    check_same_dtype(*bias, "bias", wider(x, weight), "the result", op);
     check_shape(*bias, "bias", {weight.size(0)}, "(out_features,)", op);
   }
   if (residual) check_residual(*residual, x, weight);

@@ -6,19 +6,24 @@
 namespace my_ops {
 namespace {
 
+void compute(const Tensor& a, const Tensor& b, const Tensor& out) {
+  const Operands operands = of_one_dtype(a, b);
+  aten_gemm(product(operands.a, operands.b, out));
+}
+
 // precision is about tensor cores. Here it is checked, but has no effect.
 void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
   check_precision(precision, "gemm");
   check_out(out, a, b, "gemm");
-  aten_gemm(product(a, b, out));
+  compute(a, b, out);
 }
 
 Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
   check_precision(precision, "gemm");
-  const Tensor out = empty(a, gemm_sizes(a, b));
-  aten_gemm(product(a, b, out));
+  const Tensor out = empty(wider(a, b), gemm_sizes(a, b));
+  compute(a, b, out);
   return out;
 }
 
@@ -26,7 +31,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
               const Name& activation, const std::optional<Tensor>& residual,
               const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
   check_linear(x, weight, bias, activation, residual, precision, packed);
-  return aten_linear(x, weight, bias, activation, residual);
+  const Operands operands = of_one_dtype(x, weight);
+  return aten_linear(operands.a, operands.b, bias, activation, residual);
 }
 
 // The packed form is empty: ATen's products take the weight itself.

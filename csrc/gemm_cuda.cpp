@@ -16,7 +16,10 @@ Tensor float_product(const Tensor& a, const Tensor& b) {
   return product;
 }
 
-void launch(const Product& p, const std::optional<Name>& precision, const Device& device) {
+void compute(const Tensor& a, const Tensor& b, const Tensor& out,
+             const std::optional<Name>& precision, const Device& device) {
+  const Operands operands = of_one_dtype(a, b);
+  const Product p = product(operands.a, operands.b, out);
   dispatch_floating<CudaTypes>(p.a.scalar_type(), [&]<typename T>() {
     const auto args = gemm_args<T, T>(p, precision);
     const cuda::GemmPlan plan = launch_gemm(args, p.a, device.stream(), "gemm");
@@ -29,15 +32,15 @@ void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const std::optional<
   check_precision(precision, "gemm");
   check_out(out, a, b, "gemm");
   const Device device(a);
-  launch(product(a, b, out), precision, device);
+  compute(a, b, out, precision, device);
 }
 
 Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
   check_precision(precision, "gemm");
   const Device device(a);
-  const Tensor out = empty(a, gemm_sizes(a, b));
-  launch(product(a, b, out), precision, device);
+  const Tensor out = empty(wider(a, b), gemm_sizes(a, b));
+  compute(a, b, out, precision, device);
   return out;
 }
 
@@ -107,12 +110,14 @@ Tensor finish_linear(const Tensor& sums, const Tensor& y, const std::optional<Te
   return y;
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+Tensor linear(const Tensor& given_x, const Tensor& given_weight, const std::optional<Tensor>& bias,
               const Name& activation, const std::optional<Tensor>& residual,
               const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
-  check_linear(x, weight, bias, activation, residual, precision, packed);
-  const void* const packed_b = packed_data(packed, weight);
-  const Device device(x);
+  check_linear(given_x, given_weight, bias, activation, residual, precision, packed);
+  const void* const packed_b = packed_data(packed, given_weight);
+  const Device device(given_x);
+  const Operands operands = of_one_dtype(given_x, given_weight);
+  const Tensor &x = operands.a, &weight = operands.b;
   const std::optional<Tensor> bias_ = as_contiguous(bias);
   const std::optional<Tensor> residual_ =
       residual ? std::optional(rows_of(*residual)) : std::nullopt;

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from my_ops import nn as layers
-from my_ops.ops._checks import FLOATING
-from my_ops.ops.gemm import HALF, in_whole_vectors
+from my_ops.ops._checks import FLOATING, HALF
+from my_ops.ops.gemm import in_whole_vectors
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: layers.Linear,

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from my_ops import reference
 from my_ops._private import declinable, inductor_tables
+from my_ops.ops._checks import HALF
 from my_ops.ops._common import ops
 from my_ops.ops._strides import known
-from my_ops.ops.gemm import HALF, as_rows, in_whole_vectors
+from my_ops.ops.gemm import as_rows, in_whole_vectors
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # ATen has no arithmetic for these
 
@@ -67,13 +68,15 @@ def _fill_index(
     return reference.fill_index(height, width, dtype=dtype or torch.float32, device=device)
 
 
-def _is_librarys(a: Tensor, n: int, k: int) -> bool:
-    return a.device.type == "cpu" or (a.dtype in HALF and known(in_whole_vectors(n, k)))
+def _is_librarys(a: Tensor, b: Tensor, n: int, k: int) -> bool:
+    half = a.dtype in HALF and b.dtype in HALF
+    return a.device.type == "cpu" or (half and known(in_whole_vectors(n, k)))
 
 
 def _gemm(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    if not _is_librarys(a, b.shape[-1], a.shape[-1]) and declinable("my_ops::gemm"):
+    if not _is_librarys(a, b, b.shape[-1], a.shape[-1]) and declinable("my_ops::gemm"):
         return NotImplemented
+    a, b = reference.of_one_dtype(a, b)
     if b.dim() == 2:
         return torch.matmul(a, b)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -91,8 +94,9 @@ def _linear(
 ) -> Tensor:
     n, k = weight.shape
     fused = (activation != "none" or residual is not None) and x.device.type != "cpu"
-    if (fused or not _is_librarys(x, n, k)) and declinable("my_ops::linear"):
+    if (fused or not _is_librarys(x, weight, n, k)) and declinable("my_ops::linear"):
         return NotImplemented
+    x, weight = reference.of_one_dtype(x, weight)
     y = F.linear(as_rows(x)[0], weight, bias).reshape(*x.shape[:-1], n)
     y = reference.activate(y, activation)
     return y if residual is None else y + residual

@@ -42,8 +42,14 @@ def fill_index(
     return (y + x).to(dtype)
 
 
+def of_one_dtype(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float32 if one is: torch's products take no 16-bit operand beside it."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.to(dtype), b.to(dtype)
+
+
 def gemm(a: Tensor, b: Tensor) -> Tensor:
-    return torch.matmul(a, b)
+    return torch.matmul(*of_one_dtype(a, b))
 
 
 # The activations of linear: the same names as in include/gemm.h, in the same order.
@@ -74,7 +80,7 @@ def linear(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    y = activate(F.linear(x, weight, bias), activation)
+    y = activate(F.linear(*of_one_dtype(x, weight), bias), activation)
     return y if residual is None else y + residual
 
 

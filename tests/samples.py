@@ -31,6 +31,13 @@ ACTIVATIONS = [None if name == "none" else name for name in reference.ACTIVATION
 # Units in the last place of a 16-bit result with a single rounding, from float32.
 ROUNDED_ONCE = 0.51
 
+# The type of the other operand of a product of two types.
+OTHER_OPERAND = {
+    torch.float32: torch.bfloat16,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+
 # Largest |got - a @ b| / (|a| @ |b|) of one element, by the type of the arithmetic: four roundings.
 GEMM_LIMIT = {torch.float64: 2.0**-50, torch.float32: 2.0**-21}
 
@@ -225,6 +232,18 @@ def _linear(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
     return tuple(_randn(*s)(dtype, device) for s in ((2, size, 4), (3, 4), (3,)))
 
 
+def _mixed(operands: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """float32 and 16 bits, in this order for float32. In float64 both have one type."""
+
+    def tensors(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+        first, second, *more = operands(size, dtype, device)
+        second = second.to(OTHER_OPERAND.get(dtype, dtype))
+        result = torch.promote_types(first.dtype, second.dtype)
+        return first, second, *(t.to(result) for t in more)
+
+    return tensors
+
+
 def _cell(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
     return lltm_inputs(None, size, 3, 2, dtype, device)
 
@@ -289,13 +308,13 @@ def _cell_of_torch(name: str) -> list[Op]:
     return [step, all_steps, *_masked(name), _without_bias(name)]
 
 
-def _linear_op(activation: str | None) -> Op:
+def _linear_op(activation: str | None, operands: Any = _linear, label: str = "") -> Op:
     return Op(
-        f"linear-{activation}",
+        f"linear-{activation}{label}",
         lambda x, weight, bias: my_ops.linear(x, weight, bias, activation=activation),
         lambda x, weight, bias: reference.linear(x, weight, bias, activation=activation),
         torch.ops.my_ops.linear.default,
-        _linear,
+        operands,
         lambda x, weight, bias: (x, weight, bias, activation or "none"),
     )
 
@@ -319,7 +338,9 @@ DIFFERENTIABLE = [
     _op("round_ste", _unary, smooth=False),
     _op("gemm", _gemm),
     _op("gemm", _gemm_batched, "-batched"),
+    _op("gemm", _mixed(_gemm_batched), "-mixed"),
     *[_linear_op(activation) for activation in ACTIVATIONS],
+    _linear_op("gelu", _mixed(_linear), "-mixed"),
     Op(
         "linear-without-bias",
         my_ops.linear,

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import FLOATING, NO_INDUCTOR, arithmetic
+from samples import FLOATING, NO_INDUCTOR, OTHER_OPERAND, arithmetic
 from strided import build, check_metadata, layouts, metadata
 from torch._subclasses.fake_tensor import FakeTensorMode
-from wrong_arguments import RIGHT, WRONG, T, overload
+from wrong_arguments import PAIRS, RIGHT, WRONG, T, overload
 
 import my_ops
 from my_ops import _inductor
@@ -118,19 +118,26 @@ def test_other_kinds_of_tensors_have_no_kernel(op, kind, device):
                 overload(op)(**(right | {name: KINDS[kind](value)}))
 
 
+PRODUCTS = "gemm", "gemm.out", "linear"
+
+
 @pytest.mark.parametrize("op", [op for op in RIGHT if op not in ("fill_index", "prepack")])
 @settings(max_examples=30)
 @given(data=st.data())
 def test_metadata_in_any_layout(op, device, data):
     dtype = data.draw(st.sampled_from(FLOATING))
+    dtypes = {"cells": arithmetic(dtype)}
+    if op in PRODUCTS and dtype in OTHER_OPERAND and data.draw(st.booleans()):
+        dtypes = dict.fromkeys(RIGHT[op], torch.float32) | dict(
+            zip(PAIRS[op], (dtype, OTHER_OPERAND[dtype]), strict=True)
+        )
     arguments = made(op, {}, device, device)
     names = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
     tensors = []
     for name in names:
         like = arguments[name]
-        own = arithmetic(dtype) if name == "cells" else dtype
         layout = data.draw(layouts(like.shape, repeats=name != "out"))
-        own = own if like.is_floating_point() else like.dtype
+        own = dtypes.get(name, dtype) if like.is_floating_point() else like.dtype
         tensors.append(build(like.shape, layout, own, device))
 
     def call(*values):

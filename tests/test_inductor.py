@@ -1,6 +1,7 @@
 """What torch.compile makes of the ops: elementwise ops are fused with their neighbours, and
 products that a library computes are called as torch's own."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -136,14 +137,28 @@ def test_products_on_cuda(dtype, k, activation, ours, cuda, compiled):
 
 
 @pytest.mark.skipif(**NO_INDUCTOR)
+@pytest.mark.parametrize("dtypes", list(itertools.permutations((torch.float32, torch.bfloat16))))
+def test_products_of_two_types_are_ours_on_cuda(dtypes, cuda, compiled):
+    x, weight = (
+        torch.randn(n, 16, device="cuda").to(dtype)
+        for n, dtype in zip((32, 24), dtypes, strict=True)
+    )
+    for function in (my_ops.linear, lambda x, weight: my_ops.gemm(x, weight.mT)):
+        got, (ours, products, _) = compiled(function, x, weight)
+        assert torch.equal(got, function(x, weight))
+        assert (ours, products) == (1, 0)
+
+
+@pytest.mark.skipif(**NO_INDUCTOR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("calls", [True, False])
-def test_products_by_our_kernels(calls, compiled, monkeypatch):
+def test_products_by_our_kernels(calls, dtype, compiled, monkeypatch):
     """Here on the CPU. With an Inductor that cannot be told to call ours, they are torch's."""
     monkeypatch.setattr(_inductor, "_is_librarys", lambda *_: False)
     if not calls:
         monkeypatch.setattr(_inductor, "declinable", _private.declinable)
         monkeypatch.setattr(lowering, "FALLBACK_ALLOW_LIST", None)
-    x, weight = torch.randn(5, 4), torch.randn(3, 4)
+    x, weight = torch.randn(5, 4), torch.randn(3, 4).to(dtype)
 
     def function(x, weight):
         return my_ops.linear(x, weight, activation="silu") + my_ops.gemm(x.mT.mT, weight.mT)

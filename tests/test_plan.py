@@ -145,6 +145,15 @@ def test_a_product_fits_the_device(device, plan):
     assert {kernel for kernel, *_ in answers} == set(GEMM[name].split())
 
 
+@pytest.mark.parametrize("width", [4, 2])
+def test_a_product_on_one_processor(width, plan):
+    """Which has no room for a cluster."""
+    device = DEVICES["H200"]._replace(processors=1)
+    product = (width, width, 1, 1001, 1001, 1001, *[0] * 8)
+    ((kernel, *_),) = plan([("gemm", *device, *product)])
+    assert kernel == "library"
+
+
 @pytest.mark.parametrize("cell", ["lltm", "lstm", "gru"])
 @EACH_DEVICE
 def test_a_layer_fits_the_device(device, cell, plan):
@@ -228,7 +237,7 @@ PRODUCTS = [  # device, product from its width to b's layout, out's layout, high
     ("L4", FLOAT, 0, 0, 1, ("fp32_sm80", 80, 96 * KIB, 1, 1)),
     ("RTX5090", FLOAT, 0, 0, 1, ("fp32_sm80", 80, 96 * KIB, 1, 1)),
     ("B200", FLOAT, 0, 0, 1, ("fp32_sm80", 80, 128 * KIB, 1, 1)),
-    ("H200", FLOAT, 0, 0, 1, ("fp32_sm90", 90, 211 * KIB, 2, 1)),
+    ("H200", FLOAT, 0, 0, 1, ("fp32_sm90", 90, 211 * KIB, 2, 2)),
     ("H200", FLOAT, 1, 0, 1, ("fp32_sm80", 80, 128 * KIB, 1, 1)),
     ("A10", FLOAT, 0, 0, 0, ("library", 0, 0, 1, 1)),
     ("A10", FLOAT, 0, 1, 1, ("library", 0, 0, 1, 1)),

@@ -117,6 +117,9 @@ OTHER_PAIRS = {  # and the tensors that are compared with another one
     **{(f"{cell}_cell_backward", "grad_h"): "old_h" for cell in PLAIN},
     **{(f"{cell}_backward", "grad_h_n"): "h0" for cell in PLAIN},
 }
+# Their dtype is that of the result, or makes it.
+OPERANDS = {("gemm", "b"), ("gemm.out", "b"), ("linear", "weight")}
+OF_THE_RESULT = {("gemm.out", "out"), ("linear", "bias"), ("linear", "residual")}
 OWN_DTYPE = {("custom_add", "b"), ("linear", "packed")}
 OWN_DTYPE |= {(f"{cell}_backward", "cells") for cell in CARRYING}
 OWN_DTYPE |= {
@@ -358,6 +361,18 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
     ],
 ]
 
+OR_MIXED = "or one must be float32 and the other float16 or bfloat16"
+LINEAR_PAIR = ("linear", *PAIRS["linear"])
+
+
+def said(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def in_dtype(op: str, name: str, dtype: torch.dtype) -> Any:
+    return replace(RIGHT[op][name], dtype=dtype)
+
+
 WRONG_TOGETHER: list[tuple[str, dict[str, Any], str]] = [
     (
         "custom_add",
@@ -377,6 +392,31 @@ WRONG_TOGETHER: list[tuple[str, dict[str, Any], str]] = [
         )
         for op in ("gemm", "gemm.out")
     ],
+    *[
+        (
+            op,
+            {first: in_dtype(op, first, dtype), second: in_dtype(op, second, other)},
+            f"{second} must have the dtype of {first}, {OR_MIXED}, got {said(other)} and "
+            f"{said(dtype)}",
+        )
+        for op, first, second in (("gemm", "a", "b"), ("gemm.out", "a", "b"), LINEAR_PAIR)
+        for dtype, other in (
+            (torch.float16, torch.bfloat16),
+            (torch.bfloat16, torch.float16),
+            (torch.float64, torch.bfloat16),
+            (torch.float16, torch.float64),
+        )
+    ],
+    *[
+        (
+            op,
+            {operand: in_dtype(op, operand, torch.bfloat16), name: in_dtype(op, name, dtype)},
+            f"{name} must have the dtype of the result, got {said(dtype)} and float32",
+        )
+        for op, name in sorted(OF_THE_RESULT)
+        for operand in PAIRS[op]
+        for dtype in (torch.bfloat16, torch.float16, torch.float64)
+    ],
 ]
 
 
@@ -386,7 +426,7 @@ def _wrong_argument():
             for value in values:
                 right, got = RIGHT[op].get(name), value
                 if isinstance(value, torch.dtype):
-                    got = str(value).removeprefix("torch.")
+                    got = said(value)
                     value = replace(right, dtype=value) if isinstance(right, T) else value
                 elif isinstance(value, tuple):
                     value = T(value, right.dtype)
@@ -408,7 +448,10 @@ def _wrong_beside_the_others():
                 places = f"{first} must be on the device of {like}, got {{here}} and {{elsewhere}}"
             yield op, {name: replace(t, elsewhere=True)}, places
             if name != anchor and (op, name) not in OWN_DTYPE:
-                message = f"{name} must have the dtype of {like}, got float64 and float32"
+                rule = f"the dtype of {'the result' if (op, name) in OF_THE_RESULT else like}"
+                if (op, name) in OPERANDS:
+                    rule += f", {OR_MIXED}"
+                message = f"{name} must have {rule}, got float64 and float32"
                 yield op, {name: replace(t, dtype=torch.float64)}, message
             if name in needed:
                 yield op, {name: None}, f"{name} must be a tensor, got None"

@@ -28,6 +28,7 @@ struct GemmCosts {
     double wide_slowdown, medium_slowdown, small_slowdown, promoted_slowdown;
     // The sum of k-slices, in elements of a large tile's output times k-blocks.
     double reduce, reduce_element;
+    double more_waves_min_gain;  // the share of a tile's cost that slices in more waves must save
   } fp32_sm90;
 
   struct HalfSm90 {

@@ -18,8 +18,8 @@ using Args = GemmArgs<float, float>;
 
 inline constexpr int64_t kMinK = 96;  // from here on as accurate as a chain of float FMAs
 
-// The shared memory is ProductSmem's; clusters have at most two blocks.
-inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 211 * 1024, .cluster = 2};
+// The shared memory is ProductSmem's; clusters have at most two blocks, which fill an SM each.
+inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 211 * 1024, .cluster = 2, .resident = 2};
 
 // A cluster works on kClusterM x kClusterN tiles. Blocks in a line along n share their rows of a,
 // and blocks in a line along m their columns of b; each block loads a share and multicasts it.
@@ -181,7 +181,7 @@ inline bool library_may_cut_k(const Args& args, int sm_count) {
   return waves <= kMaxWaves && (idle || args.k > waves * kLongK);
 }
 
-// How a tile would cover the product: the number of k-slices, if the output alone leaves most of
+// How a tile would cover the product: the number of k-slices, if the output alone leaves much of
 // the device idle, and the estimated cost, by whole waves.
 struct Cover {
   int slices;
@@ -192,19 +192,28 @@ struct Cover {
 template <typename Tile>
 Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp32Sm90& costs) {
   constexpr int64_t kMinBlocks = 8, kMaxSlices = 64;  // k-blocks per slice; slices
+  constexpr int64_t kMoreWaves = 2;
   const int64_t k_blocks = ceil_div(args.k, kSplitBlockK);
   const int64_t resident = resident_clusters<Tile>(sm_count),
                 cluster_tiles = cluster_tiles_of<Tile>(args);
-  const int64_t most = std::min({resident / cluster_tiles, k_blocks / kMinBlocks, kMaxSlices});
-  const int64_t blocks = ceil_div(k_blocks, std::max<int64_t>(most, 1));
-  const int64_t slices = ceil_div(k_blocks, blocks);
-  double cost = slowdown * Tile::kM * Tile::kN *
-                static_cast<double>(ceil_div(cluster_tiles * slices, resident) * blocks);
-  if (slices > 1) {
-    cost += costs.reduce +
-            costs.reduce_element * static_cast<double>(args.batch * args.m * args.n * slices);
+  const int64_t fewest = ceil_div(cluster_tiles, resident);
+  Cover best{};
+  for (int64_t waves = fewest; waves <= fewest + kMoreWaves; ++waves) {
+    const int64_t most =
+        std::min({waves * resident / cluster_tiles, k_blocks / kMinBlocks, kMaxSlices});
+    const int64_t blocks = ceil_div(k_blocks, std::max<int64_t>(most, 1));
+    const int64_t slices = ceil_div(k_blocks, blocks);
+    double cost = slowdown * Tile::kM * Tile::kN *
+                  static_cast<double>(ceil_div(cluster_tiles * slices, resident) * blocks);
+    if (slices > 1) {
+      cost += costs.reduce +
+              costs.reduce_element * static_cast<double>(args.batch * args.m * args.n * slices);
+    }
+    if (waves == fewest || cost < (1 - costs.more_waves_min_gain) * best.cost) {
+      best = {static_cast<int>(slices), cost};
+    }
   }
-  return {static_cast<int>(slices), cost};
+  return best;
 }
 
 // The area that a tile's whole waves cover.

@@ -43,13 +43,14 @@ using WideTile = HalfTile<192, 2>;
 using MediumTile = HalfTile<128, 2>;
 using SmallTile = HalfTile<64, 1>;
 
-// The needs of the most demanding tile.
+// The needs of the most demanding tile, whose blocks fill an SM each.
 inline constexpr Needs kNeeds{
     .code = 90,
     .shared_bytes =
         std::max({LargeTile::kSharedBytes, DeferredTile::kSharedBytes, WideTile::kSharedBytes,
                   MediumTile::kSharedBytes, SmallTile::kSharedBytes}),
-    .cluster = LargeTile::kCluster};
+    .cluster = LargeTile::kCluster,
+    .resident = LargeTile::kCluster};
 
 // An operand [batch, rows, columns]; the columns are contiguous if any index is.
 struct Operand {

@@ -35,12 +35,15 @@ constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
 }
 
 // How the library best computes a product that no kernel takes. With unaligned 16-bit rows cuBLAS
-// rounds the product before it adds a bias.
+// rounds the product before it adds a bias. With few outputs it may add slices of k in 16 bits,
+// which it does not do if they are to stay in float; so few of those cost nothing.
 template <typename T, typename Out>
 LibraryCall library_call(const GemmArgs<T, Out>& args) {
   if (!kIsHalf<T, Out> || !args.linear) return LibraryCall::kProduct;
   if (args.n % 8 != 0 || args.k % 8 != 0) return LibraryCall::kSums;
   if (half_sm90::library_fuses(args)) return LibraryCall::kGelu;
+  const bool few_outputs = 4 * args.m * args.n <= (args.m + args.n) * args.k;
+  if (args.has_activation_or_residual() && few_outputs) return LibraryCall::kSums;
   return args.has_activation_or_residual() ? LibraryCall::kProductAndBias : LibraryCall::kProduct;
 }
 

@@ -35,8 +35,9 @@ class Linear(nn.Linear):
     (For tools that ask for the exact type, such as ``quantize_dynamic``, set ``layer.__class__ =
     torch.nn.Linear`` first.) Weights and inputs of tensor subclasses, such as quantized or nested
     ones, go to ``torch.nn.functional.linear``, except ``DTensor``; so do 16-bit ones that would not
-    gain from the op. In TorchScript float32 has its full precision, except for products that go to
-    cuBLAS while torch allows TF32 there.
+    gain from the op. Unlike ``torch.nn.Linear``, a float32 layer takes 16-bit inputs and returns
+    float32; a 16-bit layer takes float32 inputs only without a bias. In TorchScript float32 has its
+    full precision, except for products that go to cuBLAS while torch allows TF32 there.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from my_ops.reference import ACTIVATIONS
 
-FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
+FLOATING = (torch.float64, torch.float32, *HALF)
 INTEGER = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
@@ -173,10 +174,23 @@ def check_precision(precision: str | None, op: str) -> None:
     )
 
 
+def check_operand_dtype(t: Tensor, name: str, other: Tensor, other_name: str, op: str) -> None:
+    mixed = torch.float32 in (t.dtype, other.dtype) and (t.dtype in HALF or other.dtype in HALF)
+    check(
+        t.dtype == other.dtype or mixed,
+        f"{op}: {name} must have the dtype of {other_name}, or one must be float32 and the other "
+        f"float16 or bfloat16, got {show(t.dtype)} and {show(other.dtype)}",
+    )
+
+
+def wider(a: Tensor, b: Tensor) -> Tensor:
+    return b if b.dtype == torch.float32 else a
+
+
 def check_gemm(a: Tensor, b: Tensor, op: str) -> None:
     check_floating(a, op, "a")
     check_same_device(b, "b", a, "a", op)
-    check_same_dtype(b, "b", a, "a", op)
+    check_operand_dtype(b, "b", a, "a", op)
     check(a.dim() in (2, 3), f"{op}: a must be (m, k) or (batch, m, k), got {show(a)}")
     check(b.dim() in (2, 3), f"{op}: b must be (k, n) or (batch, k, n), got {show(b)}")
     k = a.shape[-1]
@@ -200,7 +214,7 @@ def gemm_sizes(a: Tensor, b: Tensor) -> Sizes:
 
 def check_out(out: Tensor, a: Tensor, b: Tensor, op: str) -> None:
     check_same_device(out, "out", a, "a", op)
-    check_same_dtype(out, "out", a, "a", op)
+    check_same_dtype(out, "out", wider(a, b), "the result", op)
     want = gemm_sizes(a, b)
     check_sizes(out, want, f"{op}: out must be of shape {show(want)}, got {show(out)}")
     check_one_address_each(out, "out", op)
@@ -220,7 +234,7 @@ def linear_sizes(x: Tensor, weight: Tensor) -> Sizes:
 
 def check_residual(residual: Tensor, x: Tensor, weight: Tensor) -> None:
     check_same_device(residual, "residual", x, "x", "linear")
-    check_same_dtype(residual, "residual", x, "x", "linear")
+    check_same_dtype(residual, "residual", wider(x, weight), "the result", "linear")
     want = linear_sizes(x, weight)
     check_shape(residual, "residual", want, "of the shape of the output", "linear")
 
@@ -245,7 +259,7 @@ def check_linear(
     op = "linear"
     check_floating(x, op, "x")
     check_same_device(weight, "weight", x, "x", op)
-    check_same_dtype(weight, "weight", x, "x", op)
+    check_operand_dtype(weight, "weight", x, "x", op)
     check(x.dim() >= 1, f"{op}: x must have at least one dimension, got {show(x)}")
     check(
         weight.dim() == 2,
@@ -258,7 +272,7 @@ def check_linear(
     )
     if bias is not None:
         check_same_device(bias, "bias", x, "x", op)
-        check_same_dtype(bias, "bias", x, "x", op)
+        check_same_dtype(bias, "bias", wider(x, weight), "the result", op)
         check_shape(bias, "bias", weight.shape[:1], "(out_features,)", op)
     if residual is not None:
         check_residual(residual, x, weight)

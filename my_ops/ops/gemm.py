@@ -23,10 +23,10 @@ from my_ops._private import (
     version,
 )
 from my_ops.ops import _checks
+from my_ops.ops._checks import HALF
 from my_ops.ops._common import check_tensor, fake, ops
 
 PRECISIONS = ("highest", "high")
-HALF = (torch.bfloat16, torch.float16)
 _CAST = (*HALF, torch.float32)  # by autocast
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -88,7 +88,7 @@ def _dense_together(a: Tensor, b: Tensor) -> bool:
 def _(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     _checks.check_gemm(a, b, "gemm")
     _checks.check_precision(precision, "gemm")
-    return a.new_empty(_checks.gemm_sizes(a, b))
+    return _checks.wider(a, b).new_empty(_checks.gemm_sizes(a, b))
 
 
 @fake("my_ops::gemm.out")
@@ -130,7 +130,14 @@ def _gradient_of(operand: Tensor, a: Tensor, b: Tensor, precision: str | None) -
         grad = _gemm(b.mT, a.mT, precision).mT
     else:
         grad = _gemm(a, b, precision)
-    return grad if grad.shape == operand.shape else grad.sum_to_size(operand.shape)
+    if grad.shape != operand.shape:
+        grad = grad.sum_to_size(operand.shape)
+    return _in_dtype_of(operand, grad)
+
+
+def _in_dtype_of(operand: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of a 16-bit operand beside a float32 one is computed in float32."""
+    return grad if grad.dtype == operand.dtype else grad.to(operand.dtype)
 
 
 _gemm = register_gradient(ops.gemm.default, _Gemm)
@@ -159,10 +166,11 @@ def gemm(
     Args:
         a: ``(m, k)`` or ``(batch, m, k)``, dtype float64, float32, float16 or bfloat16; any
             strides.
-        b: ``(k, n)`` or ``(batch, k, n)``, with the dtype and device of ``a``. A batch of 1 is
-            repeated, and so is a matrix whose other operand has a batch.
-        out: a tensor that receives the result. It may have any strides, but must not overlap ``a``
-            or ``b``. Not allowed while a gradient is recorded.
+        b: ``(k, n)`` or ``(batch, k, n)``, with the dtype and device of ``a``; or one operand is
+            float32 and the other float16 or bfloat16. A batch of 1 is repeated, and so is a matrix
+            whose other operand has a batch.
+        out: a tensor that receives the result and has its dtype. It may have any strides, but must
+            not overlap ``a`` or ``b``. Not allowed while a gradient is recorded.
         precision: for float32 products on the GPU. ``"highest"`` has float32's accuracy;
             ``"high"`` allows that of TF32, 11 bits of each factor. None follows torch's settings
             (``torch.set_float32_matmul_precision`` or ``torch.backends.cuda.matmul``) at the time
@@ -177,6 +185,11 @@ def gemm(
         ``"highest"`` and one for ``"high"``. They need up to 6 bytes of workspace for each element
         of both operands. The gradient goes to both operands, in the same precision, and can be
         differentiated again.
+
+        With one float32 and one 16-bit operand the product is that of float32, and so is the dtype
+        of the result. The 16-bit operand is first converted, exactly, which takes a pass and 4
+        bytes for each of its elements. Each gradient is computed in float32 and has the dtype of
+        its operand. An enabled autocast casts both operands.
 
     Raises:
         TypeError: an argument is not a tensor, or ``precision`` is not a str.
@@ -213,7 +226,7 @@ def _(
     packed: Tensor | None = None,
 ) -> Tensor:
     _checks.check_linear(x, weight, bias, activation, residual, precision, packed)
-    return x.new_empty(_checks.linear_sizes(x, weight))
+    return _checks.wider(x, weight).new_empty(_checks.linear_sizes(x, weight))
 
 
 class _Linear(torch.autograd.Function):
@@ -270,10 +283,12 @@ class _Linear(torch.autograd.Function):
                 grad_x = _gemm(grad, weight, ctx.precision)
             else:
                 grad_x = _linear(grad, weight.mT, None, "none", None, ctx.precision, None)
+            grad_x = _in_dtype_of(x, grad_x)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             grad_rows, x_rows = as_rows(grad, x)
             if ctx.needs_input_grad[1]:
                 grad_weight = _gemm(grad_rows.mT, x_rows, ctx.precision)
+                grad_weight = _in_dtype_of(weight, grad_weight)
             if ctx.needs_input_grad[2]:
                 grad_bias = grad_rows.sum(0)
         return grad_x, grad_weight, grad_bias, None, grad_residual, None, None
@@ -428,11 +443,13 @@ def linear(
 
     Args:
         x: ``(*, in_features)``, dtype float64, float32, float16 or bfloat16.
-        weight: ``(out_features, in_features)``, or the result of :func:`prepack` for it.
-        bias: ``(out_features,)``, or None.
+        weight: ``(out_features, in_features)``, or the result of :func:`prepack` for it. One of
+            ``x`` and ``weight`` may be float32 and the other float16 or bfloat16, as in
+            :func:`gemm`.
+        bias: ``(out_features,)``, with the dtype of the result, or None.
         activation: None, ``"relu"``, ``"gelu"`` (the erf form), ``"gelu_tanh"``, ``"silu"`` or
             ``"sigmoid"``; formulas as in :mod:`torch.nn.functional`.
-        residual: ``(*, out_features)``, added last, or None.
+        residual: ``(*, out_features)``, with the dtype of the result, added last, or None.
         precision: as in :func:`gemm`.
 
     Returns:
