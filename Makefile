@@ -33,10 +33,11 @@ test: build/installed
 
 # Compares random calls of every op and layer with their specifications in float64, on the CPU and on
 # a GPU if there is one: make fuzz SECONDS=3600 SEED=7 OUTPUT=benchmarks/results/fuzz-NAME.json
+# PROCESSES=8 runs as many at a time.
 SECONDS := 60
 fuzz: build/installed
 	$(IN_BUILD) python ../tests/fuzz.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED)) \
-	  $(addprefix --output ,$(abspath $(OUTPUT)))
+	  $(addprefix --processes ,$(PROCESSES)) $(addprefix --output ,$(abspath $(OUTPUT)))
 
 # The programs of examples/, built and run as their READMEs say.
 examples: build/installed
@@ -129,7 +130,7 @@ SANITIZED = PYTHONPATH=$@ ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_nonins
 asan: build/tools
 	$(BUILD_WITH_CFLAGS)
 	$(IN_BUILD) $(SANITIZED) $(PYTEST_HERE) \
-	  $(addprefix ../tests/test_,$(addsuffix .py,elementwise c_api gemm lltm lstm_gru))
+	  $(addprefix ../tests/test_,$(addsuffix .py,elementwise c_api gemm gemm_mixed linear lltm lstm_gru))
 	$(IN_BUILD) $(SANITIZED) python ../tests/fuzz.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED))
 
 tsan: build/tools
@@ -140,15 +141,19 @@ tsan: build/tools
 	  $(addsuffix .py,elementwise lltm lstm_gru registration integration autocast))
 
 # Which lines and branches of Python and of the CPU build's C++ the suite reaches, into
-# benchmarks/results/coverage.json.
+# benchmarks/results/coverage.json. Without the tests of what the module opens and holds, which is
+# more here.
 COVERAGE := python -m coverage
+ABOUT_THE_MODULE := test_security.py test_wheel.py::test_this_build_passes \
+  test_wheel.py::test_path_of_the_build_machine
 coverage: CFLAGS := --coverage -fprofile-update=atomic
 coverage: LDFLAGS := --coverage
 coverage: build/tools
 	$(PIP) install -q 'coverage>=7.13'
 	$(BUILD_WITH_CFLAGS) && rm -f build/.coverage*
 	$(IN_BUILD) PYTHONPATH=$(CURDIR)/build/coverage $(COVERAGE) run --rcfile=../tools/coverage.toml \
-	  -m $(subst python -m ,,$(PYTEST_HERE)) ../tests $(PYTEST)
+	  -m $(subst python -m ,,$(PYTEST_HERE)) ../tests \
+	  $(addprefix --deselect ../tests/,$(ABOUT_THE_MODULE)) $(PYTEST)
 	$(IN_BUILD) $(COVERAGE) combine -q && \
 	  $(COVERAGE) json -q --include='coverage/my_ops/*' -o coverage/python.json
 	PYTHONPATH=build/coverage $(PY) tools/line_coverage.py build/coverage/python.json build/temp.* \

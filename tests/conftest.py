@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,6 +107,29 @@ def run_pytest():
             text=True,
             check=False,
             env={**os.environ, **apart, **environment},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def run_python():
+    """``run_python(script, **environment)`` runs without an error in its own process, which may use
+    the helpers of the tests; what it printed."""
+
+    def run(script, **environment):
+        path = os.pathsep.join(
+            filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -142,6 +142,28 @@ def placements_of_products(mesh):
     assert_close(my_ops.linear(x, w, activation="gelu"), gelu)
 
 
+def products_of_two_types(mesh):
+    """Of small integers, so that sums in another order are the same."""
+    for dtype, other in itertools.permutations((torch.float32, torch.bfloat16)):
+        a = torch.randint(-4, 5, (4, 6)).to(dtype).requires_grad_()
+        weight = torch.randint(-4, 5, (8, 6)).to(other).requires_grad_()
+        grad = torch.randint(-2, 3, (4, 8)).float()
+        want = a.float() @ weight.mT.float()
+        wanted = torch.autograd.grad(want, (a, weight), grad)
+        layouts = itertools.product((Shard(0), Shard(1), Replicate()), repeat=2)
+        for places, product in itertools.product(layouts, ("gemm", "linear")):
+            args = [
+                distribute_tensor(t.detach(), mesh, [place]).requires_grad_()
+                for t, place in zip((a, weight), places, strict=True)
+            ]
+            got = my_ops.linear(*args) if product == "linear" else my_ops.gemm(args[0], args[1].mT)
+            slope = distribute_tensor(grad, mesh, [Replicate()])
+            grads = torch.autograd.grad(got, args, slope)
+            for ours, exact in zip((got, *grads), (want, *wanted), strict=True):
+                assert ours.dtype == exact.dtype
+                assert torch.equal(ours.full_tensor(), exact), (places, product)
+
+
 def recurrent_batches(mesh):
     """A sharded batch stays sharded, in forward and backward."""
     for name, places in (

@@ -1,7 +1,8 @@
 """Random calls of every op and layer, each compared with its specification in float64.
 
     python tests/fuzz.py --seconds 60
-    python tests/fuzz.py --seconds 3600 --seed 7 --output benchmarks/results/fuzz-nvidia-h200.json
+    python tests/fuzz.py --seconds 3600 --seed 7 --device cuda --processes 8 \
+        --output benchmarks/results/fuzz-nvidia-h200.json
 
 If a result is wrong, it prints the lines of Python that repeat it, and ends with an error. Bounds
 are those of fuzzing/judge.py and precision.py. A product beyond its bound is wrong if torch's own,
@@ -19,6 +20,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -30,6 +34,7 @@ from fuzzing.run import draw, examine, lines, run
 
 TOGETHER = 64  # errors are read for this many cases at a time: reading one waits for the GPU
 SHOWN = 5  # wrong cases that are printed and repeated
+BEYOND = "products beyond their bound, torch's no nearer"
 M_PERTURB = -6  # in glibc's malloc.h: the byte to fill with, inverted
 
 
@@ -95,7 +100,7 @@ class Fuzz:
             "calls": sum(self.calls.values()),
             "calls by op": by_op,
             "out of memory": self.without_memory,
-            "products beyond their bound, torch's no nearer": self.beyond,
+            BEYOND: self.beyond,
             "wrong": self.wrong,
         }
 
@@ -109,35 +114,66 @@ def repeats(case):
     return done.returncode == 1
 
 
+def fuzz(seed, seconds, devices):
+    """What is found in that many seconds, by device."""
+    # As in conftest.py: elements that no kernel wrote are NaN.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    ctypes.CDLL(None).mallopt(M_PERTURB, 0x100)
+    fuzzed = [Fuzz(device, seed) for device in devices]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for each in fuzzed:
+            each.some()
+    return [each.record() for each in fuzzed]
+
+
+def together(records):
+    """One record of those that several processes return for a device."""
+    total = dict(records[0])
+    for kind, first in total.items():
+        if isinstance(first, int):
+            total[kind] = sum(record[kind] for record in records)
+        elif isinstance(first, list):
+            total[kind] = [found for record in records for found in record[kind]]
+    total["calls by op"] = {
+        op: dict(sum((Counter(r["calls by op"].get(op, {})) for r in records), Counter()))
+        for op in sorted(set().union(*(r["calls by op"] for r in records)))
+    }
+    return total
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument(
         "--seed", type=int, help="of what is drawn; another one each time if left out"
     )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="both if left out, where there is CUDA"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=1, help="at a time, each with the next seed"
+    )
     parser.add_argument("--output", type=Path, help="a JSON file for the counts")
     options = parser.parse_args()
     seed = random.randrange(1 << 31) if options.seed is None else options.seed
-    # As in conftest.py: elements that no kernel wrote are NaN.
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    ctypes.CDLL(None).mallopt(M_PERTURB, 0x100)
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    fuzzed = [Fuzz(device, seed) for device in devices]
-    end = time.monotonic() + options.seconds
-    while time.monotonic() < end:
-        for fuzz in fuzzed:
-            fuzz.some()
-    for fuzz in fuzzed:
-        calls, wrong, beyond = sum(fuzz.calls.values()), len(fuzz.wrong), len(fuzz.beyond)
-        print(f"{fuzz.device}, seed {seed}: {calls} calls, {wrong} wrong")
+    if options.device:
+        devices = [options.device]
+    seeds = range(seed, seed + options.processes)
+    with ProcessPoolExecutor(len(seeds), mp_context=get_context("spawn")) as pool:
+        runs = list(pool.map(fuzz, seeds, repeat(options.seconds), repeat(devices)))
+    sections = [together(records) for records in zip(*runs, strict=True)]
+    for found in sections:
+        wrong, beyond = len(found["wrong"]), len(found[BEYOND])
+        seeds_said = f"seed {seed}" if len(seeds) == 1 else f"seeds {seed} to {seeds[-1]}"
+        print(f"{found['device']}, {seeds_said}: {found['calls']} calls, {wrong} wrong")
         print(f"  and {beyond} products beyond their bound where torch's are no nearer")
     if options.output:
-        sections = [fuzz.record() for fuzz in fuzzed]
-        measure.save(
-            options.output, {"seed": seed, "seconds": options.seconds, "devices": sections}
-        )
-    raise SystemExit(any(fuzz.wrong for fuzz in fuzzed))
+        how = {"seed": seed, "processes": len(seeds), "seconds": options.seconds}
+        measure.save(options.output, {**how, "devices": sections})
+    raise SystemExit(any(found["wrong"] for found in sections))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ elements."""
 
 import ctypes
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -104,6 +105,22 @@ def test_two_layers_on_two_streams(cuda):
                 results.append(layer(x)[0])
         torch.cuda.synchronize()
     assert all(torch.equal(result, want) for result in results)
+
+
+def test_two_threads_with_different_batches(cuda):
+    """One kernel, whose launches need different amounts of shared memory."""
+    layer = my_ops.nn.GRU(8, 512, device=cuda)
+    inputs = [torch.randn(1, batch, 8, device=cuda) for batch in (48, 200)]
+
+    def run(x, times=1000):
+        with torch.no_grad():  # which is the thread's own
+            return [layer(x)[0] for _ in range(times)]
+
+    want = [run(x, 1)[0] for x in inputs]
+    with ThreadPoolExecutor(2) as threads:
+        got = list(threads.map(run, inputs))
+    for results, exact in zip(got, want, strict=True):
+        assert all(torch.equal(result, exact) for result in results)
 
 
 def warm_up(function):
@@ -427,5 +444,5 @@ def test_cpu_and_cuda_agree_on_gradients(dtype, cuda):
             grads = torch.autograd.grad(results, leaf, [torch.ones_like(r) for r in results])
             found.append([t.detach().cpu() for t in (*results, *grads)])
         for ours, exact in zip(*found, strict=True):
-            limit = 8 * torch.finfo(dtype).eps * max(1.0, exact.abs().max().item())
+            limit = 8 * torch.finfo(ours.dtype).eps * max(1.0, exact.abs().max().item())
             torch.testing.assert_close(ours, exact, rtol=0, atol=limit)

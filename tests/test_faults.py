@@ -1,73 +1,27 @@
 """Faults around a call: missing memory, a fork, an interrupt, the end of Python."""
 
-import os
 import shutil
 import signal
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 
-
-def run(script, **environment):
-    """Runs a script in its own process, which may use the helpers of the tests."""
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 # ------------------------------------------------------------------------------------------ memory
 
 EVERY_ALLOCATION = """
-    import ctypes, itertools, os
-    import samples, torch
+    import ctypes, os
+    import failing_allocations, samples, torch
 
+    cases = [
+        (op.name, op, samples.leaves(op.tensors(5, dtype, "cpu")))
+        for op in samples.DIFFERENTIABLE
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
     memory = ctypes.CDLL(os.environ["LD_PRELOAD"])
-
-    def attempt(op, tensors, n=0):
-        memory.fail_at(n)
-        results = op(*tensors)
-        inputs = [t for t in tensors if t.requires_grad]
-        grads = torch.autograd.grad(results, inputs, results, allow_unused=True)
-        return [*results, *grads]
-
-    def same(got, want):
-        return all(a is b or torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-    total = 0
-    for op in samples.DIFFERENTIABLE:
-        for dtype in (torch.float32, torch.bfloat16):
-            tensors = samples.leaves(op.tensors(5, dtype, "cpu"))
-            before = [t.detach().clone() for t in tensors]
-            want = attempt(op, tensors)
-            for n in itertools.count(1):
-                try:
-                    got = attempt(op, tensors, n)
-                except RuntimeError as error:
-                    assert memory.failures() == 1, (op.name, n)
-                    assert "can't allocate memory" in str(error), (op.name, n, str(error))
-                    total += 1
-                else:
-                    assert memory.failures() == 0, (op.name, n, "went on without its memory")
-                    memory.fail_at(0)
-                    assert n > 1 and same(got, want)
-                    break
-                memory.fail_at(0)
-                assert same([t.detach() for t in tensors], before), (op.name, n)
-                assert same(attempt(op, tensors), want), (op.name, n, "the next call")
-    print(total, "failures")
+    print(failing_allocations.every_allocation(memory, cases))
 """
 
 
@@ -81,17 +35,17 @@ def failing_memory(tmp_path_factory):
     return str(library)
 
 
-def test_every_allocation_of_every_op_fails_once(failing_memory):
+def test_every_allocation_of_every_op_fails_once(failing_memory, run_python):
     """Forward and backward: the error is torch's, nothing changes, and the next call works."""
-    count, _ = run(EVERY_ALLOCATION, LD_PRELOAD=failing_memory, OMP_NUM_THREADS="1").split()
-    assert int(count) > 500
+    alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    assert int(run_python(EVERY_ALLOCATION, LD_PRELOAD=failing_memory, **alone)) > 500
 
 
 # --------------------------------------------------------------------------------------- processes
 
 
-def test_a_data_loader_forks_workers_after_use():
-    run("""
+def test_a_data_loader_forks_workers_after_use(run_python):
+    run_python("""
         import child_processes, my_ops, torch
         torch.set_num_threads(4)
         x = torch.randn(1000, 1000)
@@ -105,9 +59,9 @@ def test_a_data_loader_forks_workers_after_use():
     """)
 
 
-def test_a_process_forked_after_use_takes_one_thread():
+def test_a_process_forked_after_use_takes_one_thread(run_python):
     """As with torch's own ops: a fork does not copy their threads."""
-    run("""
+    run_python("""
         import os, signal
         import my_ops, torch
         torch.set_num_threads(4)
@@ -125,10 +79,10 @@ def test_a_process_forked_after_use_takes_one_thread():
     """)
 
 
-def test_python_ends_during_a_call():
+def test_python_ends_during_a_call(run_python):
     """Python waits for the thread. (Before 3.14 a daemon thread makes it abort, also in torch's
     ops.)"""
-    printed = run("""
+    printed = run_python("""
         import threading, time
         import my_ops, torch
 
@@ -148,10 +102,10 @@ def test_python_ends_during_a_call():
     assert printed == "ended\n"
 
 
-def test_an_interrupt_waits_for_the_call():
+def test_an_interrupt_waits_for_the_call(run_python):
     """Ctrl-C during a call on the CPU: the op ends, then Python raises, and everything works
     afterwards."""
-    printed = run(f"""
+    printed = run_python(f"""
         import os, signal, threading, time
         import my_ops, torch
 

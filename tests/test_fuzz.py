@@ -1,9 +1,12 @@
 """tests/fuzz.py finds planted errors and prints code that repeats them; without them it finds
 nothing."""
 
+import json
 import math
 import random
 import runpy
+import subprocess
+import sys
 
 import fuzz
 import pytest
@@ -103,6 +106,25 @@ def test_nothing_is_found_and_every_op_is_called(device):
         "wrong argument",
         "arguments as they were",
     }
+
+
+def test_processes_are_counted_together(tmp_path):
+    output = tmp_path / "counts.json"
+    how = ["--seconds", "0.1", "--seed", "5", "--processes", "2", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, fuzz.__file__, *how, "--output", output],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "seeds 5 to 6" in done.stdout
+    (found,) = json.loads(output.read_text())["devices"]
+    alone = [fuzz.Fuzz("cpu", seed) for seed in (5, 6)]
+    for fuzzed in alone:
+        fuzzed.some()
+    assert found["calls"] >= sum(fuzzed.record()["calls"] for fuzzed in alone)
+    assert found["calls"] == sum(sum(kinds.values()) for kinds in found["calls by op"].values())
 
 
 def test_cases_are_the_python_that_they_print():

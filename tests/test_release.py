@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -83,8 +84,16 @@ README = (REPOSITORY / "README.md").read_text()
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_examples_of_the_readme_print_what_they_say(code):
-    """The example of a cell, which is generated first, is tested in examples/test_examples.py."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    """Without a GPU. The example of a cell, which is generated first, is tested in
+    examples/test_examples.py.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
     said = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert said
     assert done.stdout.splitlines() == said
@@ -412,3 +421,11 @@ def test_run_of_the_tests_is_recorded(tmp_path):
         *(("2.9.1+cpu", "x86_64"), ("2.10.0+cpu", "x86_64"), ("2.10.0", "aarch64")),
     ]
     assert runs[1]["passed"] == 2
+
+
+def test_sanitizers_run_tests_that_exist():
+    script = (REPOSITORY / "tools/gpu_check.sh").read_text()
+    tests = "".join(path.read_text() for path in (REPOSITORY / "tests").glob("test_*.py"))
+    chosen = set(re.findall(r"\btest_\w+", script))
+    assert len(chosen) > 10
+    assert {name for name in chosen if f"def {name}" not in tests} == set()

@@ -102,5 +102,7 @@ def test_a_process_that_dies_costs_no_step(way, alone, tmp_path):
         train_distributed.train_step = dies
     """
     folder = ["--checkpoint", str(tmp_path / "checkpoint"), "--save-every", "2"]
-    losses = run(tmp_path, "--parallel", way, *folder, before=before, restarts=1)
+    # A second restart for torch: at the end, where nothing is left to do, a thread of gloo that
+    # still has a tensor to free aborts the process.
+    losses = run(tmp_path, "--parallel", way, *folder, before=before, restarts=2)
     assert losses == pytest.approx(alone, rel=LIMIT)

@@ -342,9 +342,10 @@ class Results:
             for part in run["devices"]:
                 beyond = len(part["products beyond their bound, torch's no nearer"])
                 counts = [f"{part['calls']:,}", str(len(part["wrong"])), str(beyond)]
-                rows.append([place(run, part["device"]), *counts, f"{run['seconds']:.0f}"])
-                rows[-1] += [str(run["seed"]), *record(run)]
-        head = ["on", "calls", "wrong", "beyond a bound, as torch's", "seconds", "seed"]
+                took = [str(run["processes"]), f"{run['seconds']:.0f}", str(run["seed"])]
+                rows.append([place(run, part["device"]), *counts, *took, *record(run)])
+        head = ["on", "calls", "wrong", "beyond a bound, as torch's"]
+        head += ["processes", "seconds", "first seed"]
         return table([*head, "date", "commit"], rows)
 
     def reached(self) -> str:

@@ -46,9 +46,23 @@ def draw_precision(choose: random.Random) -> dict[str, Any]:
     return options
 
 
+def operand_dtypes(choose: random.Random) -> tuple[str, str, str]:
+    """Those of the operands and of the result."""
+    if choose.random() < 0.2:
+        mixed = ["float32", choose.choice(["float16", "bfloat16"])]
+        choose.shuffle(mixed)
+        return mixed[0], mixed[1], "float32"
+    dtype = choose.choice([*FLOATS, "float32"])
+    return dtype, dtype, dtype
+
+
+def result_dtype(a: Tensor, b: Tensor) -> torch.dtype:
+    return torch.promote_types(a.dtype, b.dtype)
+
+
 def draw_gemm(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
     m, k, n = sizes(choose, bits)
-    dtype = choose.choice([*FLOATS, "float32"])
+    a_dtype, b_dtype, dtype = operand_dtypes(choose)
     a_values, b_values = choose.choice(VALUES), choose.choice(VALUES)
     if choose.random() < 0.7:
         b_values = a_values if a_values in ("opposed", "exp", "uniform") else "normal"
@@ -59,8 +73,8 @@ def draw_gemm(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]
     if batch is not None and choose.random() < 0.4:
         short = choose.choice([(), (1,)])
         a_batch, b_batch = (a_batch, short) if choose.random() < 0.5 else (short, b_batch)
-    a = draw_tensor(choose, (*a_batch, m, k), dtype, a_values, axis=-1)
-    b = draw_tensor(choose, (*b_batch, k, n), dtype, b_values, axis=-2, first=False)
+    a = draw_tensor(choose, (*a_batch, m, k), a_dtype, a_values, axis=-1)
+    b = draw_tensor(choose, (*b_batch, k, n), b_dtype, b_values, axis=-2, first=False)
     arguments: dict[str, Any] = {"a": a, "b": b, **draw_precision(choose)}
     moderate = a_values in MODERATE and b_values in MODERATE
     if choose.random() < 0.25:
@@ -90,6 +104,11 @@ def in_tf32(t: Tensors, dtype: torch.dtype, device: str) -> bool:
     return low and bool(t.get("tf32") or t.get("precision"))
 
 
+def of_finite(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of the finite terms' absolute values: no sum on the way to a @ b is larger."""
+    return a.nan_to_num(0, 0, 0).abs() @ b.nan_to_num(0, 0, 0).abs()
+
+
 def product(
     t: Tensors, a: Tensor, b: Tensor, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,8 +126,7 @@ def product(
     if stored(dtype) and device == "cpu":  # oneDNN treats numbers below this as 0
         tiny = torch.finfo(dtype).tiny
         allowed = allowed + tiny * (a.abs().sum(-1, True) + b.abs().sum(-2, True) + k)
-    finite = a.nan_to_num(0, 0, 0).abs() @ b.nan_to_num(0, 0, 0).abs()
-    unsure = unsure | (finite >= overflow(arithmetic(dtype)))
+    unsure = unsure | (of_finite(a, b) >= overflow(arithmetic(dtype)))
     if of_one_dnn(dtype, device):  # a NaN may reach the row before its own
         unsure = unsure | ~size.isfinite().all()
     return want, allowed, unsure
@@ -116,13 +134,13 @@ def product(
 
 def judge_gemm(case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
     a, b = t["a"], t["b"]
-    a64, b64, dtype = a.double(), b.double(), a.dtype
+    a64, b64, dtype = a.double(), b.double(), result_dtype(a, b)
     want, allowed, unsure = product(t, a64, b64, dtype, case.device)
     if "out" in t:
         got = t["out"]
         with torch_tf32(t, module):
             if module is reference:
-                torch.matmul(a, b, out=got)
+                torch.matmul(a.to(dtype), b.to(dtype), out=got)
             else:
                 my_ops.gemm(a, b, out=got, precision=t.get("precision"))
         yield "out=", excess(got, want, allowed + stored(dtype) * want.abs(), unsure)
@@ -145,7 +163,7 @@ def judge_gemm(case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
         allowed = allowed + stored(dtype) * each.abs() + (terms > 1) * least(dtype)
         want, allowed = each.sum_to_size(operand.shape), allowed.sum_to_size(operand.shape)
         size = each.abs().sum_to_size(operand.shape)
-        allowed = allowed + of_sum(terms, dtype) * size + stored(dtype) * want.abs()
+        allowed = allowed + of_sum(terms, dtype) * size + stored(operand.dtype) * want.abs()
         yield "gradient", excess(ours, want, allowed)
 
 
@@ -154,15 +172,15 @@ def judge_gemm(case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
 
 def draw_linear(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
     m, k, n = sizes(choose, bits)
-    dtype = choose.choice([*FLOATS, "float32"])
+    x_dtype, weight_dtype, dtype = operand_dtypes(choose)
     values = choose.choice(VALUES)
     weight_values = values if values in ("opposed", "exp") else choose.choice(["normal", "uniform"])
     leading: tuple[int, ...] = (m,)
     if choose.random() < 0.4:
         leading = choose.choice([(), (1, m), (m, 1), (2, m), (2, 3, m), (m, 2)])
     tensors = {
-        "x": draw_tensor(choose, (*leading, k), dtype, values),
-        "weight": draw_tensor(choose, (n, k), dtype, weight_values, first=False),
+        "x": draw_tensor(choose, (*leading, k), x_dtype, values),
+        "weight": draw_tensor(choose, (n, k), weight_dtype, weight_values, first=False),
     }
     others = ["normal", "normal", "zero", "special"]
     if choose.random() < 0.6:
@@ -200,7 +218,8 @@ def judge_linear(case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
 def judge_linear_results(
     case: Case, t: Tensors, got: Tensor, grad: Tensor, grads: Any
 ) -> Iterator[Excess]:
-    x, weight, dtype, activation = t["x"], t["weight"], t["x"].dtype, t["activation"]
+    x, weight, activation = t["x"], t["weight"], t["activation"]
+    dtype = result_dtype(x, weight)
     k = weight.shape[1]
     x64, w64 = x.double().reshape(-1 if k else math.prod(x.shape[:-1]), k), weight.double()
     before, off, unsure = product(t, x64, w64.mT, dtype, case.device)
@@ -209,6 +228,8 @@ def judge_linear_results(
         bias = t["bias"].double()
         before, off = before + bias, off + of_sum(k + 1, dtype) * bias.abs()
         unsure = unsure | (bias.isfinite() & (before.abs() >= overflow(dtype)))
+        sums = of_finite(x64, w64.mT) + bias.nan_to_num(0, 0, 0).abs()  # the bias may come first
+        unsure = unsure | (sums >= overflow(arithmetic(dtype)))
     want = reference.activate(before, activation)
     allowed = off
     if activation is not None:
@@ -218,6 +239,8 @@ def judge_linear_results(
         if (case.device, dtype, activation) == ("cuda", torch.bfloat16, "gelu_tanh"):
             allowed = allowed + CUBLAS_GELU_TANH
             unsure = unsure | (before == -math.inf) | (before >= overflow(dtype) / 2)
+        if (case.device, activation) == ("cpu", "gelu"):  # as torch's
+            unsure = unsure | (before + off >= overflow(dtype) / 2)
     if "residual" in t:
         residual = t["residual"].double().reshape(want.shape)
         unsure = unsure | (want.isfinite() & (want.abs() + allowed >= overflow(dtype)))
@@ -233,13 +256,13 @@ def judge_linear_results(
     slope_of, off_slope = slope(before, off, activation, dtype)
     inner = g * slope_of
     off_inner = g.abs() * off_slope + (once + of_sum(1, dtype)) * inner.abs()
-    for ours, left, right, axis in (
-        (grads[0], inner, w64, 0),
-        (grads[1], inner.mT, x64, 1),
+    for ours, left, right, axis, operand in (
+        (grads[0], inner, w64, 0, x),
+        (grads[1], inner.mT, x64, 1, weight),
     ):
         want, allowed, _ = product(t, left, right, dtype, case.device)
         errors = off_inner.mT if axis else off_inner
-        allowed = allowed + errors @ right.abs() + once * want.abs()
+        allowed = allowed + errors @ right.abs() + stored(operand.dtype) * want.abs()
         yield "gradient", excess(ours.reshape(want.shape), want, allowed)
     rest = list(grads[2:])
     if "bias" in t:

@@ -1,0 +1,46 @@
+"""Allocations that fail on purpose, one at a time: for test_faults.py and test_faults_cuda.py."""
+
+import itertools
+
+import torch
+
+# By the texts of both allocators: torch's of the CPU, and that of failing_memory_cuda.cpp.
+SAID = "can't allocate memory", "out of memory"
+
+
+def every_allocation(memory, cases):
+    """Lets allocation number n of forward and backward fail, for every n of every case: a name, a
+    call and its tensors. The error says so, no tensor changes, and the next call works. Returns how
+    many failed."""
+
+    def attempt(call, tensors, n=0):
+        memory.fail_at(n)
+        results = call(*tensors)
+        inputs = [t for t in tensors if t.requires_grad]
+        grads = torch.autograd.grad(results, inputs, results, allow_unused=True)
+        return [*results, *grads]
+
+    def same(got, want):
+        return all(a is b or torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+    total = 0
+    for name, call, tensors in cases:
+        before = [t.detach().clone() for t in tensors]
+        attempt(call, tensors)  # a library may allocate at its first call
+        want = attempt(call, tensors)
+        for n in itertools.count(1):
+            try:
+                got = attempt(call, tensors, n)
+            except RuntimeError as error:
+                assert memory.failures() == 1, (name, n)
+                assert any(text in str(error) for text in SAID), (name, n, str(error))
+                total += 1
+            else:
+                assert memory.failures() == 0, (name, n, "went on without its memory")
+                memory.fail_at(0)
+                assert n > 1 and same(got, want), name
+                break
+            memory.fail_at(0)
+            assert same([t.detach() for t in tensors], before), (name, n)
+            assert same(attempt(call, tensors), want), (name, n, "the next call")
+    return total

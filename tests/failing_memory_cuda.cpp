@@ -1,0 +1,38 @@
+// An allocator for torch.cuda.memory.CUDAPluggableAllocator that throws at allocation number n.
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+
+namespace {
+long left = 0;    // allocations before the one that fails; 0: none does
+long failed = 0;  // since fail_at
+
+template <typename... Args>
+void driver(const char* name, Args... args) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  const auto call = reinterpret_cast<int (*)(Args...)>(dlsym(library, name));
+  if (call(args...) != 0) throw std::runtime_error(name);
+}
+}  // namespace
+
+extern "C" void fail_at(long n) {
+  left = n;
+  failed = 0;
+}
+extern "C" long failures() { return failed; }
+
+extern "C" void* allocate(size_t size, int /*device*/, void* /*stream*/) {
+  if (left > 0 && --left == 0) {
+    ++failed;
+    throw std::runtime_error("CUDA out of memory, on purpose");
+  }
+  uint64_t address = 0;
+  if (size > 0) driver("cuMemAlloc_v2", &address, size);
+  return reinterpret_cast<void*>(address);
+}
+
+extern "C" void release(void* memory, size_t /*size*/, int /*device*/, void* /*stream*/) {
+  if (memory) driver("cuMemFree_v2", reinterpret_cast<uint64_t>(memory));
+}
