@@ -8,15 +8,18 @@ follow their arguments and need no rule.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from my_ops._autograd import library
-from my_ops._private import transforms_active, version, without_autocast
+from my_ops._private import any_autocast, transforms_active, version, without_autocast
 from my_ops.ops._common import ops
+
+DEVICES = ("cpu", "cuda")
 
 
 class _Casts(dict[tuple[Tensor, torch.dtype], tuple[int | None, Tensor]]):
@@ -70,32 +73,46 @@ def _cast_once(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return cast
 
 
+def _cast(value: Any, dtype: torch.dtype, on_device: str) -> Any:
+    if (
+        not isinstance(value, Tensor)
+        or value.dtype == dtype
+        or value.dtype == torch.float64
+        or not value.is_floating_point()
+        or not getattr(value, on_device)
+    ):
+        return value
+    return _cast_once(value, dtype) if _is_weight(value) else value.to(dtype)
+
+
 def _kernel(op: Any, device: str) -> Callable[..., Any]:
     without, on_device = without_autocast(device), f"is_{device}"
 
-    def cast(value: Any, dtype: torch.dtype) -> Any:
-        if (
-            not isinstance(value, Tensor)
-            or value.dtype == dtype
-            or value.dtype == torch.float64
-            or not value.is_floating_point()
-            or not getattr(value, on_device)
-        ):
-            return value
-        return _cast_once(value, dtype) if _is_weight(value) else value.to(dtype)
-
     def kernel(*args: Any) -> Any:
         dtype = torch.get_autocast_dtype(device)
-        args = tuple(cast(value, dtype) for value in args)
+        args = tuple(_cast(value, dtype, on_device) for value in args)
         with without():
             return op(*args)
 
     return kernel
 
 
+@contextmanager
+def applied(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The arguments as these kernels cast them, and a context without autocast: for vmap's rules,
+    which run before it."""
+    with ExitStack() as regions:
+        for device in DEVICES if any_autocast() else ():
+            if torch.is_autocast_enabled(device):
+                dtype = torch.get_autocast_dtype(device)
+                args = tuple(_cast(value, dtype, f"is_{device}") for value in args)
+                regions.enter_context(without_autocast(device)())
+        yield args
+
+
 def register(op: Any) -> None:
     """Registers the rule for an op that computes products."""
-    for device in ("cpu", "cuda"):
+    for device in DEVICES:
         library.impl(op.__name__, _kernel(op.default, device), f"Autocast{device.upper()}")
 
 

@@ -3,29 +3,57 @@
 A rule gets the arguments and their mapped dimensions (``in_dims``, None for an argument without
 one). It returns the result and the position of that dimension in it. Rules fold the dimension into
 one that the op already has. The rules of the recurrent cells are in recurrent/_vmap.py.
+
+A rule runs before autocast and before the op's own checks, which would see the folded arguments.
+So :func:`register_rule` casts and checks first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from my_ops import reference
+from my_ops import _autocast, reference
 from my_ops._autograd import library
+from my_ops.ops import _checks
 from my_ops.ops._common import UNARY, UNARY_BACKWARD, ops
 
 Dims = tuple[int | None, ...]
+Rule = Callable[..., Any]
 
 
-def register_rule(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        torch.library.register_vmap(f"my_ops::{name}", rule, lib=library)
+def register_rule(
+    name: str, check: Callable[..., Any] | None = None, *, autocast: bool = False
+) -> Callable[[Rule], Rule]:
+    """``check`` gets the arguments of one element. ``autocast``: whether the op has that rule."""
+
+    def register(rule: Rule) -> Rule:
+        def checked(info: Any, in_dims: Dims, *args: Any) -> Any:
+            if check is not None:
+                check(*map(_of_one, args, in_dims))
+            return rule(info, in_dims, *args)
+
+        def cast(info: Any, in_dims: Dims, *args: Any) -> Any:
+            with _autocast.applied(args) as args:
+                return checked(info, in_dims, *args)
+
+        torch.library.register_vmap(f"my_ops::{name}", cast if autocast else checked, lib=library)
         return rule
 
     return register
+
+
+def _of_one(value: Any, dim: int | None) -> Any:
+    """What the mapped function sees of an argument, for checks of everything but values."""
+    if dim is None or not isinstance(value, Tensor):
+        return value
+    if value.shape[dim] == 0:
+        return value.new_empty(value.shape[:dim] + value.shape[dim + 1 :])
+    return value.select(dim, 0)
 
 
 def front(t: Tensor, dim: int | None, size: int) -> Tensor:
@@ -33,9 +61,9 @@ def front(t: Tensor, dim: int | None, size: int) -> Tensor:
     return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
-def unfold(t: Tensor, size: int) -> Tensor:
-    """Splits ``size`` off the front of the first dimension."""
-    return t.reshape(size, t.shape[0] // size, *t.shape[1:])
+def unfold(t: Tensor, size: int, rest: int) -> Tensor:
+    """Splits the first dimension into ``size`` and ``rest``."""
+    return t.reshape(size, rest, *t.shape[1:])
 
 
 # --------------------------------------------------------------------------------- elementwise
@@ -59,12 +87,11 @@ for _name in UNARY_BACKWARD:
     register_rule(_name)(_unary_backward(getattr(ops, _name)))
 
 
-@register_rule("custom_add")
+@register_rule("custom_add", _checks.check_custom_add)
 def _(info: Any, in_dims: Dims, a: Tensor, b: Tensor) -> tuple[Tensor, int]:
     ranks = [t.dim() - (d is not None) for t, d in zip((a, b), in_dims, strict=True)]
     if a.dtype != b.dtype:  # as for tensors without the mapped dimension: none have another rank
-        like = [t if d is None else t.select(d, 0) for t, d in zip((a, b), in_dims, strict=True)]
-        dtype = torch.result_type(*like)
+        dtype = torch.result_type(*map(_of_one, (a, b), in_dims))
         a, b = a.to(dtype), b.to(dtype)
     aligned = []
     for t, dim, rank in zip((a, b), in_dims, ranks, strict=True):
@@ -78,7 +105,12 @@ def _(info: Any, in_dims: Dims, a: Tensor, b: Tensor) -> tuple[Tensor, int]:
 # ------------------------------------------------------------------------------------ products
 
 
-@register_rule("gemm")
+def _check_gemm(a: Tensor, b: Tensor, precision: str | None = None) -> None:
+    _checks.check_gemm(a, b, "gemm")
+    _checks.check_precision(precision, "gemm")
+
+
+@register_rule("gemm", _check_gemm, autocast=True)
 def _(
     info: Any, in_dims: Dims, a: Tensor, b: Tensor, precision: str | None = None
 ) -> tuple[Tensor, int]:
@@ -86,17 +118,30 @@ def _(
     a, b = (t if d is None else t.movedim(d, 0) for t, d in zip((a, b), dims, strict=True))
     batched = [t.dim() - (d is not None) == 3 for t, d in zip((a, b), dims, strict=True)]
     if dims[1] is None and not batched[1]:  # one matrix for all: more rows of a
-        rows = ops.gemm(a.reshape(-1, a.shape[-1]), b, precision)
+        rows = ops.gemm(a.flatten(0, -2), b, precision)
         return rows.reshape(*a.shape[:-1], b.shape[-1]), 0
+    batch: Any = ()
     if any(batched):  # (size, batch, ., .)
         a, b = (t if many else t.unsqueeze(-3) for t, many in zip((a, b), batched, strict=True))
         batch = torch.broadcast_shapes(a.shape[-3:-2], b.shape[-3:-2])
         a, b = (t.expand(size, *batch, *t.shape[-2:]).flatten(0, 1) for t in (a, b))
     result = ops.gemm(a, b, precision)
-    return (unfold(result, size) if any(batched) else result), 0
+    return (unfold(result, size, *batch) if batch else result), 0
 
 
-@register_rule("linear")
+def _check_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    residual: Tensor | None = None,
+    precision: str | None = None,
+    packed: Tensor | None = None,
+) -> None:
+    _checks.check_linear(x, weight, bias, activation, residual, precision, packed)
+
+
+@register_rule("linear", _check_linear, autocast=True)
 def _(
     info: Any,
     in_dims: Dims,
@@ -119,10 +164,10 @@ def _(
         y = ops.linear(x, weight, None, "none", None, precision)
     else:
         weight = weight.movedim(weight_dim, 0)
-        rows = x.reshape(size, x[0, ..., 0].numel(), x.shape[-1])
+        rows = x.reshape(size, math.prod(x.shape[1:-1]), x.shape[-1])
         y = ops.gemm(rows, weight.mT, precision).reshape(*x.shape[:-1], weight.shape[1])
     if bias is not None:
         bias = front(bias, bias_dim, size)
-        y = y + bias.reshape(size, *[1] * (y.dim() - 2), bias.shape[-1]).to(y.dtype)
+        y = y + bias.reshape(size, *[1] * (y.dim() - 2), bias.shape[-1])
     y = reference.activate(y, activation)
-    return (y if residual is None else y + residual.to(y.dtype)), 0
+    return (y if residual is None else y + residual), 0

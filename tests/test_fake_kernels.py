@@ -18,6 +18,7 @@ from wrong_arguments import PAIRS, RIGHT, WRONG, T, overload
 import my_ops
 from my_ops import _inductor
 from my_ops._private import inductor_tables
+from my_ops.ops._common import UNARY, UNARY_BACKWARD
 
 
 def made(op, change, here, elsewhere):
@@ -55,6 +56,25 @@ def run_meta(op, change, device):
     overload(op)(**made(op, change, "meta", device))
 
 
+def map_over(op, arguments, names):
+    """Calls an op under vmap, over a new dimension of these tensors."""
+
+    def call(*tensors):
+        return overload(op)(**(arguments | dict(zip(names, tensors, strict=True))))
+
+    torch.vmap(call)(*(torch.stack([arguments[name]] * 2) for name in names))
+
+
+def run_mapped(op, change, device):
+    arguments = made(op, change, device, other(device))
+    map_over(op, arguments, [n for n, v in arguments.items() if isinstance(v, torch.Tensor)])
+
+
+def run_partly_mapped(op, change, device):
+    arguments = made(op, change, device, other(device))
+    map_over(op, arguments, [n for n, v in arguments.items() if isinstance(v, torch.Tensor)][:1])
+
+
 def run_exported(op, change, device):
     arguments = made(op, change, device, other(device))
     tensors = {name: v for name, v in arguments.items() if isinstance(v, torch.Tensor)}
@@ -76,12 +96,15 @@ def test_no_op_is_missing():
     assert names - {"add_one.int"} == set(RIGHT)
 
 
-RUNS = [run_real, run_recorded, run_fake, run_meta, run_exported]
+RUNS = [run_real, run_recorded, run_fake, run_meta, run_mapped, run_partly_mapped, run_exported]
+NOT_MAPPED = {"fill_index", "fill_index.out", "gemm.out", "prepack"}
+NOT_MAPPED |= {*UNARY, *UNARY_BACKWARD}  # their messages have the shapes with that dimension
 CASES = [
     pytest.param(run, op, change, message, id=f"{run.__name__}-{op}-{'-'.join(change)}-{i}")
     for i, (op, change, message) in enumerate(WRONG)
     for run in RUNS
     if run is not run_recorded or not op.endswith(".out")  # recording refuses these
+    if op not in NOT_MAPPED or run not in (run_mapped, run_partly_mapped)
 ]
 
 

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from samples import DIFFERENTIABLE, SIXTEEN_BIT, as_tuple, lltm_inputs, named
 
 import my_ops
@@ -210,6 +211,63 @@ def test_precision_reaches_the_products(name, in_dims, device):
     with Record():
         torch.vmap(run, in_dims=in_dims)(*args)
     assert seen == [True]
+
+
+IN_DIMS = [(0, 0), (0, None), (None, 0)]
+
+
+def made(shapes, in_dims, size, device, dtypes=(torch.float32,) * 2):
+    """Random tensors of these shapes; those with a dim 0 have ``size`` of them."""
+    for shape, dim, dtype in zip(shapes, in_dims, dtypes, strict=True):
+        yield torch.randn(shape if dim is None else (size, *shape), device=device).to(dtype)
+
+
+@pytest.mark.parametrize("in_dims", IN_DIMS)
+@pytest.mark.parametrize("size, m, k, n", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)])
+def test_products_without_elements(size, m, k, n, in_dims, device):
+    for ours, theirs, shapes in (
+        (my_ops.gemm, torch.matmul, [(m, k), (k, n)]),
+        (my_ops.linear, F.linear, [(m, k), (n, k)]),
+        (my_ops.linear, F.linear, [(2, m, k), (n, k)]),
+    ):
+        args = tuple(made(shapes, in_dims, size, device))
+        got, want = (torch.vmap(f, in_dims=in_dims)(*args) for f in (ours, theirs))
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("in_dims", IN_DIMS)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.int64), (torch.float32, torch.float64)])
+def test_sums_of_no_samples(dtypes, in_dims, device):
+    args = tuple(made([(2,), (2,)], in_dims, 0, device, dtypes))
+    got = torch.vmap(my_ops.custom_add, in_dims=in_dims)(*args)
+    assert (got.shape, got.dtype) == ((0, 2), torch.result_type(*args))
+
+
+@pytest.mark.parametrize("weights", [0, None])
+def test_layers_of_no_samples(weights, device):
+    in_dims = (0, 0, 0, weights, weights)
+    args = [t if d is None else t.new_empty(0, *t.shape)
+            for t, d in zip(lltm_inputs(5, 2, 3, 4, torch.float64, device), in_dims, strict=True)
+            ]  # fmt: skip
+    shapes = [t.shape for t in torch.vmap(my_ops.lltm, in_dims=in_dims)(*args)]
+    assert shapes == [(0, 5, 2, 4), (0, 2, 4), (0, 2, 4)]
+    step = (args[0][:, 0], *args[3:], *args[1:3])
+    in_dims = (0, weights, weights, 0, 0)
+    assert [t.shape for t in torch.vmap(my_ops.lltm_cell, in_dims=in_dims)(*step)] == shapes[1:]
+
+
+@pytest.mark.parametrize("in_dims", IN_DIMS)
+def test_autocast_casts_before_the_checks(in_dims, device):
+    """Without it, two 16-bit types do not mix."""
+    args = tuple(made([(2, 3), (4, 3)], in_dims, SIZE, device, SIXTEEN_BIT))
+    bias = torch.randn(SIZE, 4, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        got = torch.vmap(my_ops.linear, in_dims=(*in_dims, 0))(*args, bias)
+        assert got.dtype == torch.bfloat16
+        want = looped(my_ops.linear, (*in_dims, 0), (*args, bias))
+        torch.testing.assert_close(got, want[0], rtol=2.0**-7, atol=2.0**-7)
+        with pytest.raises(RuntimeError, match="linear: bias must have the dtype of the result"):
+            torch.vmap(my_ops.linear, in_dims=(*in_dims, 0))(*args, bias.double())
 
 
 def test_numbers_beside_tensors_do_not_promote(device):

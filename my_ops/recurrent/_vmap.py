@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from my_ops._vmap import Dims, front, register_rule, unfold
 from my_ops.ops._common import ops
-from my_ops.recurrent import _formulas
+from my_ops.recurrent import _checks, _formulas
 from my_ops.recurrent._cell import OF_ROWS, Cell, complete
 from my_ops.recurrent._formulas import ALL_ROWS, Rows
 
@@ -21,12 +20,10 @@ Result = tuple[tuple[Tensor, ...], tuple[int, ...]]
 
 
 def register(cell: Cell) -> None:
-    states = len(cell.states)
-    for suffix, kept in (("", 0), ("_forward", 1)):
-        _register_step(cell, f"{cell.name}_cell{suffix}", states + kept)
-        carried = kept * len(cell.carried)
-        _register_layer(cell, f"{cell.name}{suffix}", 1 + states + kept + carried)
-    _register_step_backward(f"{cell.name}_cell_backward")
+    for suffix, kept in (("", False), ("_forward", True)):
+        _register_step(cell, f"{cell.name}_cell{suffix}", kept)
+        _register_layer(cell, f"{cell.name}{suffix}", kept)
+    _register_step_backward(cell)
     _register_layer_backward(cell)
 
 
@@ -48,10 +45,10 @@ def _fold_of_rows(lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor 
     return _fold(lengths), reset
 
 
-def _unfold_batch(results: tuple[Tensor, ...], size: int) -> Result:
+def _unfold_batch(results: tuple[Tensor, ...], size: int, batch: int) -> Result:
     """Unfolds (steps, size * batch, .) and (size * batch, .), so that ``size`` has its own
     dimension."""
-    split = tuple(t.unflatten(t.dim() - 2, (size, t.shape[-2] // size)) for t in results)
+    split = tuple(t.unflatten(t.dim() - 2, (size, batch)) for t in results)
     return split, tuple(t.dim() - 3 for t in split)
 
 
@@ -60,21 +57,23 @@ def _forward(
 ) -> tuple[Tensor, ...]:
     """NAME_forward for tensors with one more dimension in front."""
     dtype = input.dtype
-    if dtype != torch.float64 and torch.is_autocast_enabled(input.device.type):
-        dtype = torch.get_autocast_dtype(input.device.type)
-    if dtype != torch.float64:
-        input, *states = (t.float() for t in (input, *states))
-        parameters = [None if p is None else p.float() for p in parameters]
+    input, *states = _formulas.in_compute_dtype([input, *states])
+    parameters = _formulas.in_compute_dtype(parameters)
     results = _formulas.forward(cell, input, states, parameters, rows)
     own = 2 + len(states)  # the results that have the type of the arguments
     return *(t.to(dtype) for t in results[:own]), *results[own:]
 
 
-def _register_layer(cell: Cell, name: str, results: int) -> None:
+def _register_layer(cell: Cell, name: str, kept: bool) -> None:
+    """``kept``: whether it is NAME_forward, which autocast does not see."""
     op, start = getattr(ops, name), 1 + len(cell.states)
+    results = start + (1 + len(cell.carried) if kept else 0)
     end = start + len(cell.weights.names)
 
-    @register_rule(name)
+    def check(*given: Any) -> None:
+        _checks.check_layer(cell, complete(given, cell.arguments))
+
+    @register_rule(name, check, autocast=not kept)
     def _(info: Any, in_dims: Dims, *given: Any) -> Result:
         size = info.batch_size
         tensors = complete(given, cell.arguments)
@@ -87,14 +86,18 @@ def _register_layer(cell: Cell, name: str, results: int) -> None:
             by_steps = _forward(cell, input, states, own, Rows.of(input, *of_rows))
             return by_steps[:results], (0,) * results
         folded = (_fold(t) for t in (input, *states))
-        return _unfold_batch(op(*folded, *parameters, *_fold_of_rows(*of_rows)), size)
+        found = op(*folded, *parameters, *_fold_of_rows(*of_rows))
+        return _unfold_batch(found, size, input.shape[-2])
 
 
 def _register_layer_backward(cell: Cell) -> None:
     op, count = getattr(ops, f"{cell.name}_backward"), 1 + len(cell.states)
     at = len(cell.backward_arguments) - len(OF_ROWS) - 1  # the position of the recurrent weights
 
-    @register_rule(f"{cell.name}_backward")
+    def check(*given: Any) -> None:
+        _checks.check_layer_backward(cell, complete(given, cell.backward_arguments))
+
+    @register_rule(f"{cell.name}_backward", check)
     def _(info: Any, in_dims: Dims, *given: Any) -> Result:
         size = info.batch_size
         tensors = complete(given, cell.backward_arguments)
@@ -104,7 +107,8 @@ def _register_layer_backward(cell: Cell) -> None:
         recurrent, dim = tensors[at], in_dims[at]
         if dim is None:
             folded = (_fold(t) for t in moved)
-            return _unfold_batch(op(*folded, recurrent, *_fold_of_rows(*of_rows)), size)
+            found = op(*folded, recurrent, *_fold_of_rows(*of_rows))
+            return _unfold_batch(found, size, moved[-1].shape[-2])
         grads, gates, read = moved[:count], moved[count], moved[count + 1 :]
         own = cell.weights.of_h(gates.shape[-1] // cell.saved, recurrent.movedim(dim, 0))
         dtype = gates.dtype
@@ -118,10 +122,11 @@ def _register_layer_backward(cell: Cell) -> None:
         return tuple(t.to(dtype) for t in found), (0,) * len(found)
 
 
-def _register_step(cell: Cell, name: str, results: int) -> None:
+def _register_step(cell: Cell, name: str, kept: bool) -> None:
     op, end = getattr(ops, name), 1 + len(cell.weights.names)
+    results = len(cell.states) + kept
 
-    @register_rule(name)
+    @register_rule(name, lambda *tensors: _checks.check_step(cell, tensors), autocast=not kept)
     def _(info: Any, in_dims: Dims, *tensors: Tensor) -> Any:
         size = info.batch_size
         input, *states = _all_front(
@@ -135,15 +140,19 @@ def _register_step(cell: Cell, name: str, results: int) -> None:
         else:
             fold = (s.flatten(0, 1) for s in states)
             folded = op(input.flatten(0, 1), *tensors[1:end], *fold)
-            found = [unfold(t, size) for t in (folded if results > 1 else [folded])]
+            batch = input.shape[1]
+            found = [unfold(t, size, batch) for t in (folded if results > 1 else [folded])]
         return (tuple(found), (0,) * results) if results > 1 else (found[0], 0)
 
 
-def _register_step_backward(name: str) -> None:
+def _register_step_backward(cell: Cell) -> None:
+    name = f"{cell.name}_cell_backward"
     op = getattr(ops, name)
 
-    @register_rule(name)
+    @register_rule(name, lambda *tensors: _checks.check_step_backward(cell, tensors))
     def _(info: Any, in_dims: Dims, *tensors: Tensor | None) -> Result:
         size = info.batch_size
-        found = op(*(_fold(t) for t in _all_front(tensors, in_dims, size)))
-        return tuple(unfold(t, size) for t in found), (0,) * len(found)
+        moved = _all_front(tensors, in_dims, size)
+        found = op(*map(_fold, moved))
+        batch = moved[-1].shape[1]
+        return tuple(unfold(t, size, batch) for t in found), (0,) * len(found)
