@@ -265,7 +265,7 @@ inline Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::opti
   try {
     // As one matrix; otherwise ATen may add the bias after rounding the product.
     Tensor y = aten("aten::linear", "", rows_of(x), weight, bias);
-    if (x.dim() != 2) y = aten("aten::view", "", y, linear_sizes(x, weight));
+    if (x.dim() != 2) y = aten("aten::_unsafe_view", "", y, linear_sizes(x, weight));
     aten_activate(activation, y);
     return residual ? torch::stable::subtract(y, *residual, -1.0) : y;
   } catch (const std::exception& error) {

@@ -87,7 +87,7 @@ Tensor library_gelu_linear(const Tensor& x, const Tensor& weight,
         aoti_torch_cuda__addmm_activation(added.get(), rows_of(x).get(), transposed(weight).get(),
                                           kBeta, kAlpha, kUseGelu, &y),
         "aten::_addmm_activation");
-    return x.dim() == 2 ? Tensor(y) : aten("aten::view", "", Tensor(y), sizes);
+    return x.dim() == 2 ? Tensor(y) : aten("aten::_unsafe_view", "", Tensor(y), sizes);
   });
 }
 

@@ -54,6 +54,25 @@ def test_linear_leading_shapes(dtype, activation, leading, device):
     assert linear_excess(got, x, weight, bias, activation) <= 1
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("leading", [(), (6,), (0,), (2, 3), (2, 3, 2)])
+@pytest.mark.parametrize("activation", [None, "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_a_result_may_be_changed_in_place(dtype, activation, leading, recorded, device):
+    """It is no view, which autograd would not let a program change: ``y += residual``."""
+    x, weight = normal((*leading, 8), dtype, device), normal((4, 8), dtype, device)
+    x.requires_grad_(recorded)
+    got = torch.ops.my_ops.linear(x, weight, None, activation or "none")
+    assert not got._is_view()
+    before = got.detach().clone()
+    got += 1
+    torch.testing.assert_close(got.detach(), before + 1, rtol=0, atol=0)
+    if recorded:
+        (grad,) = torch.autograd.grad(got.sum(), x)
+        want = my_ops.linear(x, weight, activation=activation)
+        assert torch.equal(grad, torch.autograd.grad(want.sum(), x)[0])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_linear_layouts(dtype, layout, device):
