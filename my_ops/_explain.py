@@ -13,6 +13,11 @@ from typing import NamedTuple
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 KIB, MIB = 1024, 1024**2
+# The options of one op, and their values if not given.
+OWN: dict[str, dict[str, object]] = {
+    "gemm": {"batch": 1, "a_transposed": False, "b_transposed": False},
+    "linear": {"bias": False, "activation": "none", "residual": False, "packed": False},
+}
 
 
 class Gpu(NamedTuple):
@@ -60,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(name, type=int, metavar=name.upper())
     add("--gpu", choices=sorted(GPUS), default="h200", help="default: %(default)s")
     add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
-    add("--batch", type=int, default=1)
+    add("--batch", type=int, default=1, help="gemm: how many products")
     add("--a-transposed", action="store_true", help="gemm: M is a's contiguous index")
     add("--b-transposed", action="store_true", help="gemm: K is b's contiguous index")
     add("--bias", action="store_true", help="linear: with a bias")
@@ -72,7 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(options: argparse.Namespace) -> str:
-    """The lines that ``python -m my_ops explain`` prints; SystemExit if a size is invalid."""
+    """The lines that ``python -m my_ops explain`` prints; SystemExit if an option is invalid."""
+    for name, default in OWN["linear" if options.op == "gemm" else "gemm"].items():
+        if getattr(options, name) != default:
+            option = name.replace("_", "-")
+            raise SystemExit(f"explain: {options.op} takes no --{option}")
     sizes = (options.batch, options.m, options.n, options.k)
     if min(sizes) < 0 or max(sizes) > 2**20:
         raise SystemExit(f"explain: sizes must be from 0 to 2^20, got {sizes}")
@@ -82,7 +91,7 @@ def explain(options: argparse.Namespace) -> str:
         options.dtype.encode(),
         options.activation.encode(),
         *sizes,
-        options.a_transposed and not linear,
+        options.a_transposed,
         options.b_transposed or linear,
         linear,
         options.bias,

@@ -210,16 +210,20 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
         mode: whether to switch it on.
 
     Raises:
+        TypeError: ``mode`` is not a bool.
         RuntimeError: it was called inside a function that ``torch.compile`` compiles.
     """
 
     def __init__(self, mode: bool = True) -> None:
         if is_compiling():
             raise RuntimeError("fast_fp32: must be called outside of compiled functions")
-        self._previous = _switch.set(bool(mode))
+        if not isinstance(mode, bool):
+            raise TypeError(f"fast_fp32: mode must be a bool, got {mode!r}")
+        self._mode = mode
+        self._previous = _switch.set(mode)
 
     def __enter__(self) -> None:
-        pass
+        _switch.set(self._mode)
 
     def __exit__(self, *_: object) -> None:
         _switch.set(self._previous)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from traceback import walk_tb
 
 import my_ops
 
 
 def run_program(arguments: list[str]) -> None:
-    """Runs ``SCRIPT ARGS`` or ``-m MODULE ARGS``, then prints the switch's report to stderr."""
+    """Runs ``SCRIPT ARGS`` or ``-m MODULE ARGS``, then prints the switch's report to stderr.
+
+    Raises:
+        SystemExit: there is no such program. Its text says why.
+    """
     my_ops.fast_fp32()
+    found = True
     try:
         if arguments[0] == "-m":
             sys.argv = arguments[1:]
@@ -21,5 +27,19 @@ def run_program(arguments: list[str]) -> None:
             if not getattr(sys.flags, "safe_path", False):
                 sys.path[0] = str(Path(arguments[0]).resolve().parent)
             runpy.run_path(arguments[0], run_name="__main__")
+    except (ImportError, OSError) as error:
+        found = not _is_runpys(error)
+        if found:
+            raise
+        program = arguments[arguments[0] == "-m"] or "''"
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SystemExit(f"run: cannot run {program}: {why}") from None
     finally:
-        print(my_ops.fast_fp32.report(), file=sys.stderr)
+        if found:
+            print(my_ops.fast_fp32.report(), file=sys.stderr)
+
+
+def _is_runpys(error: BaseException) -> bool:
+    """Whether runpy raised it, before the program ran."""
+    frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    return set(frames[1:]) == {runpy.run_path.__code__.co_filename}

@@ -95,6 +95,23 @@ def test_from_the_command_line(tmp_path):
         assert re.search(message, done.stderr)
 
 
+@pytest.mark.parametrize(
+    "asked, option",
+    [
+        ("gemm 8 8 8 --bias", "bias"),
+        ("gemm 8 8 8 --activation relu", "activation"),
+        ("gemm 8 8 8 --residual --packed", "residual"),
+        ("gemm 8 8 8 --packed", "packed"),
+        ("linear 8 8 8 --batch 3", "batch"),
+        ("linear 8 8 8 --a-transposed", "a-transposed"),
+        ("linear 8 8 8 --b-transposed", "b-transposed"),
+    ],
+)
+def test_an_option_of_the_other_op_is_refused(asked, option):
+    with pytest.raises(SystemExit, match=f"explain: {asked.split()[0]} takes no --{option}$"):
+        answer(asked)
+
+
 def test_the_c_function_refuses():
     module = ctypes.CDLL(str(Path(_explain.__file__).with_name("_C.so")))
     function, text = module.my_ops_explain_gemm, ctypes.create_string_buffer(8)

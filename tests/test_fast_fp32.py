@@ -1,6 +1,7 @@
 """fast_fp32, the switch that runs torch's own products on our kernels. Overrides last as long as
 the process, so tests that switch it on run in their own processes."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
+import my_ops
 from my_ops import _fast_fp32
 
 HERE = Path(__file__).parent
@@ -68,7 +70,8 @@ def test_on_cuda(cuda, run_pytest):
 SWITCHED = """
     import sys, torch, my_ops
     from pathlib import Path
-    from my_ops import _fast_fp32
+    import my_ops
+from my_ops import _fast_fp32
     _fast_fp32._switch = _fast_fp32.Switch(Path(sys.argv[1]), "CPU")
     a, small = torch.randn(200, 200), torch.randn(4, 4)
 """
@@ -230,3 +233,70 @@ def test_run_without_a_program():
         )
         assert done.returncode == status
         assert "usage: python -m my_ops run" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "program, why",
+    [
+        (["nothere.py"], "nothere.py: No such file or directory"),
+        ([""], "'': can't find '__main__' module in ''"),
+        (["folder"], "folder: can't find '__main__' module in 'folder'"),
+        (["-m", "nothere"], "nothere: No module named nothere"),
+        (["-m", "nothere.below"], "nothere.below: .*No module named 'nothere'.*"),
+        (["-m", "folder"], "folder: No module named folder.__main__.*"),
+    ],
+)
+def test_run_of_what_is_no_program(program, why, tmp_path):
+    """One line, as from Python itself, and no report."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "my_ops", "run", *program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(f"run: cannot run {why}\n", done.stderr)
+
+
+@pytest.mark.parametrize("line", ["import nothere", "open('nothere')"])
+def test_run_shows_where_a_program_fails(line, tmp_path):
+    (tmp_path / "program.py").write_text(f"{line}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "my_ops", "run", str(tmp_path / "program.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("fast_fp32 is on")
+    assert 'program.py", line 1, in <module>' in done.stderr
+
+
+# ------------------------------------------------------------------------------------- the call
+
+
+@pytest.mark.parametrize("mode", ["off", "", None, 1, [], torch.tensor(False), test_run])
+def test_the_mode_is_a_bool(mode):
+    """As for torch.set_grad_enabled. "off" would switch it on."""
+    with pytest.raises(TypeError, match="fast_fp32: mode must be a bool, got "):
+        my_ops.fast_fp32(mode)
+    assert not my_ops.fast_fp32.report().on
+
+
+def test_a_switch_works_in_every_with_statement(run_python):
+    """As torch.set_grad_enabled does: the state at the end is that before the switch was made."""
+    run_python("""
+        import my_ops
+
+        for mode in (True, False):
+            my_ops.fast_fp32(not mode)
+            switch = my_ops.fast_fp32(mode)
+            for _ in range(2):
+                my_ops.fast_fp32(not mode)
+                with switch:
+                    assert my_ops.fast_fp32.report().on == mode
+                assert my_ops.fast_fp32.report().on != mode
+    """)
