@@ -38,6 +38,16 @@ def raise_out_of_memory(error: RuntimeError) -> None:
         raise torch.OutOfMemoryError(text)
 
 
+def without_kernel(value: Tensor) -> str | None:
+    """Why no kernel takes a tensor of this kind, after its name; None if one may."""
+    if value.is_nested:
+        return "must not be nested, got a NestedTensor: pass its values() or unbind() it"
+    if value.layout != torch.strided or value.is_quantized:
+        kind = value.dtype if value.is_quantized else value.layout
+        return f"must be a dense tensor of layout torch.strided, got {kind}"
+    return None
+
+
 def raise_clearer(
     error: RuntimeError, op: torch._ops.OpOverload, names: Iterable[str], args: Iterable[Any]
 ) -> None:
@@ -51,14 +61,9 @@ def raise_clearer(
     for name, value in zip(names, args, strict=False):
         if not isinstance(value, Tensor):
             continue
-        problem = None
-        if value.is_nested:
-            problem = "must not be nested, got a NestedTensor: pass its values() or unbind() it"
-        elif hasattr(value, "placements") and "my_ops.distributed" not in sys.modules:
+        problem = without_kernel(value)
+        if hasattr(value, "placements") and "my_ops.distributed" not in sys.modules:
             problem = "is a DTensor: import my_ops.distributed first, which has the sharding rules"
-        elif value.layout != torch.strided or value.is_quantized:
-            kind = value.dtype if value.is_quantized else value.layout
-            problem = f"must be a dense tensor of layout torch.strided, got {kind}"
         if problem:
             short = op.name().split("::")[1].split(".")[0]
             raise NotImplementedError(f"{short}: {name} {problem}") from error

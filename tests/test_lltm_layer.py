@@ -237,12 +237,14 @@ def test_ragged_gradcheck(device):
     assert torch.autograd.gradgradcheck(call, tensors)
 
 
-@pytest.mark.parametrize("beyond, as_if", [(-3, 0), (9, 7)])
+@pytest.mark.parametrize("beyond, as_if", [(-3, 0), (-(2**63), 0), (9, 7), (2**63 - 1, 7)])
 def test_lengths_out_of_range_are_clamped(beyond, as_if, device):
     layer = made("both-directions", device)
     x, state = drawn(layer, device)
-    got = layer(x, state, torch.tensor([beyond, 2, 7], device=device))
-    same(got, layer(x, state, torch.tensor([as_if, 2, 7], device=device)))
+    reset = torch.rand(x.shape[:2], device=device) < 0.3
+    for mask in (None, reset):
+        got = layer(x, state, torch.tensor([beyond, 2, 7], device=device), mask)
+        same(got, layer(x, state, torch.tensor([as_if, 2, 7], device=device), mask))
 
 
 @pytest.mark.parametrize("steps", [0, 1])

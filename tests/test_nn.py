@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from samples import ACTIVATIONS
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import my_ops
 from my_ops import reference
@@ -318,3 +319,35 @@ WRONG_CELL_CALLS = [
 def test_wrong_calls_of_a_cell(arguments, error, match):
     with pytest.raises(error, match=match):
         my_ops.nn.LLTMCell(5, 4)(*arguments)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 4, 4), (2, 4), (4,), (2, 3, 4)])
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "LLTM"])
+def test_the_state_beside_a_packed_sequence(kind, batch_first, enforce_sorted, sizes, device):
+    """It is checked before its rows are sorted, which would leave out some, or read beyond it."""
+    layer = getattr(my_ops.nn, kind)(5, 4, batch_first=batch_first).to(device)
+    x = torch.randn(3, 7, 5, device=device) if batch_first else torch.randn(7, 3, 5, device=device)
+    lengths = torch.tensor([7, 4, 2] if enforce_sorted else [4, 2, 7])
+    packed = pack_padded_sequence(x, lengths, batch_first, enforce_sorted)
+    state = torch.zeros(sizes, device=device)
+    with pytest.raises((RuntimeError, ValueError), match=r"[\(\[]1, 3, 4[\)\]], got "):
+        layer(packed, state if kind == "GRU" else (state, state))
+
+
+def test_the_state_beside_a_packed_sequence_with_projections(device):
+    layer = my_ops.nn.LSTM(5, 4, proj_size=2).to(device)
+    packed = pack_padded_sequence(torch.randn(7, 3, 5, device=device), [4, 2, 7], False, False)
+    state = torch.zeros(1, 4, 2, device=device), torch.zeros(1, 4, 4, device=device)
+    with pytest.raises(RuntimeError, match=r"Expected hidden\[0\] size \(1, 3, 2\), got \[1, 4, 2"):
+        layer(packed, state)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (6, 2, 5)])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "LLTM"])
+def test_packed_data_of_wrong_dimensions(kind, sizes, device):
+    packed = PackedSequence(torch.randn(sizes, device=device), torch.tensor([3, 2, 1]))
+    said = f"{kind}: the data of a PackedSequence must have 2 dimensions, got {len(sizes)}"
+    with pytest.raises(ValueError, match=said):
+        getattr(my_ops.nn, kind)(5, 4).to(device)(packed)

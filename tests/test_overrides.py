@@ -293,7 +293,7 @@ def of_another_kind(kind, like):
         ("quantized", "must be a dense tensor .* got torch.qint8"),
     ],
 )
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "prepack"])
+@pytest.mark.parametrize("name", NAMES)
 def test_nested_sparse_and_quantized_tensors_are_named(name, kind, said, gradient):
     tensors, options = calls()[name]
     place = next(iter(tensors))
@@ -302,6 +302,17 @@ def test_nested_sparse_and_quantized_tensors_are_named(name, kind, said, gradien
     function = public(name).__name__
     with pytest.raises(NotImplementedError, match=f"^{function}: {place} {said}"):
         call(name, {**tensors, place: other}, options)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about prototypes
+@pytest.mark.parametrize("kind", ["jagged", "strided", "sparse", "sparse_csr", "mkldnn"])
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "LLTM", "LSTMCell", "GRUCell", "LLTMCell"])
+def test_recurrent_layers_name_inputs_of_other_kinds(name, kind):
+    input = of_another_kind(kind, torch.randn(2, 3))
+    with pytest.raises(
+        NotImplementedError, match=f"^{name}: input must (not be nested|be a dense)"
+    ):
+        getattr(my_ops.nn, name)(3, 4)(input)
 
 
 def test_a_dtensor_without_the_sharding_rules_is_told_of_them():

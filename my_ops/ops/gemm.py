@@ -14,7 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops import reference
 from my_ops._autograd import differentiated, register_gradient, register_out, save
-from my_ops._errors import raise_out_of_memory
+from my_ops._errors import raise_clearer
 from my_ops._private import (
     any_autocast,
     constant_when_compiled,
@@ -386,7 +386,7 @@ class PackedWeight:
         try:
             self.packed = ops.prepack.default(self.weight)
         except RuntimeError as error:
-            raise_out_of_memory(error)
+            raise_clearer(error, ops.prepack.default, ["weight"], [self.weight])
             raise
         self._made_of = version(self.weight)
 

@@ -14,6 +14,7 @@ from torch.fx import Proxy
 from torch.fx.proxy import TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from my_ops._errors import without_kernel
 from my_ops.ops._common import check_tensor
 
 State = Tuple[Tensor, Tensor]  # noqa: UP006
@@ -142,11 +143,19 @@ class LayerCall:
             raise ValueError(
                 f"{self._name}: lengths must be None with a PackedSequence, which has its own"
             )
+        if input.data.dim() != 2:
+            raise ValueError(
+                f"{self._name}: the data of a PackedSequence must have 2 dimensions, "
+                f"got {input.data.dim()}"
+            )
         padded, host_lengths = pad_packed_sequence(
             PackedSequence(input.data, input.batch_sizes), batch_first=self.batch_first
         )
         if input.sorted_indices is not None:
             if states is not None:
+                states = self._initial(
+                    padded.transpose(0, 1) if self.batch_first else padded, states, False
+                )
                 states = [s.index_select(1, input.sorted_indices) for s in states]
             if reset is not None:
                 check_reset(self._name, padded, reset, self.batch_first)
@@ -232,6 +241,12 @@ def _check_given(layer: str, **tensors: Any) -> None:
             check_tensor(layer, **{name: t})
 
 
+def _check_kind(layer: str, input: Tensor) -> None:
+    problem = without_kernel(input)
+    if problem is not None:
+        raise NotImplementedError(f"{layer}: input {problem}")
+
+
 def check_pair(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
     if hx is None:
         if not isinstance(input, Tensor):
@@ -243,12 +258,14 @@ def check_pair(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
         h_0, c_0 = hx
         if not (isinstance(input, Tensor) and isinstance(h_0, Tensor) and isinstance(c_0, Tensor)):
             check_tensor(layer, input=input, h_0=h_0, c_0=c_0)
+    _check_kind(layer, input)
     _check_given(layer, **of_rows)
 
 
 def check_one(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
     if not isinstance(input, Tensor):
         check_tensor(layer, input=input)
+    _check_kind(layer, input)
     _check_given(layer, hx=hx, **of_rows)
 
 
@@ -291,7 +308,7 @@ def reverse(x: Tensor, lengths: MaybeTensor) -> Tensor:
     if lengths is None:
         return x.flip(0)
     t = torch.arange(x.size(0), device=x.device).unsqueeze(1)
-    from_end = lengths.clamp(max=x.size(0)) - 1 - t
+    from_end = lengths.clamp(0, x.size(0)) - 1 - t
     index = torch.where(from_end >= 0, from_end, t)
     return x.gather(0, index.unsqueeze(2).expand_as(x))
 

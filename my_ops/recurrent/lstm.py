@@ -256,12 +256,13 @@ class LSTM(CarryingLayerCall, TorchLayer):
             return super()._run_packed(input, states, lengths, reset)
         check_without_rows(lengths, reset)
         data, batch_sizes, sorted_indices, unsorted_indices = input
-        if states is not None and sorted_indices is not None:
+        states = self._initial(data[None, : batch_sizes[0]], states, False)
+        if sorted_indices is not None:
             states = [s.index_select(1, sorted_indices) for s in states]
         output, *last = torch.lstm(
             data,
             batch_sizes,
-            self._initial(data[None, : batch_sizes[0]], states, False),
+            states,
             self._in_a_row(),
             self.bias,
             self.num_layers,
