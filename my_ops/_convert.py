@@ -103,6 +103,8 @@ def _reason_to_leave(module: nn.Module, kind: type[nn.Module]) -> str | None:
     for name, t in module.named_parameters(recurse=False):
         if type(t) not in (nn.Parameter, torch.Tensor) and not hasattr(t, "placements"):
             return f"as its {name} is a {type(t).__name__}"
+        if t.layout != torch.strided:
+            return f"as its {name} is of layout {t.layout}"
         if t.dtype not in FLOATING:
             return f"as its {name} is of dtype {str(t.dtype).removeprefix('torch.')}"
         if t.device.type not in ("cpu", "cuda", "meta"):

@@ -169,6 +169,11 @@ def wrapped(layer):
     return layer
 
 
+def sparse(layer):
+    layer.weight = nn.Parameter(layer.weight.detach().to_sparse())
+    return layer
+
+
 @pytest.mark.parametrize(
     "layer, why",
     [
@@ -180,6 +185,7 @@ def wrapped(layer):
         (nn.LSTM(4, 3, proj_size=2), "as it has projections, which run torch's own LSTM"),
         (nn.Linear(4, 3, dtype=torch.complex64), "as its weight is of dtype complex64"),
         (wrapped(nn.Linear(4, 3)), "as its weight is a Wrapped"),
+        (sparse(nn.Linear(4, 3)), "as its weight is of layout torch.sparse_coo"),
         (nn.Linear(16, 8).bfloat16(), "as its products of 16 bits are torch's own"),
     ],
     ids=lambda value: value.rsplit(" ", 1)[-1] if isinstance(value, str) else "",

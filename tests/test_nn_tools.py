@@ -312,15 +312,40 @@ def test_a_weight_that_knows_torch_s_linear_alone(weight, make, x, kind):
     torch.testing.assert_close(got, layer(x), rtol=LIMIT, atol=LIMIT)
 
 
-def test_nested_input_goes_to_torch_s_linear(device):
+@pytest.mark.filterwarnings("ignore:.*nested")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_input_goes_to_torch_s_linear(layout, device):
     rows = [torch.randn(n, 5, device=device) for n in (2, 3)]
-    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    nested = torch.nested.nested_tensor(rows, layout=layout)
     for layer in (
         my_ops.nn.Linear(5, 4, device=device),
         my_ops.nn.LinearActivation(5, 4, activation="silu", device=device),
     ):
         for got, row in zip(layer(nested).unbind(), rows, strict=True):
             torch.testing.assert_close(got, layer(row), rtol=LIMIT, atol=LIMIT)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS")
+@pytest.mark.parametrize("kind", ["sparse", "sparse_csr", "sparse_csc", "mkldnn"])
+def test_sparse_and_mkldnn_inputs_go_to_torch_s_linear(kind):
+    """They are no subclasses of a tensor."""
+    x = torch.randn(3, 5).relu()
+    for layer in (
+        my_ops.nn.Linear(5, 4),
+        my_ops.nn.LinearActivation(5, 4, activation="gelu"),
+    ):
+        got = layer(getattr(x, f"to_{kind}")())
+        got = got.to_dense() if kind == "mkldnn" else got
+        torch.testing.assert_close(got, layer(x), rtol=LIMIT, atol=LIMIT)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS")
+@pytest.mark.parametrize("kind", ["sparse_csr", "sparse_csc"])
+def test_sparse_weights_go_to_torch_s_linear(kind):
+    layer, x = my_ops.nn.Linear(5, 4), torch.randn(3, 5)
+    want = layer(x)
+    layer.weight = nn.Parameter(getattr(layer.weight.detach(), f"to_{kind}")())
+    torch.testing.assert_close(layer(x), want, rtol=LIMIT, atol=LIMIT)
 
 
 def model():

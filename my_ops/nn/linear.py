@@ -15,11 +15,14 @@ _PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
 
 
 def _is_plain(t: Tensor) -> bool:
-    """Whether it is a plain tensor, a DTensor, or one of the subclasses that torch traces with.
+    """Whether it is a dense tensor, a DTensor, or one of the subclasses that torch traces with.
 
-    Other subclasses, such as quantized weights or nested inputs, support torch's linear, not ours.
+    Other subclasses, such as quantized weights or nested inputs, and sparse tensors support torch's
+    linear, not ours.
     """
-    return type(t) in _PLAIN or hasattr(t, "placements")
+    if type(t) in _PLAIN:
+        return t.layout is torch.strided and not t.is_nested
+    return hasattr(t, "placements")
 
 
 def _is_untouched(layer: nn.Module) -> bool:
@@ -33,11 +36,12 @@ class Linear(nn.Linear):
     It is a ``torch.nn.Linear`` in every respect: arguments, parameters, their initialisation and
     state dict. Tools that look for a ``torch.nn.Linear``, to read, replace or wrap it, find it.
     (For tools that ask for the exact type, such as ``quantize_dynamic``, set ``layer.__class__ =
-    torch.nn.Linear`` first.) Weights and inputs of tensor subclasses, such as quantized or nested
-    ones, go to ``torch.nn.functional.linear``, except ``DTensor``; so do 16-bit ones that would not
-    gain from the op. Unlike ``torch.nn.Linear``, a float32 layer takes 16-bit inputs and returns
-    float32; a 16-bit layer takes float32 inputs only without a bias. In TorchScript float32 has its
-    full precision, except for products that go to cuBLAS while torch allows TF32 there.
+    torch.nn.Linear`` first.) Weights and inputs that are sparse, nested or of tensor subclasses,
+    such as quantized ones, go to ``torch.nn.functional.linear``, except ``DTensor``; so do 16-bit
+    ones that would not gain from the op. Unlike ``torch.nn.Linear``, a float32 layer takes 16-bit
+    inputs and returns float32; a 16-bit layer takes float32 inputs only without a bias. In
+    TorchScript float32 has its full precision, except for products that go to cuBLAS while torch
+    allows TF32 there.
     """
 
     def forward(self, input: Tensor) -> Tensor:
