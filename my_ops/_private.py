@@ -95,6 +95,10 @@ FakeTensor: Any = _torch("torch._subclasses.fake_tensor", "FakeTensor", Tensor)
 FunctionalTensor: Any = _torch("torch._subclasses.functional_tensor", "FunctionalTensor", Tensor)
 
 
+# Whether a hook for all modules is registered. True if torch does not tell.
+any_global_hook: Any = _torch("torch.nn.modules.module", "_has_any_global_hook", _always)
+
+
 def hooked(module: torch.nn.Module) -> bool:
     """Whether a call may do more than its class's forward; True if torch does not tell."""
     own = module.__dict__
@@ -104,6 +108,7 @@ def hooked(module: torch.nn.Module) -> bool:
         or own.get("_forward_hooks", True)
         or own.get("_backward_pre_hooks", True)
         or own.get("_backward_hooks", True)
+        or any_global_hook()
     )
 
 

@@ -84,6 +84,18 @@ def test_hooks_run_once_a_call(kind, make, x):
         assert torch.equal(first(layer(x)), plain)
 
 
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_of_all_modules_see_the_linear_of_an_activation(kind):
+    layer, seen = my_ops.nn.LinearActivation(5, 4, activation="silu"), set()
+    register = getattr(nn.modules.module, f"register_module_{kind}_hook")
+    handle = register(lambda module, *_: seen.add(module))
+    try:
+        layer(torch.randn(3, 5, requires_grad=True)).sum().backward()
+    finally:
+        handle.remove()
+    assert seen == {layer, layer.linear}
+
+
 def _map(function, out):
     return function(out) if isinstance(out, torch.Tensor) else tuple(function(t) for t in out)
 
