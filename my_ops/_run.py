@@ -6,8 +6,18 @@ import runpy
 import sys
 from pathlib import Path
 from traceback import walk_tb
+from types import ModuleType
+from typing import Any
 
 import my_ops
+
+
+class _Program(ModuleType):
+    """The program's module under the name that processes it spawns know it by. multiprocessing set
+    that name at its import, when the main module was still ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
 
 
 def run_program(arguments: list[str]) -> None:
@@ -17,6 +27,7 @@ def run_program(arguments: list[str]) -> None:
         SystemExit: there is no such program. Its text says why.
     """
     my_ops.fast_fp32()
+    sys.modules["__mp_main__"] = _Program("__mp_main__")
     found = True
     try:
         if arguments[0] == "-m":

@@ -235,6 +235,41 @@ def test_run_without_a_program():
         assert "usage: python -m my_ops run" in done.stdout
 
 
+SPAWNING = """
+import multiprocessing
+class Found:
+    pass
+def work(queue):
+    queue.put(Found())
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue,))
+    process.start()
+    print(type(queue.get(timeout=60)) is Found)
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_run_takes_classes_of_the_program_from_spawned_processes(tmp_path, as_module):
+    (tmp_path / "program.py").write_text(SPAWNING)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "my_ops",
+            "run",
+            *(["-m", "program"] if as_module else ["program.py"]),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
 @pytest.mark.parametrize(
     "program, why",
     [
