@@ -100,7 +100,8 @@ MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row, const 
     if (args.zoneout) {
       const T* const zoneout = args.zoneout + place(1, 0);
 #pragma GCC ivdep
-      for (int64_t u = 0; u < units; ++u) new_h[u] += zoneout[u] * (h[u] - new_h[u]);
+      for (int64_t u = 0; u < units; ++u)
+        new_h[u] = zoneout[u] * h[u] + (T(1) - zoneout[u]) * new_h[u];
     }
   }
 }

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kStepThreads)
   }
   const Acc previous_h = h;
   h = Cell::template forward<StepMath>(z, h, carried.at, saved);
-  if (args.zoneout != nullptr) h += zoneout * (previous_h - h);
+  if (args.zoneout != nullptr) h = zoneout * previous_h + (Acc(1) - zoneout) * h;
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
     args.new_carried[first(Cell::kCarried) + j * args.hidden] = carried.at[j];

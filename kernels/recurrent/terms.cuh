@@ -88,7 +88,7 @@ __device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>], bool
       Cell::template forward<PersistentMath<T>>(z, Cell::kReadsH ? *last_h : 0.0f, state.at, saved);
   if (zoneout.given) {
     const float h_prev = Cell::kReadsH ? *last_h : resets ? 0.0f : zoneout.h_prev;
-    h += zoneout.share * (h_prev - h);
+    h = zoneout.share * h_prev + (1.0f - zoneout.share) * h;
   }
   if constexpr (Cell::kReadsH) *last_h = h;
   return h;

@@ -76,7 +76,7 @@ class Rows(NamedTuple):
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
         """h, or its tangent, from the cell's and the one before the step."""
-        return new if self.zoneout is None else new + self.zoneout * (old - new)
+        return new if self.zoneout is None else self.zoneout * old + (1 - self.zoneout) * new
 
 
 ALL_ROWS = Rows()

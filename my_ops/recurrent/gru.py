@@ -210,6 +210,7 @@ class GRU(PlainLayerCall, TorchLayer):
         if torch.jit.is_scripting():
             output, h = torch.ops.my_ops.gru(x, h, w_ih, w_hh, b_ih, b_hh, lengths, reset, zoneout)
         else:
-            of_rows = {"lengths": lengths, "reset": reset, "zoneout": zoneout}
-            output, h = gru(x, h, w_ih, w_hh, b_ih, b_hh, **of_rows)
+            output, h = gru(
+                x, h, w_ih, w_hh, b_ih, b_hh, lengths=lengths, reset=reset, zoneout=zoneout
+            )
         return [output, h]

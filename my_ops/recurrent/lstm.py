@@ -242,8 +242,9 @@ class LSTM(CarryingLayerCall, TorchLayer):
                 x, h, c, w_ih, w_hh, b_ih, b_hh, lengths, reset, zoneout
             )
         else:
-            of_rows = {"lengths": lengths, "reset": reset, "zoneout": zoneout}
-            output, h, c = lstm(x, h, c, w_ih, w_hh, b_ih, b_hh, **of_rows)
+            output, h, c = lstm(
+                x, h, c, w_ih, w_hh, b_ih, b_hh, lengths=lengths, reset=reset, zoneout=zoneout
+            )
         return [output, h, c]
 
     # -------------------------------------------------------------------------- projections
