@@ -78,7 +78,7 @@ inline std::tuple<at::Tensor, at::Tensor> lltm_cell(const at::Tensor& input,
 }
 
 // Returns output, h_n, c_n. lengths: when each row ends; reset: before which steps its state is
-// zero.
+// zero; zoneout: the share of h that stays from the step before.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> lltm(
     const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0, const at::Tensor& weights,
     const at::Tensor& bias, const std::optional<at::Tensor>& lengths = std::nullopt,
