@@ -59,14 +59,16 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
       "(Tensor grad_gates, Tensor grad_old_cell)");
   m.def(
       "lltm(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias, Tensor? lengths=None, "
-      "Tensor? reset=None) -> (Tensor output, Tensor h_n, Tensor c_n)");
+      "Tensor? reset=None, Tensor? zoneout=None) -> (Tensor output, Tensor h_n, Tensor c_n)");
   m.def(
       "lltm_forward(Tensor input, Tensor h0, Tensor c0, Tensor weights, Tensor bias, Tensor? "
-      "lengths=None, Tensor? reset=None) -> (Tensor output, Tensor h_n, Tensor c_n, Tensor gates, "
+      "lengths=None, Tensor? reset=None, Tensor? zoneout=None) -> (Tensor output, Tensor h_n, "
+      "Tensor c_n, Tensor gates, "
       "Tensor cells)");
   m.def(
       "lltm_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor gates, Tensor "
-      "cells, Tensor c0, Tensor weights, Tensor? lengths=None, Tensor? reset=None) -> (Tensor "
+      "cells, Tensor c0, Tensor weights, Tensor? lengths=None, Tensor? reset=None, Tensor? "
+      "zoneout=None) -> (Tensor "
       "grad_gates, Tensor grad_h0, Tensor grad_c0)");
   m.def(
       "lstm_cell(Tensor input, Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih, Tensor? "
@@ -80,15 +82,18 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
       "(Tensor grad_gates, Tensor grad_old_cell)");
   m.def(
       "lstm(Tensor input, Tensor h0, Tensor c0, Tensor weight_ih, Tensor weight_hh, Tensor? "
-      "bias_ih=None, Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None) -> (Tensor "
+      "bias_ih=None, Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None, Tensor? "
+      "zoneout=None) -> (Tensor "
       "output, Tensor h_n, Tensor c_n)");
   m.def(
       "lstm_forward(Tensor input, Tensor h0, Tensor c0, Tensor weight_ih, Tensor weight_hh, "
-      "Tensor? bias_ih=None, Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None) -> "
+      "Tensor? bias_ih=None, Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None, "
+      "Tensor? zoneout=None) -> "
       "(Tensor output, Tensor h_n, Tensor c_n, Tensor gates, Tensor cells)");
   m.def(
       "lstm_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor gates, Tensor "
-      "cells, Tensor c0, Tensor weight_hh, Tensor? lengths=None, Tensor? reset=None) -> (Tensor "
+      "cells, Tensor c0, Tensor weight_hh, Tensor? lengths=None, Tensor? reset=None, Tensor? "
+      "zoneout=None) -> (Tensor "
       "grad_gates, Tensor grad_h0, Tensor grad_c0)");
   m.def(
       "gru_cell(Tensor input, Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih, Tensor? "
@@ -101,15 +106,18 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
       "grad_old_h)");
   m.def(
       "gru(Tensor input, Tensor h0, Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih=None, "
-      "Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None) -> (Tensor output, Tensor "
+      "Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None, Tensor? zoneout=None) -> "
+      "(Tensor output, Tensor "
       "h_n)");
   m.def(
       "gru_forward(Tensor input, Tensor h0, Tensor weight_ih, Tensor weight_hh, Tensor? "
-      "bias_ih=None, Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None) -> (Tensor "
+      "bias_ih=None, Tensor? bias_hh=None, Tensor? lengths=None, Tensor? reset=None, Tensor? "
+      "zoneout=None) -> (Tensor "
       "output, Tensor h_n, Tensor gates)");
   m.def(
       "gru_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor gates, Tensor output, Tensor h0, "
-      "Tensor weight_hh, Tensor? lengths=None, Tensor? reset=None) -> (Tensor grad_gates, Tensor "
+      "Tensor weight_hh, Tensor? lengths=None, Tensor? reset=None, Tensor? zoneout=None) -> "
+      "(Tensor grad_gates, Tensor "
       "grad_h0)");
 }
 

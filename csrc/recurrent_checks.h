@@ -21,7 +21,7 @@ using Parameters = std::array<std::optional<Tensor>, Op::Weights::kNames.size()>
 
 // What a call of all steps also takes.
 struct Masks {
-  std::optional<Tensor> lengths, reset;
+  std::optional<Tensor> lengths, reset, zoneout;
 };
 
 template <typename Op>
@@ -71,7 +71,7 @@ inline void check_kind(const Tensor& t, const char* name, const Tensor& like, co
 }
 
 inline void check_masks(const Masks& masks, const Tensor& like, const char* like_name,
-                        int64_t steps, int64_t batch, const char* op) {
+                        int64_t steps, int64_t batch, int64_t hidden, const char* op) {
   if (const auto& lengths = masks.lengths) {
     check_same_device(*lengths, "lengths", like, like_name, op);
     check(lengths->scalar_type() == ScalarType::Long, op, ": lengths must be of dtype int64, got ",
@@ -83,6 +83,10 @@ inline void check_masks(const Masks& masks, const Tensor& like, const char* like
     check(reset->scalar_type() == ScalarType::Bool, op, ": reset must be of dtype bool, got ",
           show(reset->scalar_type()));
     check_shape(*reset, "reset", {steps, batch}, "(steps, batch)", op);
+  }
+  if (const auto& zoneout = masks.zoneout) {
+    check_kind(*zoneout, "zoneout", like, like_name, op);
+    check_shape(*zoneout, "zoneout", {steps, batch, hidden}, "(steps, batch, hidden_size)", op);
   }
 }
 
@@ -117,7 +121,8 @@ void check_step(const StepArguments<Op>& a) {
 template <typename Op>
 void check_layer(const LayerArguments<Op>& a) {
   check_inputs<Op>(a.input, true, a.parameters, a.states, {"h0", "c0"}, Op::kLayer);
-  check_masks(a.masks, a.input, "input", a.input.size(0), a.input.size(1), Op::kLayer);
+  check_masks(a.masks, a.input, "input", a.input.size(0), a.input.size(1), a.states[0].size(1),
+              Op::kLayer);
 }
 
 template <typename Op>
@@ -182,7 +187,7 @@ void check_layer_backward(const LayerBackwardArguments<Op>& a) {
   for (size_t i = 0; i < a.grads.size(); ++i) {
     check_like(a.grads[i], kNames[i], **state, state_name, op);
   }
-  check_masks(a.masks, a.gates, "gates", steps, batch, op);
+  check_masks(a.masks, a.gates, "gates", steps, batch, hidden, op);
 }
 
 }  // namespace my_ops

@@ -72,7 +72,7 @@ struct Cpu {
       const auto c0 = as_contiguous(s.c0), grad_h_n = as_contiguous(s.grad_h_n),
                  grad_c_n = as_contiguous(s.grad_c_n);
       const Tensor packed_h = pack<T>(s.weights_h);
-      const Tensor workspace = empty(s.saved, {s.batch, Cell::kReadsH ? s.hidden : 0});
+      const Tensor workspace = empty(s.saved, {s.batch, Cell::kReadsH || s.zoneout ? s.hidden : 0});
       const cpu::RecurrentSequenceBackward<T> args{.grad_output = in<T>(s.grad_output),
                                                    .grad_h_n = in<T>(grad_h_n),
                                                    .grad_carried_n = in<T>(grad_c_n),
@@ -83,6 +83,7 @@ struct Cpu {
                                                    .carried0 = in<T>(c0),
                                                    .weights_h = in<T>(packed_h),
                                                    .reset = in<bool>(s.reset),
+                                                   .zoneout = in<T>(s.zoneout),
                                                    .grad_terms = out<T>(s.grad_terms),
                                                    .grad_h0 = out<T>(s.grad_h0),
                                                    .grad_carried0 = out<T>(s.grad_c0),
@@ -115,6 +116,7 @@ struct Cpu {
                                            .carried0 = in<T>(s.c0),
                                            .lengths = in<int64_t>(s.masks.lengths),
                                            .reset = in<bool>(s.masks.reset),
+                                           .zoneout = in<T>(s.masks.zoneout),
                                            .output = out<T>(s.output),
                                            .carried_n = out<T>(s.c_n),
                                            .saved = out<T>(s.saved),
@@ -146,6 +148,7 @@ struct Cpu {
                                .h = in<T>(s.h0),
                                .carried = in<T>(s.c0),
                                .reset = in<bool>(s.masks.reset),
+                               .zoneout = in<T>(s.masks.zoneout),
                                .new_h = out<T>(s.output),
                                .new_carried = out<T>(s.carried ? s.carried : s.c_n),
                                .saved = out<T>(s.saved),
@@ -163,6 +166,7 @@ struct Cpu {
         step.carried = step.new_carried;
         if (s.carried) step.new_carried += Cell::kCarried * all;
         if (step.reset) step.reset += batch;
+        if (step.zoneout) step.zoneout += all;
         if (step.saved) step.saved += Cell::kSaved * all;
       }
       if (step.carried != out<T>(s.c_n)) {

@@ -78,7 +78,7 @@ class Cuda {
     return persistent(s.output, supported, [&]<typename T>() {
       const Tensor gates_x = gates_of_input(*this, s);
       const Tensor h0 = aligned(s.h0), weights = row_major(s.weights.h);
-      const auto c0 = aligned(s.c0);
+      const auto c0 = aligned(s.c0), zoneout = aligned(s.masks.zoneout);
       const Tensor workspace = scratch(s.output, cuda::recurrent_sequence_workspace<Cell, T>(
                                                      Pass::kForward, steps, batch, hidden));
       check_launch(cuda::recurrent_sequence<Cell>(
@@ -90,6 +90,7 @@ class Cuda {
                                                   .h0 = in<T>(h0),
                                                   .carried0 = in<T>(c0),
                                                   .reset = in<bool>(s.masks.reset),
+                                                  .zoneout = in<T>(zoneout),
                                                   .output = out<T>(s.output),
                                                   .carried_n = out<T>(s.c_n),
                                                   .saved = out<T>(s.saved),
@@ -110,7 +111,9 @@ class Cuda {
       const auto dense = [](const std::optional<Tensor>& t) { return aligned(as_contiguous(t)); };
       const auto grad_output = dense(s.grad_output), grad_h_n = dense(s.grad_h_n),
                  grad_c_n = dense(s.grad_c_n), carried = aligned(s.carried),
-                 output = aligned(s.output), h0 = aligned(s.h0);
+                 output = aligned(s.output), h0 = aligned(s.h0), zoneout = aligned(s.zoneout);
+      std::optional<Tensor> grad_kept;
+      if (zoneout) grad_kept = empty(s.saved, {s.batch, s.hidden}, ScalarType::Float);
       const auto c0 = dense(Cell::kReadsPrevious ? s.c0 : std::nullopt);
       const Tensor saved = aligned(s.saved), weights = row_major(s.weights_h);
       const Tensor workspace = scratch(s.saved, cuda::recurrent_sequence_workspace<Cell, T>(
@@ -127,6 +130,8 @@ class Cuda {
                                                           .w_h = in<T>(weights),
                                                           .w_row = weights.stride(0),
                                                           .reset = in<bool>(s.reset),
+                                                          .zoneout = in<T>(zoneout),
+                                                          .grad_kept = out<float>(grad_kept),
                                                           .grad_terms = out<T>(s.grad_terms),
                                                           .grad_h0 = out<T>(s.grad_h0),
                                                           .grad_carried0 = out<T>(s.grad_c0),

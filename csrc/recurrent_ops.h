@@ -44,8 +44,8 @@ class Stack {
     return given ? std::optional(tensor()) : std::nullopt;
   }
   Masks masks() {
-    auto lengths = optional();
-    return {std::move(lengths), optional()};
+    auto lengths = optional(), reset = optional();
+    return {std::move(lengths), std::move(reset), optional()};
   }
 
  private:
@@ -145,7 +145,7 @@ struct RecurrentOps {
     const Weights weights = Op::Weights::of(parameters, a.states[0].size(1));
     const Tensor input = cast(a.input, storage), h0 = cast(a.states[0], storage);
     const auto c0 = cast(carried_of(a.states), storage);
-    const Masks masks = prepared(backend, a.masks);
+    const Masks masks = prepared(backend, a.masks, storage);
     const Forward r = masks.lengths ? forward_ragged(backend, input, h0, c0, weights, masks, Save)
                                     : forward_steps(backend, input, h0, c0, weights, masks, Save);
     give(stack, cast(r.output, dtype), cast(r.h_n, dtype), cast(r.c_n, dtype), cast(r.saved, dtype),
@@ -179,15 +179,16 @@ struct RecurrentOps {
                            .steps = steps,
                            .batch = a.gates.size(1),
                            .hidden = hidden};
-    const Masks masks = prepared(backend, a.masks);
-    const Backward r =
-        masks.lengths ? backward_ragged(backend, grad_output, grad_h_n, grad_c_n, kept, masks)
-                      : backward_steps(backend, grad_output, grad_h_n, grad_c_n, kept, masks.reset);
+    const Masks masks = prepared(backend, a.masks, storage);
+    const Backward r = masks.lengths
+                           ? backward_ragged(backend, grad_output, grad_h_n, grad_c_n, kept, masks)
+                           : backward_steps(backend, grad_output, grad_h_n, grad_c_n, kept, masks);
     give(stack, cast(r.grad_terms, dtype), cast(r.grad_h0, dtype), cast(r.grad_c0, dtype));
   }
 
-  static Masks prepared(const Backend& backend, const Masks& masks) {
-    Masks result{as_contiguous(masks.lengths), as_contiguous(masks.reset)};
+  static Masks prepared(const Backend& backend, const Masks& masks, ScalarType storage) {
+    Masks result{as_contiguous(masks.lengths), as_contiguous(masks.reset),
+                 as_contiguous(cast(masks.zoneout, storage))};
     if (result.lengths && result.reset) {
       result.reset = resets_of_steps(backend, *result.lengths, *result.reset);
     }

@@ -24,7 +24,7 @@ struct StepTensors {
   Tensor gates_x, gates_h;
   std::optional<Tensor> bias_x, bias_h;
   Tensor h;
-  std::optional<Tensor> carried, reset;
+  std::optional<Tensor> carried, reset, zoneout;
   Tensor new_h;
   std::optional<Tensor> new_carried, saved;
 
@@ -37,6 +37,7 @@ struct StepTensors {
             .h = in<T>(h),
             .carried = in<Acc>(carried),
             .reset = in<bool>(reset),
+            .zoneout = in<T>(zoneout),
             .new_h = out<T>(new_h),
             .new_carried = out<Acc>(new_carried),
             .saved = out<T>(saved),
@@ -50,7 +51,7 @@ struct StepBackwardTensors {
   Tensor saved;
   std::optional<Tensor> h, carried;
   Tensor grad_terms;
-  std::optional<Tensor> grad_h_direct, grad_carried_before, reset, reset_next;
+  std::optional<Tensor> grad_h_direct, grad_carried_before, reset, reset_next, zoneout;
   int64_t batch, hidden;
 
   template <typename T, typename Acc>
@@ -66,6 +67,7 @@ struct StepBackwardTensors {
             .grad_carried_before = out<Acc>(grad_carried_before),
             .reset = in<bool>(reset),
             .reset_next = in<bool>(reset_next),
+            .zoneout = in<T>(zoneout),
             .batch = batch,
             .hidden = hidden};
   }
@@ -88,7 +90,7 @@ struct SequenceBackwardTensors {
   Tensor saved;
   std::optional<Tensor> carried, output, h0, c0;
   Tensor weights_h;
-  std::optional<Tensor> reset;
+  std::optional<Tensor> reset, zoneout;
   Tensor grad_terms, grad_h0;
   std::optional<Tensor> grad_c0;
   int64_t steps, batch, hidden;
@@ -144,6 +146,7 @@ StepTensors one_step(const Backend& backend, const Tensor& input, const Weights&
                    .h = Cell::kReadsH ? as_contiguous(old_h) : old_h,
                    .carried = as_contiguous(cast(old_carried, acc)),
                    .reset = std::nullopt,
+                   .zoneout = std::nullopt,
                    .new_h = empty(input, {batch, hidden}),
                    .new_carried = std::nullopt,
                    .saved = std::nullopt};
@@ -175,6 +178,7 @@ StepBackwardTensors one_step_backward(const Backend& backend, const std::optiona
                            .grad_carried_before = std::nullopt,
                            .reset = std::nullopt,
                            .reset_next = std::nullopt,
+                           .zoneout = std::nullopt,
                            .batch = batch,
                            .hidden = hidden};
   if (Cell::kReadsH) step.grad_h_direct = zeros(saved, {batch, hidden}, acc);
@@ -231,6 +235,7 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
                    .h = s.h0,
                    .carried = as_contiguous(cast(c0, acc)),
                    .reset = std::nullopt,
+                   .zoneout = std::nullopt,
                    .new_h = s.h0,
                    .new_carried = std::nullopt,
                    .saved = std::nullopt};
@@ -241,6 +246,7 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
     backend.matmul(step.h, weights_h, step.gates_h);
     step.gates_x = step_of(gates_x, t);
     step.reset = reset_of(masks.reset, t);
+    step.zoneout = step_of(masks.zoneout, t);
     step.new_h = step_of(s.output, t);
     step.saved = step_of(s.saved, t);
     if (s.carried) step.new_carried = step_of(s.carried, t);
@@ -284,7 +290,7 @@ template <typename Backend>
 Backward backward_steps(const Backend& backend, const std::optional<Tensor>& grad_output,
                         const std::optional<Tensor>& grad_h_n,
                         const std::optional<Tensor>& grad_c_n, const KeptTensors& kept,
-                        const std::optional<Tensor>& reset) {
+                        const Masks& masks) {
   using Cell = typename Backend::Cell;
   const ScalarType dtype = kept.saved.scalar_type(), acc = compute_dtype(dtype);
   const int64_t steps = kept.steps, batch = kept.batch, hidden = kept.hidden;
@@ -298,7 +304,8 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                             .h0 = kept.h0,
                             .c0 = kept.c0,
                             .weights_h = kept.weights_h,
-                            .reset = reset,
+                            .reset = masks.reset,
+                            .zoneout = masks.zoneout,
                             .grad_terms = empty(like, {steps, batch, kTerms<Cell> * hidden}),
                             .grad_h0 = empty(like, {batch, hidden}),
                             .grad_c0 = std::nullopt,
@@ -313,7 +320,7 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
   const Tensor grad_h = start(grad_h_n);
   std::optional<Tensor> grad_carried, direct;
   if (Cell::kCarried > 0) grad_carried = start(grad_c_n);
-  if (Cell::kReadsH) direct = zeros(like, {batch, hidden}, acc);
+  if (Cell::kReadsH || masks.zoneout) direct = zeros(like, {batch, hidden}, acc);
   const auto c0 = as_contiguous(cast(kept.c0, acc));
   StepBackwardTensors step{.grad_h = std::nullopt,
                            .grad_h_next = grad_h,
@@ -326,6 +333,7 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                            .grad_carried_before = grad_carried,
                            .reset = std::nullopt,
                            .reset_next = std::nullopt,
+                           .zoneout = std::nullopt,
                            .batch = batch,
                            .hidden = hidden};
   const auto weights_h = backend.prepared(kept.weights_h, batch);
@@ -334,8 +342,9 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
     step.saved = step_of(kept.saved, t);
     step.h = t > 0 ? step_of(kept.output, t - 1) : kept.h0;
     step.carried = t > 0 ? step_of(kept.carried, t - 1) : c0;
-    step.reset_next = reset_of(reset, t + 1);
-    step.reset = reset_of(reset, t);
+    step.reset_next = reset_of(masks.reset, t + 1);
+    step.reset = reset_of(masks.reset, t);
+    step.zoneout = step_of(masks.zoneout, t);
     step.grad_terms = step_of(s.grad_terms, t);
     backend.step_backward(step);
     backend.matmul(product_terms(step.grad_terms, kept.weights_h.size(0)), weights_h, grad_h);
@@ -357,7 +366,7 @@ Backward backward_ragged(const Backend& backend, const std::optional<Tensor>& gr
       output_ends_backward(backend, *masks.lengths, kept.saved,
                            {kept.steps, kept.batch, kept.hidden}, grad_output, grad_h_n);
   Backward result =
-      backward_steps(backend, std::optional(grad), std::nullopt, grad_c_n, kept, masks.reset);
+      backward_steps(backend, std::optional(grad), std::nullopt, grad_c_n, kept, masks);
   result.grad_h0 = rows_with_steps(backend, *masks.lengths, kept.steps, result.grad_h0, grad_h_n);
   return result;
 }

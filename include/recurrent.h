@@ -13,6 +13,10 @@
 //
 // Where `reset`, [steps, batch], is true, h and the carried values count as zero before that step:
 // their contents reach no result and get no gradient.
+//
+// `zoneout`, [steps, batch, hidden], is the share of h that stays from the step before: with it, h
+// is zoneout * (h before the step) + (1 - zoneout) * (h of the cell). Carried values are not
+// concerned.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +36,10 @@ struct RecurrentStep {
   const Acc* gates_h;  // [batch, kGates, hidden] the product with h
   const T* bias_x;     // [kGates, hidden] of the input's share, or null
   const T* bias_h;     // [kGates, hidden] of the product with h, or null
-  const T* h;          // [batch, hidden] before the step; kReadsH
+  const T* h;          // [batch, hidden] before the step; kReadsH or zoneout
   const Acc* carried;  // [batch, kCarried, hidden]
   const bool* reset;   // [batch] of this step, or null
+  const T* zoneout;    // [batch, hidden] of this step, or null
   T* new_h;            // [batch, hidden]
   Acc* new_carried;    // [batch, kCarried, hidden]; may be carried
   T* saved;            // [batch, kSaved, hidden] for backward, or null
@@ -43,18 +48,19 @@ struct RecurrentStep {
 
 template <typename T, typename Acc>
 struct RecurrentStepBackward {
-  const T* grad_h;           // [batch, hidden] of new_h, or null for zero
-  const Acc* grad_h_next;    // [batch, hidden] a second term of it, or null
-  const Acc* grad_carried;   // [batch, kCarried, hidden] of new_carried, or null for zero
-  const T* saved;            // [batch, kSaved, hidden]
-  const T* h;                // [batch, hidden] before the step; kReadsH
-  const Acc* carried;        // [batch, kCarried, hidden] before the step
-  T* grad_terms;             // [batch, kTerms, hidden] of the pre-activations
-  Acc* grad_h_direct;        // [batch, hidden]; kReadsH. In: a third term of grad_h. Out: the
-                             // gradient of h that does not pass through the product
+  const T* grad_h;          // [batch, hidden] of new_h, or null for zero
+  const Acc* grad_h_next;   // [batch, hidden] a second term of it, or null
+  const Acc* grad_carried;  // [batch, kCarried, hidden] of new_carried, or null for zero
+  const T* saved;           // [batch, kSaved, hidden]
+  const T* h;               // [batch, hidden] before the step; kReadsH
+  const Acc* carried;       // [batch, kCarried, hidden] before the step
+  T* grad_terms;            // [batch, kTerms, hidden] of the pre-activations
+  Acc* grad_h_direct;  // [batch, hidden]; kReadsH or zoneout. In: a third term of grad_h. Out: the
+                       // gradient of h that does not pass through the product
   Acc* grad_carried_before;  // [batch, kCarried, hidden]; may be grad_carried
   const bool* reset;         // [batch] of this step, or null
   const bool* reset_next;    // [batch] of the step after, or null; true: grad_h_next is ignored
+  const T* zoneout;          // [batch, hidden] of this step, or null; all steps or none have it
   int64_t batch, hidden;
 };
 
@@ -135,6 +141,7 @@ struct RecurrentSequence {
   const T* carried0;       // [batch, kCarried, hidden]
   const int64_t* lengths;  // [batch] of a ragged batch, or null
   const bool* reset;       // [steps, batch], false beyond a row's end, or null
+  const T* zoneout;        // [steps, batch, hidden], or null
   T* output;               // [steps, batch, hidden]
   T* carried_n;            // [batch, kCarried, hidden]
   T* saved;                // [steps, batch, kSaved, hidden] for backward, or null
@@ -155,10 +162,11 @@ struct RecurrentSequenceBackward {
   const T* carried0;        // [batch, kCarried, hidden]
   const T* weights_h;       // the weights of h, [kGates, hidden, hidden], packed
   const bool* reset;        // [steps, batch], or null
+  const T* zoneout;         // [steps, batch, hidden], or null
   T* grad_terms;            // [steps, batch, kTerms, hidden]
   T* grad_h0;               // [batch, hidden]
   T* grad_carried0;         // [batch, kCarried, hidden]
-  T* workspace;             // [batch, hidden]; kReadsH
+  T* workspace;             // [batch, hidden]; kReadsH or zoneout
   int64_t steps, batch, hidden;
 };
 
@@ -231,6 +239,7 @@ struct RecurrentSequence {
   const T* h0;        // [batch, hidden]
   const T* carried0;  // [batch, kCarried, hidden]
   const bool* reset;  // [steps, batch], false beyond a row's end, or null
+  const T* zoneout;   // [steps, batch, hidden], or null
   T* output;          // [steps, batch, hidden]            h of every step
   T* carried_n;       // [batch, kCarried, hidden]         of the last step
   T* saved;           // [steps, batch, kSaved, hidden]    for backward; null in inference
@@ -254,6 +263,8 @@ struct RecurrentSequenceBackward {
   const T* w_h;             // [kGates * hidden, hidden], consecutive rows w_row elements apart
   int64_t w_row;
   const bool* reset;  // [steps, batch], or null
+  const T* zoneout;   // [steps, batch, hidden], or null
+  float* grad_kept;   // [batch, hidden] of scratch; zoneout
   T* grad_terms;      // [steps, batch, kTerms, hidden]  before the activations
   T* grad_h0;         // [batch, hidden]
   T* grad_carried0;   // [batch, kCarried, hidden]

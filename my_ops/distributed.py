@@ -123,7 +123,7 @@ def _register_recurrent(cell: Cell) -> None:
     _register_batch(f"{cell.name}_cell_forward", [*states, row], arguments)
     grads = [row] * (len(cell.step_backward_arguments) - len(states))
     _register_batch(f"{cell.name}_cell_backward", grads, [row] * len(cell.step_backward_arguments))
-    arguments = [steps, *states, *parameters, row, steps]
+    arguments = [steps, *states, *parameters, row, steps, steps]
     _register_batch(cell.name, [steps, *states], arguments)
     kept = [steps] * (1 + len(cell.carried))
     _register_batch(f"{cell.name}_forward", [steps, *states, *kept], arguments)
@@ -131,7 +131,7 @@ def _register_recurrent(cell: Cell) -> None:
     _register_batch(
         f"{cell.name}_backward",
         [steps, *states],
-        [steps, *states, steps, *sequences, *read, Replicate(), row, steps],
+        [steps, *states, steps, *sequences, *read, Replicate(), row, steps, steps],
     )
 
 

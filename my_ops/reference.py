@@ -101,11 +101,12 @@ def lltm(
     bias: Tensor,
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
+    zoneout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     def step(x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         return lltm_cell(x, weights, bias, h, c)
 
-    output, (h_n, c_n) = _over_time(step, input, (h0, c0), lengths, reset)
+    output, (h_n, c_n) = _over_time(step, input, (h0, c0), lengths, reset, zoneout)
     return output, h_n, c_n
 
 
@@ -115,6 +116,7 @@ def _over_time(
     states: Sequence[Tensor],
     lengths: Tensor | None,
     reset: Tensor | None,
+    zoneout: Tensor | None,
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Returns ``h``, the first state, of every step, and all states at the end."""
     outputs = []
@@ -123,6 +125,8 @@ def _over_time(
         if reset is not None:
             before = [s.masked_fill(reset[t].unsqueeze(1), 0.0) for s in states]
         after = step(x, *before)
+        if zoneout is not None:
+            after = (torch.lerp(after[0], before[0], zoneout[t].to(x.dtype)), *after[1:])
         if lengths is None:
             states = after
             outputs.append(states[0])
@@ -158,11 +162,12 @@ def lstm(
     bias_hh: Tensor | None = None,
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
+    zoneout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     def step(x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         return lstm_cell(x, weight_ih, weight_hh, bias_ih, bias_hh, h, c)
 
-    output, (h_n, c_n) = _over_time(step, input, (h0, c0), lengths, reset)
+    output, (h_n, c_n) = _over_time(step, input, (h0, c0), lengths, reset, zoneout)
     return output, h_n, c_n
 
 
@@ -190,9 +195,10 @@ def gru(
     bias_hh: Tensor | None = None,
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
+    zoneout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     def step(x: Tensor, h: Tensor) -> tuple[Tensor]:
         return (gru_cell(x, weight_ih, weight_hh, bias_ih, bias_hh, h),)
 
-    output, (h_n,) = _over_time(step, input, (h0,), lengths, reset)
+    output, (h_n,) = _over_time(step, input, (h0,), lengths, reset, zoneout)
     return output, h_n

@@ -264,20 +264,28 @@ def _reset(input: Tensor, h0: Tensor) -> Tensor:
     return (t + row) % 3 == 0
 
 
+def _zoneout(input: Tensor, h0: Tensor) -> Tensor:
+    """Shares of 0, 1/2 and 1."""
+    t = input.new_ones(input.shape[:-1], dtype=torch.int64).cumsum(-2).unsqueeze(-1)
+    unit = h0.new_ones(h0.shape, dtype=torch.int64).cumsum(-1).unsqueeze(-3)
+    return ((t + unit) % 3).to(h0.dtype) / 2
+
+
 def _of_torch(name: str, steps: int | None) -> Callable[..., tuple[Tensor, ...]]:
     return lambda size, dtype, device: recurrent_inputs(name, steps, size, 3, 2, dtype, device)
 
 
 def _masked(name: str) -> list[Op]:
-    """All steps of a cell with lengths, with reset, and with both."""
+    """All steps of a cell with lengths, with reset, with both, and with zoneout too."""
     function, oracle = getattr(my_ops, name), getattr(reference, name)
     tensors = _layer if name == "lltm" else _of_torch(name, 3)
 
-    def op(label: str, with_lengths: bool, with_reset: bool) -> Op:
+    def op(label: str, with_lengths: bool, with_reset: bool, with_zoneout: bool) -> Op:
         def masks(ts: tuple[Tensor, ...]) -> dict[str, Tensor | None]:
             return {
                 "lengths": _lengths(ts[1]) if with_lengths else None,
                 "reset": _reset(ts[0], ts[1]) if with_reset else None,
+                "zoneout": _zoneout(ts[0], ts[1]) if with_zoneout else None,
             }
 
         return Op(
@@ -289,7 +297,13 @@ def _masked(name: str) -> list[Op]:
             lambda *ts: (*ts, *masks(ts).values()),
         )
 
-    return [op("lengths", True, False), op("reset", False, True), op("lengths-reset", True, True)]
+    return [
+        op("lengths", True, False, False),
+        op("reset", False, True, False),
+        op("lengths-reset", True, True, False),
+        op("zoneout", False, False, True),
+        op("lengths-reset-zoneout", True, True, True),
+    ]
 
 
 def _without_bias(name: str) -> Op:

@@ -23,6 +23,7 @@ def calls():
     h, c = torch.randn(2, 4, 3)
     sequence = torch.randn(3, 4, 2)
     masks = {"lengths": torch.tensor([0, 1, 2, 3]), "reset": torch.rand(3, 4) < 0.5}
+    masks["zoneout"] = torch.rand(3, 4, 3)
 
     def of_torch(gates):
         rows = 3 * gates
@@ -231,7 +232,9 @@ WRONG = {
     "module": torch.nn.Linear(2, 2),
 }
 OPTIONAL = {("linear", "bias"), ("linear", "residual"), ("gemm-out", "out")}
-OPTIONAL |= {(name, mask) for name in ("lltm", "lstm", "gru") for mask in ("lengths", "reset")}
+OPTIONAL |= {
+    (name, mask) for name in ("lltm", "lstm", "gru") for mask in ("lengths", "reset", "zoneout")
+}
 OPTIONAL |= {
     (name, bias)
     for name in ("lstm_cell", "lstm", "gru_cell", "gru")

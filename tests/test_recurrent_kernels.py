@@ -52,11 +52,14 @@ class Problem:
         self.w_x, self.w_h = weight(gates, inputs), weight(gates, hidden)
         self.b_x = None if mode == "no bias" and name != "lltm" else weight(gates)
         self.b_h = None if mode == "no bias" or name == "lltm" else weight(gates)
-        self.lengths = self.reset = None
-        if mode in ("ragged", "ragged and reset"):
+        self.lengths = self.reset = self.zoneout = None
+        if mode.startswith("ragged"):
             self.lengths = torch.randint(-1, steps + 2, (batch,)).to(device)
-        if mode in ("reset", "ragged and reset"):
+        if mode.endswith(("reset", "zoneout")):
             self.reset = (torch.rand(steps, batch) < 0.3).to(device)
+        if mode.endswith("zoneout"):
+            shares = torch.tensor([0.0, 1.0, 0.3])[torch.randint(3, (steps, batch, hidden))]
+            self.zoneout = shares.to(device, dtype)
         self.grads = [drawn(steps, batch, hidden), drawn(batch, hidden)]
         self.grads += [] if self.c is None else [drawn(batch, hidden)]
 
@@ -68,14 +71,17 @@ class Problem:
             return [torch.cat([self.w_h, self.w_x], 1), self.b_x]
         return [self.w_x, self.w_h, self.b_x, self.b_h]
 
+    def of_rows(self):
+        return self.lengths, self.reset, self.zoneout
+
     def inference(self):
-        arguments = (self.x, *self.states(), *self.parameters(), self.lengths, self.reset)
+        arguments = (self.x, *self.states(), *self.parameters(), *self.of_rows())
         return getattr(ops, self.cell.name)(*arguments)
 
     def ours(self):
         """The results and the gradients, by name."""
         parameters = self.parameters()
-        arguments = (self.x, *self.states(), *parameters, self.lengths, self.reset)
+        arguments = (self.x, *self.states(), *parameters, *self.of_rows())
         forward, backward = (
             getattr(ops, f"{self.cell.name}{s}") for s in ("_forward", "_backward")
         )
@@ -85,9 +91,7 @@ class Problem:
         output, gates = results[0], results[ends]
         recurrent = parameters[0] if self.of_lltm else self.w_h
         read = (output, self.h) if self.c is None else (results[-1], self.c)
-        terms, *grad_states = backward(
-            *self.grads, gates, *read, recurrent, self.lengths, self.reset
-        )
+        terms, *grad_states = backward(*self.grads, gates, *read, recurrent, *self.of_rows())
         before = torch.cat([self.h[None], output])[:-1]
         if self.reset is not None:
             before = before.masked_fill(self.reset.unsqueeze(2), 0.0)
@@ -109,7 +113,7 @@ class Problem:
         )
         parameters = [torch.cat([w_h, w_x], 1), b_x] if self.of_lltm else [w_x, w_h, b_x, b_h]
         states = [h] if c is None else [h, c]
-        arguments = (x, *states, *parameters, self.lengths, self.reset)
+        arguments = (x, *states, *parameters, *self.of_rows())
         results = getattr(reference, self.cell.name)(*arguments)
         inputs = {"grad_h0": h, "grad_c0": c, "grad_x": x, "grad_w_h": w_h, "grad_bias": b_x}
         asked = {name: t for name, t in inputs.items() if t is not None}
@@ -118,7 +122,8 @@ class Problem:
         return named | dict(zip(asked, found, strict=True))
 
 
-MODES = ["plain", "no bias", "ragged", "reset", "ragged and reset"]
+MODES = ["plain", "no bias", "ragged", "reset", "ragged and reset", "ragged and zoneout"]
+ALL = "ragged and zoneout"  # with reset
 
 
 def check(name, sizes, mode, dtype, device):
@@ -149,7 +154,7 @@ def test_every_kernel(name, sizes, dtype, mode, cuda):
 @pytest.mark.parametrize("sizes", VARIANT_SIZES, ids=str)
 @pytest.mark.parametrize("name", CELL)
 def test_every_variant(name, sizes, dtype, cuda):
-    check(name, (3, sizes[0], 5, sizes[1]), "ragged and reset", dtype, cuda)
+    check(name, (3, sizes[0], 5, sizes[1]), ALL, dtype, cuda)
 
 
 @pytest.mark.parametrize("mode", MODES)

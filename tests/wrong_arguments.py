@@ -302,6 +302,12 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         [(2, 5), (5,), (), (5, 2, 1), (4, 2)],
         "reset must be (steps, batch) = (5, 2), got {got}",
     ),
+    (
+        f"{ALL_LAYERS} {LAYERS_BACKWARD}",
+        "zoneout",
+        [(5, 2), (2, 5, 4), (5, 2, 1), (4, 2, 4), ()],
+        "zoneout must be (steps, batch, hidden_size) = (5, 2, 4), got {got}",
+    ),
     *[wrong for cell in OF_TORCH.values() for wrong in wrong_of_torch(cell)],
     ("lltm_cell_backward", "old_cell", [(4,)], "old_cell must be (batch, hidden_size), got {got}"),
     (

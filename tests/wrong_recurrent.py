@@ -28,7 +28,7 @@ class T:
 
 STATE = T((BATCH, HIDDEN))
 LENGTHS, RESET = T((BATCH,), torch.int64), T((STEPS, BATCH), torch.bool)
-MASKS = {"lengths": LENGTHS, "reset": RESET}
+MASKS = {"lengths": LENGTHS, "reset": RESET, "zoneout": T((STEPS, BATCH, HIDDEN))}
 
 
 def right_of_torch(cell: Cell) -> dict[str, dict[str, Any]]:

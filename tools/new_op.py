@@ -79,7 +79,7 @@ Not written: rows in benchmarks/bench.py and tools/measured.py, a line in CHANGE
 # Arguments of the ops of a step and of all steps.
 PARAMETERS = "Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih{none}, Tensor? bias_hh{none}"
 STEP = f"Tensor input, {PARAMETERS.format(none='')}, Tensor old_h, Tensor old_cell"
-OF_ROWS = "Tensor? lengths=None, Tensor? reset=None"
+OF_ROWS = "Tensor? lengths=None, Tensor? reset=None, Tensor? zoneout=None"
 LAYER = f"Tensor input, Tensor h0, Tensor c0, {PARAMETERS.format(none='=None')}, {OF_ROWS}"
 SCHEMAS = [
     f"{{name}}_cell({STEP}) -> (Tensor new_h, Tensor new_cell)",
@@ -137,11 +137,12 @@ def {name}(
     bias_hh: Tensor | None = None,
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
+    zoneout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     def step(x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         return {name}_cell(x, weight_ih, weight_hh, bias_ih, bias_hh, h, c)
 
-    output, (h_n, c_n) = _over_time(step, input, (h0, c0), lengths, reset)
+    output, (h_n, c_n) = _over_time(step, input, (h0, c0), lengths, reset, zoneout)
     return output, h_n, c_n
 """,
             )

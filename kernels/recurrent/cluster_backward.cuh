@@ -35,6 +35,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   float through = block.real && seq.grad_h_n != nullptr ? load(seq.grad_h_n[block.at(0, 1)]) : 0.0f;
 
   Kept<Cell> kept = {};
+  const bool zoned = seq.zoneout != nullptr;
+  float grad_kept = 0.0f;
   auto load_step = [&](int64_t t) {
     const auto at = [&](int64_t step, int values) { return block.at(step, values); };
     kept.template load<kClusterAhead>(seq, t, t * batch + block.row, at, true);
@@ -57,12 +59,16 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
       }
       Exchange::sum_items(total);
       through = total[0][0];
-      if constexpr (Cell::kReadsH) through += state.at[kCarried];
+      if constexpr (Cell::kReadsH) {
+        through += state.at[kCarried];
+      } else if (zoned) {
+        through += grad_kept;
+      }
     }
     if (t < 0) break;
 
     float grad_terms[kTerms<Cell>], published[kGates];
-    kept.template backward<T>(through, block.real, state, grad_terms, published);
+    kept.template backward<T>(through, block.real, zoned, grad_kept, state, grad_terms, published);
     // Round `steps` still reads this one, but pushes nothing.
     Exchange::push(targets, static_cast<uint32_t>(s) + 1, published);
     if (block.writes) {

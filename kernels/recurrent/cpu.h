@@ -72,7 +72,7 @@ MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row, const 
     for (int j = 0; j < Cell::kCarried; ++j) {
       carried.at[j] = or_zeros(keeps, args.carried, place(Cell::kCarried, j));
     }
-    const T* const h = or_zeros(Cell::kReadsH && keeps, args.h, place(1, 0));
+    const T* const h = or_zeros((Cell::kReadsH || args.zoneout) && keeps, args.h, place(1, 0));
     T* const new_h = args.new_h + place(1, 0);
     T* const new_carried = args.new_carried + place(Cell::kCarried, 0);
     T* const saved = args.saved ? args.saved + place(Cell::kSaved, 0) : nullptr;
@@ -97,6 +97,12 @@ MY_OPS_INLINE void step_row(const RecurrentStep<T, T>& args, int64_t row, const 
         for (int j = 0; j < Cell::kSaved; ++j) saved[j * hidden + u] = values[j];
       }
     }
+    if (args.zoneout) {
+      const T* const zoneout = args.zoneout + place(1, 0);
+#pragma GCC ivdep
+      for (int64_t u = 0; u < units; ++u)
+        new_h[u] = zoneout[u] * h[u] + (T(1) - zoneout[u]) * new_h[u];
+    }
   }
 }
 
@@ -117,13 +123,26 @@ MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, in
       old_carried.at[j] = or_zeros(keeps, args.carried, state);
       grad_after.at[j] = or_zeros(args.grad_carried, args.grad_carried, state);
     }
-    const T* const given = or_zeros(args.grad_h, args.grad_h, place(1, 0));
-    const T* const next = or_zeros(has_next, args.grad_h_next, place(1, 0));
+    const T* given = or_zeros(args.grad_h, args.grad_h, place(1, 0));
+    const T* next = or_zeros(has_next, args.grad_h_next, place(1, 0));
     const T* const h = or_zeros(Cell::kReadsH && keeps, args.h, place(1, 0));
     const T* const saved = args.saved + place(Cell::kSaved, 0);
     T* const grad_terms = args.grad_terms + place(kTerms<Cell>, 0);
-    T* const direct = args.grad_h_direct + (Cell::kReadsH ? place(1, 0) : 0);
+    T* const direct = args.grad_h_direct + (Cell::kReadsH || args.zoneout ? place(1, 0) : 0);
     T* const grad_before = args.grad_carried_before + place(Cell::kCarried, 0);
+    T grad_kept[kUnits], grad_cell[kUnits];
+    if (args.zoneout) {
+      const T* const zoneout = args.zoneout + place(1, 0);
+#pragma GCC ivdep
+      for (int64_t u = 0; u < units; ++u) {
+        const T grad = given[u] + next[u] + direct[u];
+        grad_kept[u] = zoneout[u] * grad;
+        grad_cell[u] = grad - grad_kept[u];
+        direct[u] = T(0);
+      }
+      given = grad_cell;
+      next = kZeros<T>;
+    }
 #pragma GCC ivdep
     for (int64_t u = 0; u < units; ++u) {
       T values[Cell::kSaved], grads[kTerms<Cell>];
@@ -146,8 +165,11 @@ MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, in
 #pragma GCC unroll 8
       for (int j = 0; j < Cell::kCarried; ++j) grad_before[j * hidden + u] = grad_carried.at[j];
     }
+    if (args.zoneout) {
+      for (int64_t u = 0; u < units; ++u) direct[u] += grad_kept[u];
+    }
     if (keeps) continue;
-    if constexpr (Cell::kReadsH) std::fill_n(direct, units, T(0));
+    if (Cell::kReadsH || args.zoneout) std::fill_n(direct, units, T(0));
     for (int j = 0; j < Cell::kCarried; ++j) std::fill_n(grad_before + j * hidden, units, T(0));
   }
 }
@@ -200,6 +222,7 @@ void walk(const RecurrentSequence<T>& args, int64_t begin, int64_t end) {
                                .h = h,
                                .carried = carried,
                                .reset = reset_of(args, t, begin),
+                               .zoneout = args.zoneout ? args.zoneout + at : nullptr,
                                .new_h = output,
                                .new_carried = new_carried,
                                .saved = args.saved ? args.saved + Cell::kSaved * at : nullptr,
@@ -251,10 +274,11 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
     const int64_t first = begin * hidden, rows = std::min(end - begin, kRows);
     T* grad_h = args.grad_h0 + first;  // of the current step, like the next two
     T* grad_carried = args.grad_carried0 + kCarried * first;
-    T* grad_h_direct = Cell::kReadsH ? args.workspace + first : nullptr;
+    const bool has_direct = Cell::kReadsH || args.zoneout;
+    T* grad_h_direct = has_direct ? args.workspace + first : nullptr;
     start(args.grad_h_n, first, rows * hidden, grad_h);
     start(args.grad_carried_n, kCarried * first, kCarried * rows * hidden, grad_carried);
-    if constexpr (Cell::kReadsH) std::fill_n(grad_h_direct, rows * hidden, T(0));
+    if (has_direct) std::fill_n(grad_h_direct, rows * hidden, T(0));
     for (int64_t t = args.steps - 1; t >= 0; --t) {
       const int64_t at = t * all + first;
       const T* h = nullptr;
@@ -272,6 +296,7 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
            .grad_carried_before = grad_carried,
            .reset = reset_of(args, t, begin),
            .reset_next = reset_of(args, t + 1, begin),
+           .zoneout = args.zoneout ? args.zoneout + at : nullptr,
            .batch = rows,
            .hidden = hidden},
           0, rows);
@@ -282,7 +307,7 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
       if (args.steps > 0 && args.reset[begin + row])
         std::fill_n(grad_h + row * hidden, hidden, T(0));
     }
-    if constexpr (Cell::kReadsH) {
+    if (has_direct) {
       for (int64_t i = 0; i < rows * hidden; ++i) grad_h[i] += grad_h_direct[i];
     }
   }

@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     }
   }
 
+  const bool zoned = seq.zoneout != nullptr;
   Kept<Cell> kept[kItems] = {};  // for the current step and tile
   auto load_step = [&](int64_t t, int tile) {
 #pragma unroll
@@ -87,7 +88,11 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
           float through = 0.0f;  // the gradient that reaches h_t from step t + 1
           if (s > 0) {
             through = block.item[i].total(shared.partial[set], block.item[i].unit_tile);
-            if constexpr (Cell::kReadsH) through += tile_state[tile][i][kState - 1][threadIdx.x];
+            if constexpr (Cell::kReadsH) {
+              through += tile_state[tile][i][kState - 1][threadIdx.x];
+            } else if (zoned && real) {
+              through += seq.grad_kept[at];
+            }
           } else if (real && seq.grad_h_n != nullptr) {
             through = load(seq.grad_h_n[at]);
           }
@@ -99,7 +104,12 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 #pragma unroll
           for (int j = 0; j < kState; ++j) state.at[j] = tile_state[tile][i][j][threadIdx.x];
           float product_terms[Cell::kGates];
-          kept[i].template backward<T>(through, real, state, grad_terms[i], product_terms);
+          float grad_kept;
+          kept[i].template backward<T>(through, real, zoned, grad_kept, state, grad_terms[i],
+                                       product_terms);
+          if constexpr (!Cell::kReadsH) {
+            if (zoned && real) seq.grad_kept[at] = grad_kept;
+          }
 #pragma unroll
           for (int j = 0; j < kState; ++j) tile_state[tile][i][j][threadIdx.x] = state.at[j];
 #pragma unroll

@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(kStepThreads)
     carried.at[j] = args.carried[first(Cell::kCarried) + j * args.hidden];
   }
   Acc h = 0, saved[Cell::kSaved];
-  if constexpr (Cell::kReadsH) h = load(args.h[at]);
+  if (Cell::kReadsH || args.zoneout != nullptr) h = load(args.h[at]);
+  const Acc zoneout = args.zoneout != nullptr ? load(args.zoneout[at]) : Acc(0);
   if (args.bias_x != nullptr) load_row(args.bias_x + unit, args.hidden, bias_x);
   if (args.bias_h != nullptr) load_row(args.bias_h + unit, args.hidden, bias_h);
   const bool resets = args.reset != nullptr && args.reset[row];
@@ -93,7 +94,9 @@ __global__ void __launch_bounds__(kStepThreads)
     carried = {};
     h = 0;
   }
+  const Acc previous_h = h;
   h = Cell::template forward<StepMath>(z, h, carried.at, saved);
+  if (args.zoneout != nullptr) h = zoneout * previous_h + (Acc(1) - zoneout) * h;
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
     args.new_carried[first(Cell::kCarried) + j * args.hidden] = carried.at[j];
@@ -130,13 +133,14 @@ __global__ void __launch_bounds__(kStepThreads)
   }
   Acc grad_h = args.grad_h ? load(args.grad_h[at]) : Acc(0), h = 0;
   Acc grad_h_next = args.grad_h_next ? args.grad_h_next[at] : Acc(0);
-  if constexpr (Cell::kReadsH) {
-    h = load(args.h[at]);
-    grad_h += args.grad_h_direct[at];
-  }
+  if constexpr (Cell::kReadsH) h = load(args.h[at]);
+  if (Cell::kReadsH || args.zoneout != nullptr) grad_h += args.grad_h_direct[at];
+  const Acc zoneout = args.zoneout != nullptr ? load(args.zoneout[at]) : Acc(0);
   const bool resets = args.reset != nullptr && args.reset[row];
   if (args.reset_next != nullptr && args.reset_next[row]) grad_h_next = 0;
   grad_h += grad_h_next;
+  const Acc grad_kept = zoneout * grad_h;
+  if (args.zoneout != nullptr) grad_h -= grad_kept;
   if (resets) {
     previous = {};
     h = 0;
@@ -144,13 +148,16 @@ __global__ void __launch_bounds__(kStepThreads)
   carried = previous;
   Cell::advance(saved, carried.at);
   Acc grad_terms[kTerms<Cell>];
-  const Acc direct = Cell::template backward<StepMath>(saved, previous.at, carried.at, h, grad_h,
-                                                       grad_carried.at, grad_terms);
+  Acc direct = Cell::template backward<StepMath>(saved, previous.at, carried.at, h, grad_h,
+                                                 grad_carried.at, grad_terms);
+  if (args.zoneout != nullptr) direct = Cell::kReadsH ? direct + grad_kept : grad_kept;
 #pragma unroll
   for (int term = 0; term < kTerms<Cell>; ++term) {
     args.grad_terms[first(kTerms<Cell>) + term * args.hidden] = store<T>(grad_terms[term]);
   }
-  if constexpr (Cell::kReadsH) args.grad_h_direct[at] = resets ? Acc(0) : direct;
+  if (Cell::kReadsH || args.zoneout != nullptr) {
+    args.grad_h_direct[at] = resets ? Acc(0) : direct;
+  }
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
     args.grad_carried_before[first(Cell::kCarried) + j * args.hidden] =

@@ -69,15 +69,27 @@ __device__ __forceinline__ uint8_t load_byte(const bool* p) {
   return __ldg(reinterpret_cast<const uint8_t*>(p));
 }
 
+// What zoneout does to an item in a step.
+struct Zoneout {
+  bool given;
+  float share;   // of h that stays
+  float h_prev;  // read if the cell does not keep it in its state
+};
+
 // Returns h, and advances the state.
 template <typename Cell, typename T>
 __device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>], bool resets,
+                                            const Zoneout& zoneout,
                                             Values<float, kStateValues<Cell>>& state,
                                             float (&saved)[Cell::kSaved]) {
   if (resets) state = {};
   float* const last_h = state.at + (Cell::kReadsH ? Cell::kCarried : 0);
-  const float h =
+  float h =
       Cell::template forward<PersistentMath<T>>(z, Cell::kReadsH ? *last_h : 0.0f, state.at, saved);
+  if (zoneout.given) {
+    const float h_prev = Cell::kReadsH ? *last_h : resets ? 0.0f : zoneout.h_prev;
+    h = zoneout.share * h_prev + (1.0f - zoneout.share) * h;
+  }
   if constexpr (Cell::kReadsH) *last_h = h;
   return h;
 }
@@ -88,6 +100,7 @@ struct Kept {
   float saved[Cell::kSaved];
   Values<float, Cell::kCarried> carried, previous;  // after the step and before it
   float h_prev, grad_output;
+  float zoneout;
   uint8_t reset;  // not 0: the step starts from zero
 
   // at(t, values): the index of the first of the item's `values` values in [steps, batch, values,
@@ -115,6 +128,7 @@ struct Kept {
     }
     if (seq.grad_output != nullptr) grad_output = cuda::load(*grad_output_at);
     if (seq.reset != nullptr) reset = load_byte(seq.reset + line);
+    if (seq.zoneout != nullptr) zoneout = cuda::load(seq.zoneout[at(t, 1)]);
     if (prefetches && t >= Ahead) {
       prefetch_values<kSaved>(saved_at - back * kSaved, hidden);
       prefetch_values<kCarried>(carried_at - back * kCarried, hidden);
@@ -125,19 +139,29 @@ struct Kept {
 
   // through: the gradient that reaches h from the next step. state: the gradients of the carried
   // values, and that of the previous h without the part through the weights. published: the
-  // gradients of the gates that do go through the weights.
+  // gradients of the gates that do go through the weights. grad_kept, with zoneout: the gradient of
+  // the previous h as the part of h that stays, if the state has none of the previous h.
   template <typename T>
-  __device__ __forceinline__ void backward(float through, bool real,
+  __device__ __forceinline__ void backward(float through, bool real, bool zoned, float& grad_kept,
                                            Values<float, kStateValues<Cell>>& state,
                                            float (&grad_terms)[kTerms<Cell>],
                                            float (&published)[Cell::kGates]) const {
     const bool resets = reset != 0;
     Values<float, Cell::kCarried> before = previous;
     if (resets) before = {};
+    float grad_h = grad_output + through;
+    float kept = 0.0f;
+    if (zoned) {
+      kept = zoneout * grad_h;
+      grad_h -= kept;
+    }
     const float direct = Cell::template backward<PersistentMath<T>>(
-        saved, before.at, carried.at, resets ? 0.0f : h_prev, grad_output + through, state.at,
-        grad_terms);
-    if constexpr (Cell::kReadsH) state.at[Cell::kCarried] = direct;
+        saved, before.at, carried.at, resets ? 0.0f : h_prev, grad_h, state.at, grad_terms);
+    if constexpr (Cell::kReadsH) {
+      state.at[Cell::kCarried] = zoned ? direct + kept : direct;
+    } else {
+      grad_kept = resets ? 0.0f : kept;
+    }
     if (resets) state = {};
 #pragma unroll
     for (int term = 0; term < kTerms<Cell>; ++term) {

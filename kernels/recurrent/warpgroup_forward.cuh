@@ -250,6 +250,15 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
         for (int term = 0; term < kTerms<Cell>; ++term) {
           bias[term] = *reinterpret_cast<const float4*>(&biases[term][block_unit(part)]);
         }
+        // Loaded here, as there are no registers for values of zoneout that are loaded ahead.
+        const bool zoned = seq.zoneout != nullptr && real(part);
+        float4 zoneout = {}, h_prev = {};
+        if (zoned) {
+          zoneout = load_four(seq.zoneout + at(t, part, 1));
+          if constexpr (!Cell::kReadsH) {
+            h_prev = load_four(t > 0 ? seq.output + at(t - 1, part, 1) : seq.h0 + at(0, part, 1));
+          }
+        }
         float h[4], kept[kSaved][4];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -263,7 +272,8 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
           Values<float, kStateValues<Cell>> item;
 #pragma unroll
           for (int j = 0; j < kStateValues<Cell>; ++j) item.at[j] = element(old.at[j]);
-          h[e] = forward_of<Cell, T>(z, resets, item, of_unit);
+          h[e] = forward_of<Cell, T>(z, resets, {zoned, element(zoneout), element(h_prev)}, item,
+                                     of_unit);
 #pragma unroll
           for (int j = 0; j < kStateValues<Cell>; ++j) element(old.at[j]) = item.at[j];
 #pragma unroll

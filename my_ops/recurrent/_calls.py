@@ -321,3 +321,14 @@ def reverse_reset(reset: Tensor, lengths: MaybeTensor) -> Tensor:
     """
     from_end = reverse(reset.unsqueeze(2), lengths).squeeze(2)
     return torch.cat([torch.zeros_like(reset[:1]), from_end[:-1]])
+
+
+def check_probability(layer: str, name: str, p: Any) -> None:
+    if not isinstance(p, (int, float)) or isinstance(p, bool) or not 0 <= p < 1:
+        raise ValueError(f"{layer}: {name} must be in [0, 1), got {p!r}")
+
+
+def zoneout_shares(x: Tensor, hidden: int, p: float, training: bool) -> Tensor:
+    """The ops' ``zoneout``: drawn in training, and its expected value in evaluation."""
+    shares = x.new_full([x.size(0), x.size(1), hidden], p)
+    return torch.bernoulli(shares) if training else shares

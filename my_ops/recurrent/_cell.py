@@ -19,9 +19,10 @@ from my_ops.recurrent._weights import OneMatrix, TwoMatrices
 
 Values = tuple[Tensor, ...]
 
-# The last arguments over all steps: when each row ends, (batch,), and before which steps its state
-# is zero, (steps, batch). Either may be None or left out.
-OF_ROWS = ("lengths", "reset")
+# The last arguments over all steps: when each row ends, (batch,); before which steps its state is
+# zero, (steps, batch); and what share of h stays, (steps, batch, hidden). Any may be None or left
+# out.
+OF_ROWS = ("lengths", "reset", "zoneout")
 
 # z, h, carried -> h, carried, saved
 Forward = Callable[[Values, Tensor, Values], tuple[Tensor, Values, Values]]

@@ -56,7 +56,8 @@ def check_layer(cell: Cell, tensors: Sequence[Tensor]) -> None:
     states, parameters, of_rows = _cut(named[1:], len(cell.states), len(cell.weights.names))
     input = tensors[0]
     _check_inputs(cell, cell.name, input, True, [*parameters, *states])
-    _check_of_rows(of_rows, input, "input", input.shape[:2], cell.name)
+    sizes = (*input.shape[:2], tensors[1].shape[1])
+    _check_of_rows(of_rows, input, "input", sizes, cell.name)
 
 
 def _cut(named: list[Any], *counts: int) -> Iterator[list[Any]]:
@@ -70,15 +71,18 @@ def _cut(named: list[Any], *counts: int) -> Iterator[list[Any]]:
 def _check_of_rows(
     named: Sequence[tuple[Tensor | None, str]], like: Tensor, like_name: str, sizes: Sizes, op: str
 ) -> None:
-    steps, batch = sizes
+    steps, batch, hidden = sizes
     rules: dict[str, tuple[torch.dtype, Sizes, str]] = {
         "lengths": (torch.int64, (batch,), "(batch,)"),
         "reset": (torch.bool, (steps, batch), "(steps, batch)"),
+        "zoneout": (like.dtype, (steps, batch, hidden), "(steps, batch, hidden_size)"),
     }
     for t, name in named:
         if t is not None:
             dtype, want, rule = rules[name]
             check_same_device(t, name, like, like_name, op)
+            if name == "zoneout":
+                check_same_dtype(t, name, like, like_name, op)
             message = f"{op}: {name} must be of dtype {show(dtype)}, got {show(t.dtype)}"
             check(t.dtype == dtype, message)
             check_shape(t, name, want, rule, op)
@@ -149,4 +153,4 @@ def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
         check_same_shape(grad_output, "grad_output", first, first_name, op)
     for t, name in zip(tensors[1:at], names[1:at], strict=True):
         _check_like(t, name, states[0][0], states[0][1], op)
-    _check_of_rows(of_rows, gates, "gates", (steps, batch), op)
+    _check_of_rows(of_rows, gates, "gates", (steps, batch, hidden), op)

@@ -40,21 +40,25 @@ class Rows(NamedTuple):
     """What a step does to a row, ``(*, steps, batch, 1)``, for all steps or for one.
 
     ``runs``: whether the row still runs, or None if all do. ``reset``: whether its state is zero
-    before the step, or None if none is. A row that has ended is not reset.
+    before the step, or None if none is. A row that has ended is not reset. ``zoneout``,
+    ``(*, steps, batch, hidden)``: the share of h that stays from before the step, or None.
     """
 
     runs: Tensor | None = None
     reset: Tensor | None = None
+    zoneout: Tensor | None = None
 
     @staticmethod
-    def of(input: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Rows:
+    def of(
+        input: Tensor, lengths: Tensor | None, reset: Tensor | None, zoneout: Tensor | None
+    ) -> Rows:
         """Makes them from an op's arguments. ``input`` may be any tensor ``(*, steps, batch,
         .)``."""
         runs = None if lengths is None else running_steps(input, lengths)
         if reset is not None:
             reset = reset.unsqueeze(-1)
             reset = reset if runs is None else reset & runs
-        return Rows(runs, reset)
+        return Rows(runs, reset, zoneout)
 
     def at(self, t: int) -> Rows:
         return Rows(*(None if mask is None else mask.select(-3, t) for mask in self))
@@ -69,6 +73,10 @@ class Rows(NamedTuple):
         if self.reset is None:
             return list(tensors)
         return [None if t is None else t.masked_fill(self.reset, 0.0) for t in tensors]
+
+    def mix(self, new: Tensor, old: Tensor) -> Tensor:
+        """h, or its tangent, from the cell's and the one before the step."""
+        return new if self.zoneout is None else self.zoneout * old + (1 - self.zoneout) * new
 
 
 ALL_ROWS = Rows()
@@ -106,7 +114,7 @@ def _walk(
         h, *carried = states = here.clear(states)
         z = cell.join(shares.select(-3, t), _product(h, of_h))
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
-        new = (new_h, *new_carried)
+        new = (here.mix(new_h, h), *new_carried)
         after = [here.run(n, s) for n, s in zip(new, states, strict=True)]
         yield Step(states, after, saved, here)
         states = after
@@ -142,12 +150,15 @@ def _walk_back(
             h_too = grad_states[0] + grad_output.select(-3, t)
             grad_states[0] = rows.run(h_too, grad_states[0])
         grad_h, *grad_carried = (rows.run(g, 0.0) for g in grad_states)
+        stays = None if rows.zoneout is None else rows.zoneout * grad_h
+        grad_h = grad_h if stays is None else grad_h - stays
         grad_z, direct, grad_carried_before = cell.backward(
             saved, tuple(before[1:]), tuple(after[1:]), before[0], grad_h, tuple(grad_carried)
         )
         terms.append(torch.cat(grad_z, -1))
         grad_h = ops.gemm(cell.of_h(terms[-1]), of_h)
-        new = (grad_h if direct is None else grad_h + direct, *grad_carried_before)
+        grad_h = grad_h if direct is None else grad_h + direct
+        new = (grad_h if stays is None else grad_h + stays, *grad_carried_before)
         kept_or_new = (rows.run(n, g) for n, g in zip(new, grad_states, strict=True))
         grad_states = rows.clear(list(kept_or_new))
     return terms[::-1], grad_states
@@ -229,10 +240,11 @@ def jvp(
         product_t = _product(states_t[0], (of_h[0], None)) + _product(h, tangents[1])
         z_t = cell.join(shares_t.select(-3, t), product_t)
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
-        new = (new_h, *new_carried)
+        new = (here.mix(new_h, h), *new_carried)
         new_t = [
             _pushed(cell, k, saved, states, new, (*z_t, *states_t)) for k in range(len(states))
         ]
+        new_t[0] = here.mix(new_t[0], states_t[0])
         states = [here.run(n, s) for n, s in zip(new, states, strict=True)]
         states_t = [here.run(n, s) for n, s in zip(new_t, states_t, strict=True)]
         outputs_t.append(here.run(states_t[0], 0.0))

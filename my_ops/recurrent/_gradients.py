@@ -149,8 +149,8 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
         def backward(ctx: Any, *grads: Tensor | None) -> Grads:
             saved, needs = ctx.saved_tensors, ctx.needs_input_grad
             input, states, parameters = saved[0], saved[1:start], saved[start:end]
-            lengths, reset, output, gates, *sequences = saved[end:]
-            rows = Rows.of(input, lengths, reset)
+            lengths, reset, zoneout, output, gates, *sequences = saved[end:]
+            rows = Rows.of(input, lengths, reset, zoneout)
             input, states = _without_what_takes_no_part(rows, lengths, input, states)
             if gates is None or differentiated():
                 grad, *grad_states, output = _formulas.gradient(
@@ -159,7 +159,14 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
             else:
                 read = (output, *sequences, *states) if reads_h else (*sequences, *states[1:])
                 grad, *grad_states = _run(
-                    backward_op, *grads, gates, *read, parameters[recurrent], lengths, reset
+                    backward_op,
+                    *grads,
+                    gates,
+                    *read,
+                    parameters[recurrent],
+                    lengths,
+                    reset,
+                    zoneout,
                 )
             hidden, grad_input = states[0].shape[1], None
             grad_parameters: Sequence[Tensor | None] = [None] * len(parameters)
@@ -179,9 +186,9 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Grads:
-            *primals, lengths, reset = ctx.saved_tensors[: end + len(OF_ROWS)]
+            *primals, lengths, reset, zoneout = ctx.saved_tensors[: end + len(OF_ROWS)]
             tensors = _with_zeros(tangents[:end], primals)
-            rows = Rows.of(primals[0], lengths, reset)
+            rows = Rows.of(primals[0], lengths, reset, zoneout)
             part = _without_what_takes_no_part(rows, lengths, primals[0], primals[1:start])
             primals[0], primals[1:start] = part
             if rows.runs is not None:

@@ -21,11 +21,12 @@ from my_ops.recurrent._calls import (
     MaybeTensors,
     State,
     Tensors,
+    check_probability,
     reverse,
     reverse_reset,
     stacked,
+    zoneout_shares,
 )
-from my_ops.recurrent._formulas import running_steps
 
 
 class Parameters(nn.Module):
@@ -55,6 +56,7 @@ class Parameters(nn.Module):
         parameters: Tensors,
         lengths: MaybeTensor,
         reset: MaybeTensor,
+        zoneout: MaybeTensor,
     ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         raise NotImplementedError
 
@@ -127,41 +129,10 @@ class CarryingDirection(Parameters):
         reset: MaybeTensor = None,
     ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         parameters = self._op_parameters(weight_dropout)
-        if zoneout is not None and input.size(0) > 0:
-            return self._with_zoneout(input, h_0, c_0, parameters, lengths, zoneout, reset)
-        return self._sequence(input, h_0, c_0, parameters, lengths, reset)
-
-    def _with_zoneout(
-        self,
-        x: Tensor,
-        h: Tensor,
-        c: Tensor,
-        parameters: Tensors,
-        lengths: MaybeTensor,
-        zoneout: float,
-        reset: MaybeTensor,
-    ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
-        """``_sequence``, step by step."""
-        if lengths is None:
-            runs = torch.ones([x.size(0), x.size(1), 1], dtype=torch.bool, device=x.device)
-        else:
-            runs = running_steps(x, lengths)
-        outputs: Tensors = []
-        for t in range(x.size(0)):
-            running = runs[t]
-            if reset is not None:
-                cleared = reset[t].unsqueeze(1) & running
-                h, c = h.masked_fill(cleared, 0.0), c.masked_fill(cleared, 0.0)
-            new_h, new_c = self._one_step(x[t], h, c, parameters)
-            h, c = h.to(new_h.dtype), c.to(new_c.dtype)  # autocast may change the dtype
-            if self.training:
-                kept = torch.rand_like(new_h) < zoneout
-                new_h = torch.where(kept, h, new_h)
-            else:
-                new_h = torch.lerp(new_h, h, zoneout)
-            h, c = torch.where(running, new_h, h), torch.where(running, new_c, c)
-            outputs.append(h.masked_fill(~running, 0.0))
-        return torch.stack(outputs), h, c
+        kept: MaybeTensor = None
+        if zoneout is not None:
+            kept = zoneout_shares(input, self.hidden_size, zoneout, self.training)
+        return self._sequence(input, h_0, c_0, parameters, lengths, reset, kept)
 
 
 class CarryingLayer(CarryingLayerCall, nn.Module):
@@ -308,8 +279,3 @@ def check_positive(layer: str, **sizes: Any) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"{layer}: {name} must be a positive int, got {size!r}")
-
-
-def check_probability(layer: str, name: str, p: Any) -> None:
-    if not isinstance(p, (int, float)) or isinstance(p, bool) or not 0 <= p < 1:
-        raise ValueError(f"{layer}: {name} must be in [0, 1), got {p!r}")

@@ -6,9 +6,10 @@ does not trace these or their subclasses.
 """
 
 from itertools import chain
-from typing import Tuple  # noqa: UP035  TorchScript reads these
+from typing import Any, Tuple  # noqa: UP035  TorchScript reads these
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from my_ops.recurrent._calls import (
@@ -16,9 +17,11 @@ from my_ops.recurrent._calls import (
     MaybeTensor,
     MaybeTensors,
     Tensors,
+    check_probability,
     reverse,
     reverse_reset,
     stacked,
+    zoneout_shares,
 )
 
 
@@ -28,6 +31,17 @@ class TorchLayer(LayerCall, nn.RNNBase):
     __constants__ = [*nn.RNNBase.__constants__, "_name", "_hidden_messages"]  # noqa: RUF012
     _name: str
     _hidden_messages: list[str]  # torch's messages for each state, with {} for the shapes
+    # _each_layer checks these instead of the probabilities: torch.compile would recompile for a
+    # float that is compared.
+    _has_weight_dropout: bool
+    _has_zoneout: bool
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("weight_dropout", "zoneout"):
+            check_probability(self._name, name, value)
+            value = float(value)
+            super().__setattr__(f"_has_{name}", value > 0.0)
+        super().__setattr__(name, value)
 
     def _direction(
         self,
@@ -36,6 +50,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
         parameters: Tensors,
         lengths: MaybeTensor,
         reset: MaybeTensor,
+        zoneout: MaybeTensor,
     ) -> Tensors:
         """The output, and the states at the end."""
         raise NotImplementedError
@@ -92,15 +107,30 @@ class TorchLayer(LayerCall, nn.RNNBase):
                 x = self._next_input(outputs)
                 outputs = []
             backward = k % directions == 1
+            own = parameters[k * each : (k + 1) * each]
+            if self._has_weight_dropout:
+                own[1] = F.dropout(own[1], self.weight_dropout, self.training)
+            zoneout: MaybeTensor = None
+            if self._has_zoneout:
+                zoneout = zoneout_shares(x, self.hidden_size, self.zoneout, self.training)
             results = self._direction(
                 reverse(x, lengths) if backward else x,
                 [s[k] for s in states],
-                parameters[k * each : (k + 1) * each],
+                own,
                 lengths,
                 from_end if backward else reset,
+                zoneout,
             )
             outputs.append(reverse(results[0], lengths) if backward else results[0])
             for i, end in enumerate(ends):
                 end.append(results[1 + i])
         output = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
         return output, [stacked(end) for end in ends]
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr()
+        if self._has_weight_dropout:
+            text += f", weight_dropout={self.weight_dropout}"
+        if self._has_zoneout:
+            text += f", zoneout={self.zoneout}"
+        return text

@@ -39,10 +39,12 @@ def _fold(t: Tensor | None) -> Tensor | None:
     return t.transpose(0, 1).flatten(1, 2) if t.dim() == 4 else t.flatten(0, 1)
 
 
-def _fold_of_rows(lengths: Tensor | None, reset: Tensor | None) -> tuple[Tensor | None, ...]:
+def _fold_of_rows(
+    lengths: Tensor | None, reset: Tensor | None, zoneout: Tensor | None
+) -> tuple[Tensor | None, ...]:
     if reset is not None:  # (size, steps, batch)
         reset = reset.transpose(0, 1).flatten(1)
-    return _fold(lengths), reset
+    return _fold(lengths), reset, _fold(zoneout)
 
 
 def _unfold_batch(results: tuple[Tensor, ...], size: int, batch: int) -> Result:

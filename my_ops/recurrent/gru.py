@@ -91,6 +91,7 @@ def gru(
     *,
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
+    zoneout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """GRU over time: :func:`gru_cell` applied to each step of ``input``.
 
@@ -100,7 +101,7 @@ def gru(
         weight_ih: ``(3 * hidden_size, input_size)``.
         weight_hh: ``(3 * hidden_size, hidden_size)``.
         bias_ih, bias_hh: ``(3 * hidden_size,)``, or None.
-        lengths, reset: as in :func:`lltm`.
+        lengths, reset, zoneout: as in :func:`lltm`.
 
     Returns:
         ``(output, h_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``, and
@@ -112,9 +113,11 @@ def gru(
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, h0, weight_ih, weight_hh, bias_ih, bias_hh)
-    relevant = (*tensors, lengths, reset)
+    relevant = (*tensors, lengths, reset, zoneout)
     if has_torch_function(relevant) and not is_compiling():
-        return handle_torch_function(gru, relevant, *tensors, lengths=lengths, reset=reset)
+        return handle_torch_function(
+            gru, relevant, *tensors, lengths=lengths, reset=reset, zoneout=zoneout
+        )
     check_types("gru", CELL, CELL.arguments, relevant)
     return _gru(*relevant)
 
@@ -148,7 +151,8 @@ class GRU(PlainLayerCall, TorchLayer):
     """GRU over time, in one or more layers and directions, like ``torch.nn.GRU``.
 
     Arguments, parameters, their names and initialisation, state dict, calls and results are those
-    of ``torch.nn.GRU``; ``lengths`` and ``reset`` are added. It is a ``torch.nn.RNNBase``, but not
+    of ``torch.nn.GRU``; ``lengths``, ``reset``, ``weight_dropout`` and ``zoneout``, as in
+    :class:`LLTM`, are added. It is a ``torch.nn.RNNBase``, but not
     a ``torch.nn.GRU`` for ``isinstance``, because torch.compile does not trace those.
 
     The call is ``layer(input, h_0, lengths, reset)``. input is ``(steps, batch, input_size)``, or
@@ -179,9 +183,14 @@ class GRU(PlainLayerCall, TorchLayer):
         bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        weight_dropout: float = 0.0,
+        zoneout: float = 0.0,
     ) -> None:
         sizes, layout = (input_size, hidden_size, num_layers), (bias, batch_first)
         super().__init__("GRU", *sizes, *layout, dropout, bidirectional, 0, device, dtype)
+        self.weight_dropout = weight_dropout
+        self.zoneout = zoneout
 
     def _direction(
         self,
@@ -190,6 +199,7 @@ class GRU(PlainLayerCall, TorchLayer):
         parameters: Tensors,
         lengths: MaybeTensor,
         reset: MaybeTensor,
+        zoneout: MaybeTensor,
     ) -> Tensors:
         w_ih, w_hh = parameters[0], parameters[1]
         b_ih: MaybeTensor = None
@@ -198,7 +208,9 @@ class GRU(PlainLayerCall, TorchLayer):
             b_ih, b_hh = parameters[2], parameters[3]
         h = states[0]
         if torch.jit.is_scripting():
-            output, h = torch.ops.my_ops.gru(x, h, w_ih, w_hh, b_ih, b_hh, lengths, reset)
+            output, h = torch.ops.my_ops.gru(x, h, w_ih, w_hh, b_ih, b_hh, lengths, reset, zoneout)
         else:
-            output, h = gru(x, h, w_ih, w_hh, b_ih, b_hh, lengths=lengths, reset=reset)
+            output, h = gru(
+                x, h, w_ih, w_hh, b_ih, b_hh, lengths=lengths, reset=reset, zoneout=zoneout
+            )
         return [output, h]

@@ -101,6 +101,7 @@ def lltm(
     *,
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
+    zoneout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """LLTM over time: :func:`lltm_cell` applied to each step of ``input``.
 
@@ -115,6 +116,11 @@ def lltm(
         reset: ``(steps, batch)``, bool, on the device of ``input``. Where True, ``h`` and the cell
             state are zero before that step, even if they were NaN, and no gradient goes through
             them. After a row's end it is ignored. None: no resets.
+        zoneout: ``(steps, batch, hidden_size)``, dtype and device of ``input``: the share of ``h``
+            that stays from the step before, so that ``h`` is ``zoneout * old_h + (1 - zoneout) *
+            new_h``; the cell state is as without it. 0 and 1 keep the new or the old ``h`` (Krueger
+            et al., "Zoneout", 2017), and a probability gives the expected value. It gets no
+            gradient. None: 0.
 
     Returns:
         ``(output, h_n, c_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``,
@@ -127,9 +133,11 @@ def lltm(
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, h0, c0, weights, bias)
-    relevant = (*tensors, lengths, reset)
+    relevant = (*tensors, lengths, reset, zoneout)
     if has_torch_function(relevant) and not is_compiling():
-        return handle_torch_function(lltm, relevant, *tensors, lengths=lengths, reset=reset)
+        return handle_torch_function(
+            lltm, relevant, *tensors, lengths=lengths, reset=reset, zoneout=zoneout
+        )
     check_types("lltm", CELL, CELL.arguments, relevant)
     return _lltm(*relevant)
 
@@ -156,11 +164,15 @@ class _Ops(OneMatrixParameters):
         parameters: Tensors,
         lengths: MaybeTensor,
         reset: MaybeTensor,
+        zoneout: MaybeTensor,
     ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         if torch.jit.is_scripting():
-            return torch.ops.my_ops.lltm(x, h, c, parameters[0], parameters[1], lengths, reset)
+            return torch.ops.my_ops.lltm(
+                x, h, c, parameters[0], parameters[1], lengths, reset, zoneout
+            )
         else:
-            return lltm(x, h, c, parameters[0], parameters[1], lengths=lengths, reset=reset)
+            w, b = parameters[0], parameters[1]
+            return lltm(x, h, c, w, b, lengths=lengths, reset=reset, zoneout=zoneout)
 
 
 class LLTMCell(_Ops, CarryingCell):
@@ -208,8 +220,7 @@ class LLTM(CarryingLayer):
         weight_dropout: DropConnect: probability, in training, that a recurrent weight is dropped;
             drawn once per call, for all steps.
         zoneout: probability, in training, that an element of ``h`` keeps its value from the step
-            before; in evaluation ``h`` is the expected value of that. Runs step by step, which is
-            many times slower.
+            before; drawn for every step. In evaluation ``h`` is the expected value of that.
         device, dtype: of the parameters.
 
     The parameters are in ``cells``, one module per layer and direction, with the directions of a

@@ -106,6 +106,7 @@ def lstm(
     *,
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
+    zoneout: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """LSTM over time: :func:`lstm_cell` applied to each step of ``input``.
 
@@ -115,7 +116,7 @@ def lstm(
         weight_ih: ``(4 * hidden_size, input_size)``.
         weight_hh: ``(4 * hidden_size, hidden_size)``.
         bias_ih, bias_hh: ``(4 * hidden_size,)``, or None.
-        lengths, reset: as in :func:`lltm`.
+        lengths, reset, zoneout: as in :func:`lltm`.
 
     Returns:
         ``(output, h_n, c_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``,
@@ -128,9 +129,11 @@ def lstm(
         RuntimeError: dtypes, devices or shapes do not fit.
     """
     tensors = (input, h0, c0, weight_ih, weight_hh, bias_ih, bias_hh)
-    relevant = (*tensors, lengths, reset)
+    relevant = (*tensors, lengths, reset, zoneout)
     if has_torch_function(relevant) and not is_compiling():
-        return handle_torch_function(lstm, relevant, *tensors, lengths=lengths, reset=reset)
+        return handle_torch_function(
+            lstm, relevant, *tensors, lengths=lengths, reset=reset, zoneout=zoneout
+        )
     check_types("lstm", CELL, CELL.arguments, relevant)
     return _lstm(*relevant)
 
@@ -166,7 +169,8 @@ class LSTM(CarryingLayerCall, TorchLayer):
     """LSTM over time, in one or more layers and directions, like ``torch.nn.LSTM``.
 
     Arguments, parameters, their names and initialisation, state dict, calls and results are those
-    of ``torch.nn.LSTM``; ``lengths`` and ``reset`` are added. It is a ``torch.nn.RNNBase``, but not
+    of ``torch.nn.LSTM``; ``lengths``, ``reset``, ``weight_dropout`` and ``zoneout``, as in
+    :class:`LLTM`, are added. It is a ``torch.nn.RNNBase``, but not
     a ``torch.nn.LSTM`` for ``isinstance``, because torch.compile does not trace those. Projections
     (``proj_size``) run torch's own LSTM.
 
@@ -200,10 +204,20 @@ class LSTM(CarryingLayerCall, TorchLayer):
         proj_size: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        weight_dropout: float = 0.0,
+        zoneout: float = 0.0,
     ) -> None:
         sizes, layout = (input_size, hidden_size, num_layers), (bias, batch_first)
         more: Any = (dropout, bidirectional, proj_size, device, dtype)
         super().__init__("LSTM", *sizes, *layout, *more)
+        if proj_size > 0 and (weight_dropout or zoneout):
+            raise ValueError(
+                "LSTM: weight_dropout and zoneout must be 0 with proj_size > 0, got "
+                f"{weight_dropout} and {zoneout}"
+            )
+        self.weight_dropout = weight_dropout
+        self.zoneout = zoneout
 
     def _sizes(self) -> list[int]:
         return [self.proj_size if self.proj_size > 0 else self.hidden_size, self.hidden_size]
@@ -215,6 +229,7 @@ class LSTM(CarryingLayerCall, TorchLayer):
         parameters: Tensors,
         lengths: MaybeTensor,
         reset: MaybeTensor,
+        zoneout: MaybeTensor,
     ) -> Tensors:
         w_ih, w_hh = parameters[0], parameters[1]
         b_ih: MaybeTensor = None
@@ -223,9 +238,13 @@ class LSTM(CarryingLayerCall, TorchLayer):
             b_ih, b_hh = parameters[2], parameters[3]
         h, c = states[0], states[1]
         if torch.jit.is_scripting():
-            output, h, c = torch.ops.my_ops.lstm(x, h, c, w_ih, w_hh, b_ih, b_hh, lengths, reset)
+            output, h, c = torch.ops.my_ops.lstm(
+                x, h, c, w_ih, w_hh, b_ih, b_hh, lengths, reset, zoneout
+            )
         else:
-            output, h, c = lstm(x, h, c, w_ih, w_hh, b_ih, b_hh, lengths=lengths, reset=reset)
+            output, h, c = lstm(
+                x, h, c, w_ih, w_hh, b_ih, b_hh, lengths=lengths, reset=reset, zoneout=zoneout
+            )
         return [output, h, c]
 
     # -------------------------------------------------------------------------- projections

@@ -78,12 +78,14 @@ inline std::tuple<at::Tensor, at::Tensor> lltm_cell(const at::Tensor& input,
 }
 
 // Returns output, h_n, c_n. lengths: when each row ends; reset: before which steps its state is
-// zero.
+// zero; zoneout: the share of h that stays from the step before.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> lltm(
     const at::Tensor& input, const at::Tensor& h0, const at::Tensor& c0, const at::Tensor& weights,
     const at::Tensor& bias, const std::optional<at::Tensor>& lengths = std::nullopt,
-    const std::optional<at::Tensor>& reset = std::nullopt) {
-  const auto out = detail::call("my_ops::lltm", input, h0, c0, weights, bias, lengths, reset);
+    const std::optional<at::Tensor>& reset = std::nullopt,
+    const std::optional<at::Tensor>& zoneout = std::nullopt) {
+  const auto out =
+      detail::call("my_ops::lltm", input, h0, c0, weights, bias, lengths, reset, zoneout);
   return {out[0].toTensor(), out[1].toTensor(), out[2].toTensor()};
 }
 
@@ -104,9 +106,10 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(
     const std::optional<at::Tensor>& bias_ih = std::nullopt,
     const std::optional<at::Tensor>& bias_hh = std::nullopt,
     const std::optional<at::Tensor>& lengths = std::nullopt,
-    const std::optional<at::Tensor>& reset = std::nullopt) {
+    const std::optional<at::Tensor>& reset = std::nullopt,
+    const std::optional<at::Tensor>& zoneout = std::nullopt) {
   const auto out = detail::call("my_ops::lstm", input, h0, c0, weight_ih, weight_hh, bias_ih,
-                                bias_hh, lengths, reset);
+                                bias_hh, lengths, reset, zoneout);
   return {out[0].toTensor(), out[1].toTensor(), out[2].toTensor()};
 }
 
@@ -123,9 +126,10 @@ inline std::tuple<at::Tensor, at::Tensor> gru(
     const at::Tensor& weight_hh, const std::optional<at::Tensor>& bias_ih = std::nullopt,
     const std::optional<at::Tensor>& bias_hh = std::nullopt,
     const std::optional<at::Tensor>& lengths = std::nullopt,
-    const std::optional<at::Tensor>& reset = std::nullopt) {
+    const std::optional<at::Tensor>& reset = std::nullopt,
+    const std::optional<at::Tensor>& zoneout = std::nullopt) {
   const auto out = detail::call("my_ops::gru", input, h0, weight_ih, weight_hh, bias_ih, bias_hh,
-                                lengths, reset);
+                                lengths, reset, zoneout);
   return {out[0].toTensor(), out[1].toTensor()};
 }
 

@@ -1,0 +1,117 @@
+"""zoneout and weight_dropout of the layers of every cell."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import my_ops
+
+NAMES = ["LLTM", "LSTM", "GRU"]
+LIMIT = 1e-14  # of sums of seven steps in float64
+
+
+def made(name, device, dtype=torch.float64, hidden=4, **more):
+    return getattr(my_ops.nn, name)(5, hidden, device=device, dtype=dtype, **more)
+
+
+def seeded(layer, *args):
+    torch.manual_seed(3)
+    output, last = layer(*args)
+    return [output, *([last] if isinstance(last, torch.Tensor) else last)]
+
+
+def parameters_of(layer):
+    if isinstance(layer, my_ops.nn.LLTM):
+        return [layer.cells[0].weights, layer.cells[0].bias]
+    return list(layer.parameters())
+
+
+def step_by_step(name, parameters, x, shares, lengths, reset):
+    """One layer from zero states with the cell's op, in plain loops."""
+    op = getattr(my_ops, f"{name.lower()}_cell")
+    states = [x.new_zeros(x.shape[1], shares.shape[2])] * (1 if name == "GRU" else 2)
+    outputs = []
+    for t in range(len(x)):
+        runs = (t < lengths)[:, None]
+        before = [s.masked_fill(reset[t, :, None] & runs, 0.0) for s in states]
+        arguments = (x[t], *parameters, *before)
+        after = [op(*arguments)] if name == "GRU" else list(op(*arguments))
+        after[0] = shares[t] * before[0] + (1 - shares[t]) * after[0]
+        states = [torch.where(runs, a, s) for a, s in zip(after, states, strict=True)]
+        outputs.append(torch.where(runs, states[0], 0.0))
+    return [torch.stack(outputs), *(s[None] for s in states)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_gradients(name, training, device):
+    layer = made(name, device, zoneout=0.3).train(training)
+    x = torch.randn(7, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    lengths = torch.tensor([7, 0, 3], device=device)
+    reset = torch.rand(7, 3, device=device) < 0.3
+    got = seeded(layer, x, None, lengths, reset)
+    torch.manual_seed(3)
+    shares = torch.full((7, 3, 4), 0.3, dtype=torch.float64, device=device)
+    shares = torch.bernoulli(shares) if training else shares
+    want = step_by_step(name, parameters_of(layer), x, shares, lengths, reset)
+    grads = [torch.randn_like(t) for t in want]
+    inputs = [x, *parameters_of(layer)]
+    got += torch.autograd.grad(got, inputs, grads)
+    want += torch.autograd.grad(want, inputs, grads)
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=LIMIT, atol=LIMIT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zoneout_keeps_its_share_of_h(name, device):
+    layer = made(name, device, torch.float32, 64, zoneout=0.2, bidirectional=True)
+    x = torch.randn(50, 8, 5, device=device)
+    output = seeded(layer, x)[0]
+    assert torch.equal(seeded(layer, x)[0], output)
+    assert not torch.equal(layer(x)[0], output)
+    forward, backward = output.chunk(2, 2)
+    for h in (forward, backward.flip(0)):
+        kept = (h[1:] == h[:-1]).double()
+        assert abs(kept.mean().item() - 0.2) < 5 * (0.2 * 0.8 / kept.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_weight_dropout(name, device):
+    layer = made(name, device, weight_dropout=0.5)
+    plain = made(name, device)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(7, 3, 5, dtype=torch.float64, device=device)
+    got = seeded(layer, x)
+    torch.manual_seed(3)
+    plain.weight_hh_l0.data = F.dropout(layer.weight_hh_l0, 0.5).detach()
+    assert all(map(torch.equal, got, seeded(plain, x)))
+    plain.load_state_dict(layer.state_dict())
+    assert all(map(torch.equal, seeded(layer.eval(), x), seeded(plain, x)))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_and_scripts(name, training, device):
+    layer = made(name, device, zoneout=0.3, weight_dropout=0.2, num_layers=2).train(training)
+    x = torch.randn(7, 3, 5, dtype=torch.float64, device=device)
+    want = seeded(layer, x)
+    for call in (
+        torch.compile(layer, fullgraph=True, backend="aot_eager"),
+        torch.jit.script(layer),
+    ):
+        assert all(map(torch.equal, seeded(call, x), want))
+    layer.eval()
+    exported = torch.export.export(layer, (x,)).module()
+    assert all(map(torch.equal, seeded(exported, x), seeded(layer, x)))
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+@pytest.mark.parametrize("option", ["zoneout", "weight_dropout"])
+def test_wrong_probabilities(name, option):
+    for p in (1, -0.1, True, "0.5"):
+        with pytest.raises(ValueError, match=rf"{name}: {option} must be in \[0, 1\), got {p!r}"):
+            made(name, "cpu", **{option: p})
+    if name == "LSTM":
+        with pytest.raises(ValueError, match="must be 0 with proj_size > 0, got"):
+            made(name, "cpu", proj_size=2, **{option: 0.5})
+    assert repr(made(name, "cpu", **{option: 0.5})) == f"{name}(5, 4, {option}=0.5)"
