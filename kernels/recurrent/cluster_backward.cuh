@@ -36,10 +36,11 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 
   Kept<Cell> kept = {};
   const bool zoned = seq.zoneout != nullptr;
-  float grad_kept = 0.0f;
+  float zoneout = 0.0f, grad_kept = 0.0f;
   auto load_step = [&](int64_t t) {
     const auto at = [&](int64_t step, int values) { return block.at(step, values); };
     kept.template load<kClusterAhead>(seq, t, t * batch + block.row, at, true);
+    if (zoned) zoneout = load(seq.zoneout[block.at(t, 1)]);
   };
   if (block.real) load_step(seq.steps - 1);
 
@@ -68,7 +69,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     if (t < 0) break;
 
     float grad_terms[kTerms<Cell>], published[kGates];
-    kept.template backward<T>(through, block.real, zoned, grad_kept, state, grad_terms, published);
+    kept.template backward<T>(through, block.real, zoned, zoneout, grad_kept, state, grad_terms,
+                              published);
     // Round `steps` still reads this one, but pushes nothing.
     Exchange::push(targets, static_cast<uint32_t>(s) + 1, published);
     if (block.writes) {

@@ -105,8 +105,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
           for (int j = 0; j < kState; ++j) state.at[j] = tile_state[tile][i][j][threadIdx.x];
           float product_terms[Cell::kGates];
           float grad_kept;
-          kept[i].template backward<T>(through, real, zoned, grad_kept, state, grad_terms[i],
-                                       product_terms);
+          const float zoneout = zoned && real ? load(seq.zoneout[block.at(t, tile, i, 1)]) : 0.0f;
+          kept[i].template backward<T>(through, real, zoned, zoneout, grad_kept, state,
+                                       grad_terms[i], product_terms);
           if constexpr (!Cell::kReadsH) {
             if (zoned && real) seq.grad_kept[at] = grad_kept;
           }

@@ -75,8 +75,6 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   uint8_t reset[kItems];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) reset[i] = !block.real_unit[i];
-  const bool zoned = seq.zoneout != nullptr;
-  float zoneout[kItems] = {}, h_prev[kItems] = {};
   auto load_step = [&](int64_t t, int tile) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -87,13 +85,6 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
           share[i][gate] = __ldg(gates_x + gate * hidden);
         }
         if (seq.reset != nullptr) reset[i] = load_byte(seq.reset + block.line(t, tile, i));
-        if (zoned) {
-          zoneout[i] = load(seq.zoneout[block.at(t, tile, i, 1)]);
-          if constexpr (!Cell::kReadsH) {
-            h_prev[i] = load(t > 0 ? seq.output[block.at(t - 1, tile, i, 1)]
-                                   : seq.h0[block.at(tile, i, 1)]);
-          }
-        }
         if (asks_for_sector() && t + kGridAhead < seq.steps) {
           prefetch_values<Cell::kGates>(gates_x + kGridAhead * seq.batch * Cell::kGates * hidden,
                                         hidden);
@@ -125,8 +116,16 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
                           reset[i] != 0, z);
 #pragma unroll
           for (int j = 0; j < kState; ++j) state[i].at[j] = tile_state[tile][i][j][threadIdx.x];
-          h[i] = forward_of<Cell, T>(z, reset[i] != 0, {zoned, zoneout[i], h_prev[i]}, state[i],
-                                     saved[i]);
+          // Loaded only here: registers for values loaded ahead would slow calls without zoneout.
+          Zoneout zoneout = {};
+          if (seq.zoneout != nullptr && block.real(i, tile)) {
+            zoneout = {true, load(seq.zoneout[block.at(t, tile, i, 1)]), 0.0f};
+            if constexpr (!Cell::kReadsH) {
+              zoneout.h_prev = load(t > 0 ? seq.output[block.at(t - 1, tile, i, 1)]
+                                          : seq.h0[block.at(tile, i, 1)]);
+            }
+          }
+          h[i] = forward_of<Cell, T>(z, reset[i] != 0, zoneout, state[i], saved[i]);
           publish<T>(published + block.own_word[i], h[i], block.active(i, tile));
         }
       }

@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kStepThreads)
     carried.at[j] = args.carried[first(Cell::kCarried) + j * args.hidden];
   }
   Acc h = 0, saved[Cell::kSaved];
-  if (Cell::kReadsH || args.zoneout != nullptr) h = load(args.h[at]);
-  const Acc zoneout = args.zoneout != nullptr ? load(args.zoneout[at]) : Acc(0);
+  if constexpr (Cell::kReadsH) h = load(args.h[at]);
   if (args.bias_x != nullptr) load_row(args.bias_x + unit, args.hidden, bias_x);
   if (args.bias_h != nullptr) load_row(args.bias_h + unit, args.hidden, bias_h);
   const bool resets = args.reset != nullptr && args.reset[row];
@@ -94,9 +93,11 @@ __global__ void __launch_bounds__(kStepThreads)
     carried = {};
     h = 0;
   }
-  const Acc previous_h = h;
   h = Cell::template forward<StepMath>(z, h, carried.at, saved);
-  if (args.zoneout != nullptr) h = zoneout * previous_h + (Acc(1) - zoneout) * h;
+  if (args.zoneout != nullptr) {
+    const Acc share = load(args.zoneout[at]), h_prev = resets ? Acc(0) : load(args.h[at]);
+    h = share * h_prev + (Acc(1) - share) * h;
+  }
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
     args.new_carried[first(Cell::kCarried) + j * args.hidden] = carried.at[j];

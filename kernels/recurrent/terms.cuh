@@ -100,7 +100,6 @@ struct Kept {
   float saved[Cell::kSaved];
   Values<float, Cell::kCarried> carried, previous;  // after the step and before it
   float h_prev, grad_output;
-  float zoneout;
   uint8_t reset;  // not 0: the step starts from zero
 
   // at(t, values): the index of the first of the item's `values` values in [steps, batch, values,
@@ -128,7 +127,6 @@ struct Kept {
     }
     if (seq.grad_output != nullptr) grad_output = cuda::load(*grad_output_at);
     if (seq.reset != nullptr) reset = load_byte(seq.reset + line);
-    if (seq.zoneout != nullptr) zoneout = cuda::load(seq.zoneout[at(t, 1)]);
     if (prefetches && t >= Ahead) {
       prefetch_values<kSaved>(saved_at - back * kSaved, hidden);
       prefetch_values<kCarried>(carried_at - back * kCarried, hidden);
@@ -142,7 +140,8 @@ struct Kept {
   // gradients of the gates that do go through the weights. grad_kept, with zoneout: the gradient of
   // the previous h as the part of h that stays, if the state has none of the previous h.
   template <typename T>
-  __device__ __forceinline__ void backward(float through, bool real, bool zoned, float& grad_kept,
+  __device__ __forceinline__ void backward(float through, bool real, bool zoned, float zoneout,
+                                           float& grad_kept,
                                            Values<float, kStateValues<Cell>>& state,
                                            float (&grad_terms)[kTerms<Cell>],
                                            float (&published)[Cell::kGates]) const {
