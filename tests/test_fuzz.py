@@ -81,6 +81,22 @@ def test_memory_that_others_hold_is_no_wrong_result(monkeypatch):
     assert not fuzzed.wrong
 
 
+def test_an_op_that_runs_later_had_no_memory(monkeypatch):
+    fill_index, attempts = my_ops.fill_index, []
+
+    def refused_once(*args, **options):
+        attempts.append(args)
+        if len(attempts) == 1:
+            raise RuntimeError("my_ops: aten::linear failed (8 bytes on cuda:0)")
+        return fill_index(*args, **options)
+
+    monkeypatch.setattr(my_ops, "fill_index", refused_once)
+    fuzzed = fuzz.Fuzz("cpu", 3)
+    while not attempts:
+        fuzzed.some()
+    assert (fuzzed.without_memory, fuzzed.wrong) == (1, [])
+
+
 def takes_anything(x):
     return torch.ops.my_ops.add_one(x) if isinstance(x, torch.Tensor) else x
 

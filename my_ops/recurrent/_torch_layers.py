@@ -35,6 +35,8 @@ class TorchLayer(LayerCall, nn.RNNBase):
     # float that is compared.
     _has_weight_dropout: bool
     _has_zoneout: bool
+    weight_dropout: float
+    zoneout: float
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("weight_dropout", "zoneout"):
