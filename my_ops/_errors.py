@@ -35,7 +35,8 @@ def raise_out_of_memory(error: RuntimeError) -> None:
         # This raises torch's own error, with its numbers, unless memory has become free since.
         torch.empty(int(size), dtype=torch.uint8, device=device)
     if said:
-        raise torch.OutOfMemoryError(text)
+        known = "out of memory" in text
+        raise torch.OutOfMemoryError(text if known else f"CUDA out of memory. {text}")
 
 
 def without_kernel(value: Tensor) -> str | None:

@@ -81,7 +81,9 @@ def test_repeated_elements_are_converted_once(dtypes, device):
     a, b = normal((7, 1, 6), dtypes[0], device), normal((6, 8), dtypes[1], device)
     a, b = a.expand(7, 5, 6), b.expand(7, 6, 8)
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+    with torch.profiler.profile(
+        activities=activities, record_shapes=True, acc_events=True
+    ) as profile:
         got = my_ops.gemm(a, b)
     assert gemm_excess(got, a, b) <= 1
     casts = [event.input_shapes[0] for event in profile.events() if event.name == "aten::_to_copy"]
