@@ -81,6 +81,7 @@ class Results:
         self.kernels = load("kernels-nvidia-h200")
         self.random = [load(path.stem) for path in sorted(folder.glob("fuzz-*.json"))]
         self.long = [load(path.stem) for path in sorted(folder.glob("endurance-*.json"))]
+        self.repeats = [load(path.stem) for path in sorted(folder.glob("repetitions-*.json"))]
 
     def case(self, section: str, name: str) -> dict[str, Any]:
         return next(row for row in self.sections[section] if row["case"] == name)
@@ -386,6 +387,19 @@ class Results:
             cells = ["calls/s", *speeds, yes(run["speed is flat"])]
             rows.append([place(run, run["device"]), f"{run['calls']:,}", *cells, *record(run)])
         head = ["on", "calls", "MiB of, or", "first quarter", "last", "flat", "date", "commit"]
+        return table(head, rows)
+
+    def repetitions(self) -> str:
+        rows = []
+        for run in self.repeats:
+            families: dict[str, list[dict[str, Any]]] = {}
+            for case in run["repetitions"]:
+                families.setdefault(case["case"].split()[0], []).append(case)
+            for family, cases in families.items():
+                sums = [sum(case[kind] for case in cases) for kind in ("repetitions", "differing")]
+                counts = [str(len(cases)), *(f"{total:,}" for total in sums)]
+                rows.append([run["environment"]["gpu"], f"`{family}`", *counts, *record(run)])
+        head = ["on", "of", "cases", "repetitions", "differing", "date", "commit"]
         return table(head, rows)
 
     def compatibility(self) -> str:
