@@ -114,4 +114,6 @@ def test_wrong_probabilities(name, option):
     if name == "LSTM":
         with pytest.raises(ValueError, match="must be 0 with proj_size > 0, got"):
             made(name, "cpu", proj_size=2, **{option: 0.5})
+        with pytest.raises(ValueError, match="must be 0 with proj_size > 0, got"):
+            setattr(made(name, "cpu", proj_size=2), option, 0.5)
     assert repr(made(name, "cpu", **{option: 0.5})) == f"{name}(5, 4, {option}=0.5)"

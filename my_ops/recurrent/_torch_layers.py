@@ -42,6 +42,8 @@ class TorchLayer(LayerCall, nn.RNNBase):
         if name in ("weight_dropout", "zoneout"):
             check_probability(self._name, name, value)
             value = float(value)
+            if value > 0.0 and self.proj_size > 0:
+                raise ValueError(f"{self._name}: {name} must be 0 with proj_size > 0, got {value}")
             super().__setattr__(f"_has_{name}", value > 0.0)
         super().__setattr__(name, value)
 

@@ -211,11 +211,6 @@ class LSTM(CarryingLayerCall, TorchLayer):
         sizes, layout = (input_size, hidden_size, num_layers), (bias, batch_first)
         more: Any = (dropout, bidirectional, proj_size, device, dtype)
         super().__init__("LSTM", *sizes, *layout, *more)
-        if proj_size > 0 and (weight_dropout or zoneout):
-            raise ValueError(
-                "LSTM: weight_dropout and zoneout must be 0 with proj_size > 0, got "
-                f"{weight_dropout} and {zoneout}"
-            )
         self.weight_dropout = weight_dropout
         self.zoneout = zoneout
 
