@@ -15,6 +15,16 @@ void driver(const char* name, Args... args) {
   const auto call = reinterpret_cast<int (*)(Args...)>(dlsym(library, name));
   if (call(args...) != 0) throw std::runtime_error(name);
 }
+
+// Makes the first caller's context current: the thread of backward may have none yet.
+void set_context() {
+  static void* const context = [] {
+    void* current = nullptr;
+    driver("cuCtxGetCurrent", &current);
+    return current;
+  }();
+  driver("cuCtxSetCurrent", context);
+}
 }  // namespace
 
 extern "C" void fail_at(long n) {
@@ -28,11 +38,13 @@ extern "C" void* allocate(size_t size, int /*device*/, void* /*stream*/) {
     ++failed;
     throw std::runtime_error("CUDA out of memory, on purpose");
   }
+  set_context();
   uint64_t address = 0;
   if (size > 0) driver("cuMemAlloc_v2", &address, size);
   return reinterpret_cast<void*>(address);
 }
 
 extern "C" void release(void* memory, size_t /*size*/, int /*device*/, void* /*stream*/) {
+  set_context();
   if (memory) driver("cuMemFree_v2", reinterpret_cast<uint64_t>(memory));
 }
