@@ -31,6 +31,11 @@ __device__ __forceinline__ void st_relaxed(uint4* p, uint4 v) {
                : "memory");
 }
 
+// One store of eight bytes: the compiler may divide one written in C++ into smaller ones.
+__device__ __forceinline__ void st_global(uint2* p, uint2 v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+
 // A counter among blocks. A load that sees the sum also sees everything written before the addition
 // by this thread, and by threads of its block that it has synchronised with.
 __device__ __forceinline__ void red_release_add(uint32_t* p, uint32_t v) {
