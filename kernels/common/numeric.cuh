@@ -49,6 +49,27 @@ __device__ __forceinline__ uint32_t bits(float v) { return __float_as_uint(v); }
 __device__ __forceinline__ uint32_t bits(__half v) { return __half_as_ushort(v); }
 __device__ __forceinline__ uint32_t bits(__nv_bfloat16 v) { return __bfloat16_as_ushort(v); }
 
+// Two values in 16 bits each, the first in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  if constexpr (__is_same(T, __half)) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+  if constexpr (__is_same(T, __half)) {
+    return __half22float2(reinterpret_cast<const __half2&>(pair));
+  } else {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  }
+}
+
 // Adjacent elements, loaded and stored as one vector.
 template <typename T, int kSize>
 struct alignas(sizeof(T) * kSize) Vector {

@@ -96,27 +96,6 @@ __device__ __forceinline__ void produce(const HalfProduct<T>& p, HalfSmem<Tile>&
   }
 }
 
-// Packs two results, the first in the low half.
-template <typename T>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  if constexpr (__is_same(T, __half)) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ float2 unpack(uint32_t pair) {
-  if constexpr (__is_same(T, __half)) {
-    return __half22float2(reinterpret_cast<const __half2&>(pair));
-  } else {
-    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
-  }
-}
-
 // A subtile is the part of the output that one warp stages at a time: kSubtileRows rows of eight
 // 16-byte vectors. A vector's position is XORed with its row, so that accesses by rows or by
 // columns have no bank conflicts.

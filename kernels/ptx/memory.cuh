@@ -31,16 +31,25 @@ __device__ __forceinline__ void st_relaxed(uint4* p, uint4 v) {
                : "memory");
 }
 
+// One store of eight bytes: the compiler may divide one written in C++ into smaller ones.
+__device__ __forceinline__ void st_global(uint2* p, uint2 v) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+
 // A counter among blocks. A load that sees the sum also sees everything written before the addition
 // by this thread, and by threads of its block that it has synchronised with.
 __device__ __forceinline__ void red_release_add(uint32_t* p, uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-__device__ __forceinline__ uint32_t ld_acquire(const uint32_t* p) {
+// Waits until the counter has at least this value. Its loads are relaxed, and one fence behind them
+// acquires: a load that acquires discards L1, also where it is repeated.
+__device__ __forceinline__ void wait_acquire(const uint32_t* p, uint32_t least) {
   uint32_t v;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
+  do {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  } while (v < least);
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 // Two adjacent floats at an 8-byte-aligned shared address. Volatile: they are loaded at each use,

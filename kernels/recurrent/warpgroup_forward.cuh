@@ -116,8 +116,7 @@ __device__ __forceinline__ void produce_h(const WarpgroupParams<T>& params, Tile
   each_tile(params.seq.batch, params.plan, group, which, [&](int tile) {
     const uint32_t* const arrived = params.arrived + tile * kArrivedStride;
     for (int t = 0; t < static_cast<int>(params.seq.steps); ++t) {
-      while (ptx::ld_acquire(arrived) < arrivals * t) {
-      }
+      ptx::wait_acquire(arrived, arrivals * t);
       ptx::fence_proxy_async_global();
       const CUtensorMap* const map = t == 0 ? &params.h0 : &params.output;
       for (int k_block = 0; k_block < k_blocks; ++k_block) {
@@ -134,19 +133,16 @@ __device__ __forceinline__ void produce_h(const WarpgroupParams<T>& params, Tile
 
 // Four units of a row.
 template <typename T>
-using Four = Vector<T, 4>;
-
-template <typename T>
-__device__ __forceinline__ Four<T> rounded(const float (&v)[4]) {
-  return {store<T>(v[0]), store<T>(v[1]), store<T>(v[2]), store<T>(v[3])};
+__device__ __forceinline__ uint2 rounded(const float (&v)[4]) {
+  return {pack<T>(v[0], v[1]), pack<T>(v[2], v[3])};
 }
 template <typename T>
-__device__ __forceinline__ void store_four(T* p, const float (&v)[4]) {
-  *reinterpret_cast<Four<T>*>(p) = rounded<T>(v);
+__device__ __forceinline__ void store_four(T* p, uint2 v) {
+  ptx::st_global(reinterpret_cast<uint2*>(p), v);
 }
 template <typename T>
 __device__ __forceinline__ float4 load_four(const T* p) {
-  const Four<T> v = *reinterpret_cast<const Four<T>*>(p);
+  const auto v = *reinterpret_cast<const Vector<T, 4>*>(p);
   return {load(v.at[0]), load(v.at[1]), load(v.at[2]), load(v.at[3])};
 }
 
@@ -238,7 +234,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
       ptx::wgmma_fence_operand(sum);
       release(previous);
 
-      Four<T> saved[kParts][kSaved];
+      uint2 saved[kParts][kSaved];
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         const int half = part / (kParts / 2), own = part % (kParts / 2) * 4;
@@ -283,7 +279,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
         for (int j = 0; j < kStateValues<Cell>; ++j) state[part][j][thread] = old.at[j];
 #pragma unroll
         for (int j = 0; j < kSaved; ++j) saved[part][j] = rounded<T>(kept[j]);
-        if (real(part)) store_four(seq.output + at(t, part, 1), h);
+        if (real(part)) store_four(seq.output + at(t, part, 1), rounded<T>(h));
       }
 
       __syncwarp();
@@ -296,8 +292,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
         if (seq.saved != nullptr) {
 #pragma unroll
           for (int j = 0; j < kSaved; ++j) {
-            *reinterpret_cast<Four<T>*>(seq.saved + at(t, part, kSaved) + j * hidden) =
-                saved[part][j];
+            store_four(seq.saved + at(t, part, kSaved) + j * hidden, saved[part][j]);
           }
 #pragma unroll
           for (int j = 0; j < kCarried; ++j) {
@@ -309,7 +304,8 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
 #pragma unroll
           for (int j = 0; j < kCarried; ++j) {
             const float4 v = state[part][j][thread];
-            store_four(seq.carried_n + at(0, part, kCarried) + j * hidden, {v.x, v.y, v.z, v.w});
+            store_four(seq.carried_n + at(0, part, kCarried) + j * hidden,
+                       rounded<T>({v.x, v.y, v.z, v.w}));
           }
         }
       }
