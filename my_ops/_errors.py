@@ -31,7 +31,8 @@ def raise_out_of_memory(error: RuntimeError) -> None:
     said = "CUDA out of memory" in text or "cudaErrorMemoryAllocation" in text
     if match:
         call, reason, size, device = match.groups()
-        said |= device != "cpu" and "empty" in call and not reason
+        allocates = "empty" in call or call == "aten::to"
+        said |= device != "cpu" and allocates and not reason
         # This raises torch's own error, with its numbers, unless memory has become free since.
         torch.empty(int(size), dtype=torch.uint8, device=device)
     if said:

@@ -48,7 +48,7 @@ def test_memory_stays_flat(gradient, device):
     before = resident()
     calls(20_000)
     assert resident() - before < 2 << 20
-    assert allocated() == allocated_before
+    assert allocated() <= allocated_before
 
 
 HUGE = 1 << 23  # a row of a matrix that fits, a side of one that does not
