@@ -267,8 +267,7 @@ def _reset(input: Tensor, h0: Tensor) -> Tensor:
 def _zoneout(input: Tensor, h0: Tensor) -> Tensor:
     """Shares of 0, 1/2 and 1."""
     t = input.new_ones(input.shape[:-1], dtype=torch.int64).cumsum(-2).unsqueeze(-1)
-    unit = h0.new_ones(h0.shape, dtype=torch.int64).cumsum(-1).unsqueeze(-3)
-    return ((t + unit) % 3).to(h0.dtype) / 2
+    return ((t + (h0.detach() > 0).unsqueeze(-3)) % 3).to(h0.dtype) / 2
 
 
 def _of_torch(name: str, steps: int | None) -> Callable[..., tuple[Tensor, ...]]:

@@ -70,8 +70,7 @@ def test_on_cuda(cuda, run_pytest):
 SWITCHED = """
     import sys, torch, my_ops
     from pathlib import Path
-    import my_ops
-from my_ops import _fast_fp32
+    from my_ops import _fast_fp32
     _fast_fp32._switch = _fast_fp32.Switch(Path(sys.argv[1]), "CPU")
     a, small = torch.randn(200, 200), torch.randn(4, 4)
 """

@@ -28,15 +28,18 @@ from my_ops.recurrent._calls import (
 class TorchLayer(LayerCall, nn.RNNBase):
     """``_direction`` runs the op for one direction of one layer."""
 
-    __constants__ = [*nn.RNNBase.__constants__, "_name", "_hidden_messages"]  # noqa: RUF012
+    __constants__ = [  # noqa: RUF012
+        *(*nn.RNNBase.__constants__, "_name", "_hidden_messages"),
+        *("_has_weight_dropout", "_has_zoneout"),
+    ]
     _name: str
     _hidden_messages: list[str]  # torch's messages for each state, with {} for the shapes
     # _each_layer checks these instead of the probabilities: torch.compile would recompile for a
-    # float that is compared.
-    _has_weight_dropout: bool
-    _has_zoneout: bool
-    weight_dropout: float
-    zoneout: float
+    # float that is compared. These are the values of a layer that convert made of torch's.
+    _has_weight_dropout: bool = False
+    _has_zoneout: bool = False
+    weight_dropout: float = 0.0
+    zoneout: float = 0.0
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("weight_dropout", "zoneout"):
