@@ -129,19 +129,7 @@ def _(
     return (unfold(result, size, *batch) if batch else result), 0
 
 
-def _check_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str = "none",
-    residual: Tensor | None = None,
-    precision: str | None = None,
-    packed: Tensor | None = None,
-) -> None:
-    _checks.check_linear(x, weight, bias, activation, residual, precision, packed)
-
-
-@register_rule("linear", _check_linear, autocast=True)
+@register_rule("linear", _checks.check_linear, autocast=True)
 def _(
     info: Any,
     in_dims: Dims,

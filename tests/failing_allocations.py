@@ -4,9 +4,8 @@ import itertools
 
 import torch
 
-# By the texts of both allocators: torch's of the CPU, and that of failing_memory_cuda.cpp. Before
-# torch 2.13, the error of a call of torch's names only what it was to make.
-SAID = "can't allocate memory", "out of memory", " bytes on cuda:"
+# By the texts of both allocators: torch's of the CPU, and that of failing_memory_cuda.cpp.
+SAID = "can't allocate memory", "out of memory"
 
 
 def every_allocation(memory, cases):

@@ -250,11 +250,11 @@ def check_activation(activation: str) -> None:
 def check_linear(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    residual: Tensor | None,
-    precision: str | None,
-    packed: Tensor | None,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    residual: Tensor | None = None,
+    precision: str | None = None,
+    packed: Tensor | None = None,
 ) -> None:
     op = "linear"
     check_floating(x, op, "x")
