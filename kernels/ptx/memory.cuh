@@ -42,14 +42,10 @@ __device__ __forceinline__ void red_release_add(uint32_t* p, uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-// Waits until the counter has at least this value. Its loads are relaxed, and one fence behind them
-// acquires: a load that acquires discards L1, also where it is repeated.
-__device__ __forceinline__ void wait_acquire(const uint32_t* p, uint32_t least) {
+__device__ __forceinline__ uint32_t ld_acquire(const uint32_t* p) {
   uint32_t v;
-  do {
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  } while (v < least);
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
 }
 
 // Two adjacent floats at an 8-byte-aligned shared address. Volatile: they are loaded at each use,

@@ -116,7 +116,8 @@ __device__ __forceinline__ void produce_h(const WarpgroupParams<T>& params, Tile
   each_tile(params.seq.batch, params.plan, group, which, [&](int tile) {
     const uint32_t* const arrived = params.arrived + tile * kArrivedStride;
     for (int t = 0; t < static_cast<int>(params.seq.steps); ++t) {
-      ptx::wait_acquire(arrived, arrivals * t);
+      while (ptx::ld_acquire(arrived) < arrivals * t) {
+      }
       ptx::fence_proxy_async_global();
       const CUtensorMap* const map = t == 0 ? &params.h0 : &params.output;
       for (int k_block = 0; k_block < k_blocks; ++k_block) {
