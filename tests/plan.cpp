@@ -100,7 +100,7 @@ void layer(std::istream& in, const DeviceFacts& device) {
       if (variant) return answer("grid", grid.unit_tiles, grid.row_tiles, grid.chunks);
       return answer("grid", needs(grid));
     case RecurrentPlan::Kind::kWarpgroup:
-      return answer("warpgroup", needs(plan.warpgroup));
+      return answer("warpgroup", backward ? needs(plan.warpgroup_backward) : needs(plan.warpgroup));
     case RecurrentPlan::Kind::kNone:
       return answer("steps");
   }

@@ -34,6 +34,16 @@ __device__ __forceinline__ void barrier_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Loads from a block of the cluster, with an address from mapa.
+__device__ __forceinline__ float4 ld_cluster(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 // Stores into a block of the cluster, with addresses from mapa. Bytes that have arrived count on
 // that block's mbarrier.
 __device__ __forceinline__ void st_async(uint32_t address, uint32_t barrier, float v0, float v1) {

@@ -6,6 +6,7 @@
 #include "recurrent/grid_backward.cuh"
 #include "recurrent/grid_forward.cuh"
 #include "recurrent/step.cuh"
+#include "recurrent/warpgroup_backward.cuh"
 #include "recurrent/warpgroup_forward.cuh"
 
 namespace my_ops::cuda {
@@ -47,6 +48,9 @@ bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden) {
   if (current_device(&facts) != cudaSuccess) return false;  // the launch will report the error
   const RecurrentPlan plan =
       make_recurrent_plan(kCellFacts<Cell>, pass, sizeof(T), batch, hidden, facts);
+  if (plan.kind == RecurrentPlan::Kind::kWarpgroup && pass == Pass::kBackward) {
+    return warpgroup_backward_fits<Cell, T>(plan.warpgroup_backward);
+  }
   if (plan.kind != RecurrentPlan::Kind::kCluster) return plan.kind != RecurrentPlan::Kind::kNone;
   const void* const kernel =
       pass == Pass::kForward ? cluster_kernel_of<Cell, RecurrentSequence<T>>(plan.cluster)
@@ -63,7 +67,8 @@ size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int
     case RecurrentPlan::Kind::kGrid:
       return static_cast<size_t>(grid_exchange_bytes<Cell, T>(pass, steps, batch, hidden));
     case RecurrentPlan::Kind::kWarpgroup:
-      return static_cast<size_t>(warpgroup_exchange_bytes(batch));
+      return static_cast<size_t>(pass == Pass::kForward ? warpgroup_exchange_bytes(batch)
+                                                        : warpgroup_backward_exchange_bytes(batch));
     default:
       return 0;
   }
@@ -81,9 +86,11 @@ cudaError_t launch_sequence(const Sequence& args, void* workspace, cudaStream_t 
     return launch_cluster(cluster_kernel_of<Cell, Sequence>(plan.cluster), plan.cluster, args,
                           stream);
   }
-  if constexpr (kPass == Pass::kForward) {
-    if (plan.kind == RecurrentPlan::Kind::kWarpgroup) {
+  if (plan.kind == RecurrentPlan::Kind::kWarpgroup) {
+    if constexpr (kPass == Pass::kForward) {
       return warpgroup_forward<Cell, T>(args, plan.warpgroup, workspace, stream);
+    } else {
+      return warpgroup_backward<Cell, T>(args, plan.warpgroup_backward, workspace, stream);
     }
   }
   const int64_t bytes = grid_exchange_bytes<Cell, T>(kPass, args.steps, args.batch, args.hidden);

@@ -55,12 +55,23 @@ struct WarpgroupPlan {
   int shared_bytes;
 };
 
+// Clusters for many rows (warpgroup_backward.cuh). Those of a group divide the units, and the
+// groups divide tiles of 128 rows.
+struct WarpgroupBackwardPlan {
+  int tiles;  // of units, a cluster each
+  int groups;
+  int k_blocks;  // of a block
+  int stages;    // of its ring
+  int shared_bytes;
+};
+
 struct RecurrentPlan {
   enum class Kind { kNone, kCluster, kGrid, kWarpgroup };
   Kind kind = Kind::kNone;
   ClusterPlan cluster{};
   GridPlan grid{};
   WarpgroupPlan warpgroup{};
+  WarpgroupBackwardPlan warpgroup_backward{};
 };
 
 // ---- clusters ----
@@ -240,12 +251,12 @@ inline bool place_warpgroups(const CellFacts& cell, int units, int64_t batch, in
 
 // Timed on an H200 with LSTM and GRU at hidden sizes of 256, 512 and 1024: it is faster than a
 // product per step, for hidden sizes beyond 512 up to two waves.
-inline bool plan_warpgroup(const CellFacts& cell, Pass pass, int width, int64_t batch,
-                           int64_t hidden, const DeviceFacts& facts, WarpgroupPlan& plan) {
+inline bool plan_warpgroup(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
+                           const DeviceFacts& facts, WarpgroupPlan& plan) {
   constexpr int64_t kFewestHidden = 64, kMostHidden = 1024;
   // TMA needs rows of whole 16-byte vectors.
-  if (pass == Pass::kBackward || width != 2 || hidden < kFewestHidden || hidden > kMostHidden ||
-      hidden % 8 != 0 || !facts.hopper_code) {
+  if (width != 2 || hidden < kFewestHidden || hidden > kMostHidden || hidden % 8 != 0 ||
+      !facts.hopper_code) {
     return false;
   }
   if (!place_warpgroups(cell, 16, batch, hidden, facts, plan)) return false;
@@ -262,15 +273,54 @@ inline bool fills_warpgroups(int64_t batch, int64_t hidden, const DeviceFacts& f
   return batch >= kWarpgroupRows * (facts.sm_count / ceil_div(hidden, 16));
 }
 
+// ---- warpgroups, backward ----
+
+constexpr int kBackwardRows = 128;  // of a tile: two of wgmma's
+constexpr int kBackwardUnits = 72;  // of a tile: as many as W_h leaves room for, wgmma's N
+constexpr int kBackwardSplit = 4;  // blocks of a cluster, which divide the sum over gates and units
+constexpr int kBackwardStageBytes = kBackwardRows * kWarpgroupK * 2;
+// The ring also has to hold the partial sums.
+constexpr int kBackwardFewestStages = 3, kBackwardMostStages = 8;
+static_assert(kBackwardRows * kBackwardUnits * 4 <= kBackwardFewestStages * kBackwardStageBytes);
+
+constexpr Needs needs(const WarpgroupBackwardPlan& plan) {
+  return {.code = 90,
+          .shared_bytes = plan.shared_bytes,
+          .cluster = kBackwardSplit,
+          .resident = plan.tiles * plan.groups * kBackwardSplit};
+}
+
+inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
+                                    const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
+  if (width != 2 || hidden % 8 != 0 || !facts.hopper_code) return false;
+  const int64_t k_blocks = ceil_div(ceil_div(cell.gates * hidden, kWarpgroupK), kBackwardSplit);
+  const int64_t fixed = k_blocks * kBackwardUnits * 128, stage = kBackwardStageBytes + 16;
+  const int64_t stages =
+      std::min<int64_t>(kBackwardMostStages, (facts.shared_bytes - fixed) / stage);
+  const int64_t tiles = ceil_div(hidden, kBackwardUnits);
+  // 31 clusters of four fit on 132 SMs.
+  const int64_t clusters = (facts.sm_count - facts.sm_count / 16) / kBackwardSplit;
+  if (stages < kBackwardFewestStages || tiles > clusters) return false;
+  plan = {.tiles = static_cast<int>(tiles),
+          .groups = static_cast<int>(std::min(clusters / tiles, ceil_div(batch, kBackwardRows))),
+          .k_blocks = static_cast<int>(k_blocks),
+          .stages = static_cast<int>(stages),
+          .shared_bytes = static_cast<int>(fixed + stages * stage)};
+  return facts.runs(needs(plan));
+}
+
 // width: bytes of an activation, 4 or 2.
 inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int width, int64_t batch,
                                          int64_t hidden, const DeviceFacts& facts) {
   using Kind = RecurrentPlan::Kind;
   RecurrentPlan plan;
-  const bool many_rows = plan_warpgroup(cell, pass, width, batch, hidden, facts, plan.warpgroup);
+  const bool forward = pass == Pass::kForward;
+  const bool many_rows =
+      forward ? plan_warpgroup(cell, width, batch, hidden, facts, plan.warpgroup)
+              : plan_warpgroup_backward(cell, width, batch, hidden, facts, plan.warpgroup_backward);
   if (plan_cluster(cell, batch, hidden, facts, plan.cluster)) {
     plan.kind = Kind::kCluster;
-  } else if (many_rows && fills_warpgroups(batch, hidden, facts)) {
+  } else if (forward && many_rows && fills_warpgroups(batch, hidden, facts)) {
     plan.kind = Kind::kWarpgroup;
   } else if (plan_grid(cell, pass, width, batch, hidden, facts, plan.grid)) {
     plan.kind = Kind::kGrid;
