@@ -182,6 +182,17 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "lstm", 0, 2, 8000, 252, "steps"),  # rows are not whole 16-byte vectors
     ("H200", "lstm", 0, 4, 8000, 256, "steps"),
     ("H200", "lstm", 1, 2, 8000, 256, "steps"),
+    ("H200", "lstm", 1, 2, 64, 1024, "grid"),
+    ("H200", "lstm", 1, 2, 65, 1024, "warpgroup"),
+    ("H200", "gru", 1, 2, 512, 1024, "warpgroup"),
+    ("H200", "gru", 1, 2, 513, 1024, "steps"),  # a third wave
+    ("H200", "gru", 1, 2, 128, 512, "grid"),
+    ("H200", "lstm", 1, 2, 128, 512, "warpgroup"),  # more than the grid kernel takes
+    ("H200", "gru", 1, 2, 32, 1536, "warpgroup"),
+    ("H200", "lstm", 1, 2, 128, 1536, "steps"),  # W_h does not fit
+    ("H200", "lltm", 1, 2, 256, 1020, "steps"),  # rows are not whole 16-byte vectors
+    ("H200", "lltm", 1, 4, 256, 1024, "steps"),
+    ("H200-plain", "lstm", 1, 2, 256, 1024, "steps"),
     ("H200", "gru", 0, 2, 256, 1032, "steps"),
     ("H200-slice", "lstm", 0, 2, 128, 256, "warpgroup"),
     ("H200-slice", "lstm", 0, 2, 128, 320, "steps"),  # W_h does not fit
@@ -291,6 +302,7 @@ PLANNED = {  # kernels that request shared memory at launch; others have up to 4
     "grid_forward_kernel": "grid_shared_bytes",
     "grid_backward_kernel": "grid_shared_bytes",
     "warpgroup_forward_kernel": "WarpgroupPlan::shared_bytes",
+    "warpgroup_backward_kernel": "WarpgroupBackwardPlan::shared_bytes",
     "cluster_forward_kernel": "ClusterPlan::spread_bytes",
     "cluster_backward_kernel": "ClusterPlan::spread_bytes",
 }

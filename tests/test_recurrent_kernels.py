@@ -25,9 +25,10 @@ CUDA_SIZES = [  # clusters, grids of one and two tiles, and a product per step
     *[(40, 2, 24, 33), (6, 256, 64, 512), (20, 5, 8, 520), (9, 8, 16, 1100), (9, 1, 16, 2048)],
     (3, 300, 16, 640),  # a float32 product per step, with packed weights
 ]
-# Forward in 16 bits with warpgroups: part of a tile, one step, a second wave, blocks of 32 units.
+# In 16 bits with warpgroups: part of a tile, one step, a second wave; forward blocks of 32 units,
+# backward clusters of four and, at the end, of eight.
 MANY_ROWS = [(5, 700, 24, 200), (3, 300, 33, 1024), (1, 130, 8, 1000), (3, 2500, 16, 256)]
-MANY_ROWS += [(12, 256, 8, 512)]
+MANY_ROWS += [(12, 256, 8, 512), (3, 1100, 16, 256), (5, 100, 16, 1024), (9, 300, 8, 264)]
 
 
 class Problem:

@@ -58,6 +58,7 @@ struct WarpgroupPlan {
 // Clusters for many rows (warpgroup_backward.cuh). Those of a group divide the units, and the
 // groups divide tiles of 128 rows.
 struct WarpgroupBackwardPlan {
+  int split;  // blocks of a cluster, which divide the sum over gates and units: 4 or 8
   int tiles;  // of units, a cluster each
   int groups;
   int k_blocks;  // of a block
@@ -277,7 +278,6 @@ inline bool fills_warpgroups(int64_t batch, int64_t hidden, const DeviceFacts& f
 
 constexpr int kBackwardRows = 128;  // of a tile: two of wgmma's
 constexpr int kBackwardUnits = 72;  // of a tile: as many as W_h leaves room for, wgmma's N
-constexpr int kBackwardSplit = 4;  // blocks of a cluster, which divide the sum over gates and units
 constexpr int kBackwardStageBytes = kBackwardRows * kWarpgroupK * 2;
 // The ring also has to hold the partial sums.
 constexpr int kBackwardFewestStages = 3, kBackwardMostStages = 8;
@@ -286,27 +286,41 @@ static_assert(kBackwardRows * kBackwardUnits * 4 <= kBackwardFewestStages * kBac
 constexpr Needs needs(const WarpgroupBackwardPlan& plan) {
   return {.code = 90,
           .shared_bytes = plan.shared_bytes,
-          .cluster = kBackwardSplit,
-          .resident = plan.tiles * plan.groups * kBackwardSplit};
+          .cluster = plan.split,
+          .resident = plan.tiles * plan.groups * plan.split};
 }
 
-inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
-                                    const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
-  if (width != 2 || hidden % 8 != 0 || !facts.hopper_code) return false;
-  const int64_t k_blocks = ceil_div(ceil_div(cell.gates * hidden, kWarpgroupK), kBackwardSplit);
+constexpr int64_t waves(const WarpgroupBackwardPlan& plan, int64_t batch) {
+  return ceil_div(ceil_div(batch, kBackwardRows), plan.groups);
+}
+
+// A plan for clusters of this many blocks, with as many stages and groups as fit.
+inline bool place_backward(const CellFacts& cell, int split, int64_t batch, int64_t hidden,
+                           const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
+  const int64_t k_blocks = ceil_div(ceil_div(cell.gates * hidden, kWarpgroupK), split);
   const int64_t fixed = k_blocks * kBackwardUnits * 128, stage = kBackwardStageBytes + 16;
   const int64_t stages =
       std::min<int64_t>(kBackwardMostStages, (facts.shared_bytes - fixed) / stage);
   const int64_t tiles = ceil_div(hidden, kBackwardUnits);
-  // 31 clusters of four fit on 132 SMs.
-  const int64_t clusters = (facts.sm_count - facts.sm_count / 16) / kBackwardSplit;
+  // Of 132 SMs, 120 hold these clusters.
+  const int64_t clusters = (facts.sm_count - facts.sm_count / 11) / split;
   if (stages < kBackwardFewestStages || tiles > clusters) return false;
-  plan = {.tiles = static_cast<int>(tiles),
+  plan = {.split = split,
+          .tiles = static_cast<int>(tiles),
           .groups = static_cast<int>(std::min(clusters / tiles, ceil_div(batch, kBackwardRows))),
           .k_blocks = static_cast<int>(k_blocks),
           .stages = static_cast<int>(stages),
           .shared_bytes = static_cast<int>(fixed + stages * stage)};
   return facts.runs(needs(plan));
+}
+
+// Timed on an H200 with the three cells at hidden sizes of 128 to 1536: it is faster than a product
+// per step up to two waves.
+inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
+                                    const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
+  if (width != 2 || hidden % 8 != 0 || !facts.hopper_code) return false;
+  if (place_backward(cell, 8, batch, hidden, facts, plan) && waves(plan, batch) == 1) return true;
+  return place_backward(cell, 4, batch, hidden, facts, plan) && waves(plan, batch) <= 2;
 }
 
 // width: bytes of an activation, 4 or 2.
@@ -315,16 +329,19 @@ inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int w
   using Kind = RecurrentPlan::Kind;
   RecurrentPlan plan;
   const bool forward = pass == Pass::kForward;
-  const bool many_rows =
+  const bool possible =
       forward ? plan_warpgroup(cell, width, batch, hidden, facts, plan.warpgroup)
               : plan_warpgroup_backward(cell, width, batch, hidden, facts, plan.warpgroup_backward);
+  // Backward is faster than the grid kernel from about this product of the sizes on.
+  const bool many_rows =
+      forward ? fills_warpgroups(batch, hidden, facts) : batch * hidden > 64 * 1024;
   if (plan_cluster(cell, batch, hidden, facts, plan.cluster)) {
     plan.kind = Kind::kCluster;
-  } else if (forward && many_rows && fills_warpgroups(batch, hidden, facts)) {
+  } else if (possible && many_rows) {
     plan.kind = Kind::kWarpgroup;
   } else if (plan_grid(cell, pass, width, batch, hidden, facts, plan.grid)) {
     plan.kind = Kind::kGrid;
-  } else if (many_rows) {
+  } else if (possible) {
     plan.kind = Kind::kWarpgroup;
   }
   return plan;

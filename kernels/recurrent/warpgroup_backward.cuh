@@ -1,15 +1,16 @@
 // Backward over all steps for many rows, in 16 bits on Hopper.
 // Plan: dh_t = grad_output_t + dz_{t+1} W_h, where dz has kGates * hidden columns. A cluster of
-// four computes tiles of 128 rows and 72 units. A block has a quarter of the rows of W_h for its
-// units in shared memory, as the B operand of wgmma, and multiplies a quarter of dz's columns. Then
-// each block adds the four partial sums of a quarter of the rows, which it reads from its peers'
-// shared memory, and applies the cell's derivative. dz_t is stored to grad_terms, from which TMA
-// loads it in the next round, once the counter of the rows shows that all of it is there.
+// four or eight blocks, Split, computes tiles of 128 rows and 72 units. Each block has its share of
+// the rows of W_h for these units in shared memory, as the B operand of wgmma, and multiplies the
+// same share of dz's columns. Then it adds the partial sums of its share of the tile's rows, which
+// it reads from its peers' shared memory, and applies the cell's derivative. dz_t is stored to
+// grad_terms, from which TMA loads it in the next round, once the counter of the rows shows that
+// all of it is there.
 #pragma once
 
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
-#include "recurrent/warpgroup_forward.cuh"
+#include "recurrent/warpgroup.cuh"
 
 namespace my_ops::cuda {
 
@@ -21,37 +22,19 @@ struct WarpgroupBackwardParams {
   WarpgroupBackwardPlan plan;
 };
 
-constexpr int kBackwardWorkers = 2 * 128;  // threads that multiply
-constexpr int kOwnRows = kBackwardRows / kBackwardSplit;
+constexpr int kBackwardWorkers = 2 * 128;   // threads that multiply
 constexpr int kQuads = kBackwardUnits / 4;  // of units, in a row
-constexpr int kOwnParts = (kOwnRows * kQuads + kBackwardWorkers - 1) / kBackwardWorkers;
 
-// The ring of a block, whose stages hold k-blocks of 128 rows. The partial sums use its memory.
-struct BackwardRing {
-  unsigned char* stages_at;
-  uint64_t *full, *empty;
-  int stages;
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ unsigned char* at_stage() const {
-    return stages_at + stage * kBackwardStageBytes;
-  }
-  __device__ __forceinline__ void advance() {
-    if (++stage == stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
+// Of a block. The partial sums use its memory.
+using BackwardRing = KBlockRing<kBackwardStageBytes>;
 
 // Run by one warp: keeps the ring full. The cluster's blocks meet twice a round: when the partial
 // sums are written, and when they have been read.
-template <typename T>
+template <int Split, typename T>
 __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>& params,
                                                BackwardRing& ring, int row_tile, int rank) {
   const WarpgroupBackwardPlan& plan = params.plan;
-  const uint32_t arrivals = kBackwardSplit * plan.tiles;  // per step
+  const uint32_t arrivals = Split * plan.tiles;  // per step
   const uint32_t* const arrived = params.arrived + row_tile * kArrivedStride;
   for (int t = static_cast<int>(params.seq.steps) - 1, round = 1; t >= 0; --t, ++round) {
     if (round > 1) ptx::barrier_cluster_wait();
@@ -61,13 +44,8 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
       ptx::fence_proxy_async_global();
       ptx::fence_proxy_async();  // the partial sums have been there
       for (int k_block = 0; k_block < plan.k_blocks; ++k_block) {
-        ptx::mbarrier_wait(&ring.empty[ring.stage], ring.phase ^ 1);
-        uint64_t* const full = &ring.full[ring.stage];
-        ptx::mbarrier_arrive_expect_tx(full, kBackwardStageBytes);
-        ptx::tma_load_3d(ring.at_stage(), &params.grad_z, full,
-                         (rank * plan.k_blocks + k_block) * kWarpgroupK, row_tile * kBackwardRows,
-                         t);
-        ring.advance();
+        ring.fill(&params.grad_z, (rank * plan.k_blocks + k_block) * kWarpgroupK,
+                  row_tile * kBackwardRows, t);
       }
     }
     __syncwarp();
@@ -96,20 +74,21 @@ __device__ __forceinline__ float element(uint2 four, int e) {
   return e % 2 == 0 ? pair.x : pair.y;
 }
 
-template <typename Cell, typename T>
+template <typename Cell, int Split, typename T>
 __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>& params,
                                                const unsigned char* weights, BackwardRing& ring,
                                                int row_tile, int64_t first_unit, int rank) {
   constexpr int kColumns = kBackwardUnits, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+  constexpr int kOwnRows = kBackwardRows / Split;
+  constexpr int kOwnParts = (kOwnRows * kQuads + kBackwardWorkers - 1) / kBackwardWorkers;
   const RecurrentSequenceBackward<T>& seq = params.seq;
   const int64_t hidden = seq.hidden, batch = seq.batch;
   const bool zoned = seq.zoneout != nullptr;
   const int thread = threadIdx.x, lane = thread % 32;
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
   auto* const partial = reinterpret_cast<float*>(ring.stages_at);  // [kBackwardRows][kColumns]
-  const uint32_t b_address = ptx::wgmma_address(weights);
 
-  // A part is four units of a row of the block's quarter.
+  // A part is four units of a row of the block's share.
   const auto own_row = [&](int part) { return (thread + part * kBackwardWorkers) / kQuads; };
   const auto own_unit = [&](int part) { return (thread + part * kBackwardWorkers) % kQuads * 4; };
   const auto row_of = [&](int part) {
@@ -178,29 +157,8 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
   for (int64_t t = seq.steps - 1;; --t) {
     if (t + 1 < seq.steps) {
       float sum[kColumns / 2];
-      int previous = -1;
-      const auto release = [&](int stage) {
-        if (thread % 128 == 0) ptx::mbarrier_arrive(&ring.empty[stage]);
-      };
-      for (int k_block = 0; k_block < params.plan.k_blocks; ++k_block) {
-        ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
-        ptx::wgmma_fence();
-        const uint32_t a = ptx::wgmma_address(ring.at_stage() + warpgroup * kWarpgroupStageBytes),
-                       b = b_address + k_block * (kColumns * 8);
-#pragma unroll
-        for (int k = 0; k < kWarpgroupK; k += 16) {
-          ptx::Wgmma<T, kColumns>::run(sum, ptx::wgmma_descriptor(a + k / 8),
-                                       ptx::wgmma_descriptor(b + k / 8), k_block != 0 || k != 0);
-        }
-        ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group<1>();  // the previous k-block has been read
-        if (previous >= 0) release(previous);
-        previous = ring.stage;
-        ring.advance();
-      }
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_fence_operand(sum);
-      release(previous);
+      multiply_k_blocks<T, kColumns>(ring, warpgroup * kWarpgroupStageBytes, weights,
+                                     params.plan.k_blocks, sum);
 
       if (t + 2 < seq.steps) ptx::barrier_cluster_wait();  // ends the round before
       ptx::bar_sync(1, kBackwardWorkers);                  // the whole ring has been read
@@ -219,9 +177,9 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
 #pragma unroll
       for (int part = 0; part < kOwnParts; ++part) {
         if (!real(part)) continue;
-        float4 v[kBackwardSplit];
+        float4 v[Split];
 #pragma unroll
-        for (int peer = 0; peer < kBackwardSplit; ++peer) {
+        for (int peer = 0; peer < Split; ++peer) {
           const float* const from =
               partial + (rank * kOwnRows + own_row(part)) * kColumns + own_unit(part);
           v[peer] = ptx::ld_cluster(ptx::mapa(from, peer));
@@ -231,7 +189,7 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
         for (int e = 0; e < 4; ++e) {
           float total = 0.0f;
 #pragma unroll
-          for (int peer = 0; peer < kBackwardSplit; ++peer) total += (&v[peer].x)[e];
+          for (int peer = 0; peer < Split; ++peer) total += (&v[peer].x)[e];
           through[part][e] = reset_next != 0 ? 0.0f : total;
           if constexpr (Cell::kReadsH) through[part][e] += state[part][e].at[kCarried];
         }
@@ -301,7 +259,7 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
   }
 }
 
-template <typename Cell, typename T>
+template <typename Cell, typename T, int Split>
 __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     warpgroup_backward_kernel(const __grid_constant__ WarpgroupBackwardParams<T> params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -309,22 +267,19 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   const RecurrentSequenceBackward<T>& seq = params.seq;
   const WarpgroupBackwardPlan& plan = params.plan;
   const int64_t hidden = seq.hidden;
-  const int rank = ptx::cluster_ctarank(), cluster = blockIdx.x / kBackwardSplit;
+  const int rank = ptx::cluster_ctarank(), cluster = blockIdx.x / Split;
   const int64_t first_unit = int64_t{cluster % plan.tiles} * kBackwardUnits;
   unsigned char* const stages_at = bytes + plan.k_blocks * kBackwardUnits * 128;
   auto* const barriers = reinterpret_cast<uint64_t*>(stages_at + plan.stages * kBackwardStageBytes);
   BackwardRing ring{stages_at, barriers, barriers + plan.stages, plan.stages};
 
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < plan.stages; ++stage) {
-      ptx::mbarrier_init(&ring.full[stage], 1);
-      ptx::mbarrier_init(&ring.empty[stage], 2);
-    }
+    ring.init(2);
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&params.grad_z);
   }
 
-  // The quarter of W_h, transposed, in the layout of the 128-byte swizzle. Threads next to each
+  // The share of W_h, transposed, in the layout of the 128-byte swizzle. Threads next to each
   // other read units next to each other.
   const int64_t first_k = int64_t{rank} * plan.k_blocks * kWarpgroupK;
   for (int i = threadIdx.x; i < plan.k_blocks * 8 * kBackwardUnits; i += kWarpgroupThreads) {
@@ -345,12 +300,12 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     ptx::setmaxnreg_dec<kWarpgroupFewRegisters>();
     if (threadIdx.x % 128 / 32 != 0) return;
     for (int tile = first_tile; tile < row_tiles; tile += plan.groups) {
-      produce_grad_z(params, ring, tile, rank);
+      produce_grad_z<Split>(params, ring, tile, rank);
     }
   } else {
     ptx::setmaxnreg_inc<kWarpgroupManyRegisters>();
     for (int tile = first_tile; tile < row_tiles; tile += plan.groups) {
-      consume_grad_z<Cell>(params, bytes, ring, tile, first_unit, rank);
+      consume_grad_z<Cell, Split>(params, bytes, ring, tile, first_unit, rank);
     }
   }
 #endif
@@ -363,9 +318,10 @@ inline int64_t warpgroup_backward_exchange_bytes(int64_t batch) {
 }
 
 template <typename Cell, typename T>
-const void* warpgroup_backward_kernel_of() {
+const void* warpgroup_backward_kernel_of(const WarpgroupBackwardPlan& plan) {
   if constexpr (sizeof(T) == 2) {
-    return reinterpret_cast<const void*>(&warpgroup_backward_kernel<Cell, T>);
+    return plan.split == 8 ? reinterpret_cast<const void*>(&warpgroup_backward_kernel<Cell, T, 8>)
+                           : reinterpret_cast<const void*>(&warpgroup_backward_kernel<Cell, T, 4>);
   } else {
     return nullptr;
   }
@@ -378,10 +334,10 @@ struct WarpgroupBackwardLaunch {
 
   WarpgroupBackwardLaunch(const WarpgroupBackwardPlan& plan, cudaStream_t stream) {
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {kBackwardSplit, 1, 1};
+    attributes[0].val.clusterDim = {static_cast<unsigned>(plan.split), 1, 1};
     attributes[1].id = cudaLaunchAttributeCooperative;
     attributes[1].val.cooperative = 1;
-    config.gridDim = dim3(plan.tiles * plan.groups * kBackwardSplit);
+    config.gridDim = dim3(plan.tiles * plan.groups * plan.split);
     config.blockDim = dim3(kWarpgroupThreads);
     config.dynamicSmemBytes = plan.shared_bytes;
     config.stream = stream;
@@ -395,7 +351,7 @@ struct WarpgroupBackwardLaunch {
 // distributed among GPCs.
 template <typename Cell, typename T>
 bool warpgroup_backward_fits(const WarpgroupBackwardPlan& plan) {
-  const void* const kernel = warpgroup_backward_kernel_of<Cell, T>();
+  const void* const kernel = warpgroup_backward_kernel_of<Cell, T>(plan);
   if (kernel == nullptr) return false;
   const WarpgroupBackwardLaunch launch(plan, nullptr);
   int clusters = 0;
@@ -412,7 +368,7 @@ template <typename Cell, typename T>
 cudaError_t warpgroup_backward(const RecurrentSequenceBackward<T>& args,
                                const WarpgroupBackwardPlan& plan, void* workspace,
                                cudaStream_t stream) {
-  const void* const kernel = warpgroup_backward_kernel_of<Cell, T>();
+  const void* const kernel = warpgroup_backward_kernel_of<Cell, T>(plan);
   if (kernel == nullptr) return cudaErrorNotSupported;
   sm90::TensorMapEncoder encoder;  // if it fails, it fails before any launch
   if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;

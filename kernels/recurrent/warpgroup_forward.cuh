@@ -10,19 +10,7 @@
 // Bound by the arrival of the k-blocks: 430 cycles each, of which wgmma takes 128 at 64 columns.
 #pragma once
 
-#include <cuda.h>
-
-#include "common/launch.cuh"
-#include "common/tensor_map.h"
-#include "ptx/mbarrier.cuh"
-#include "ptx/memory.cuh"
-#include "ptx/registers.cuh"
-#include "ptx/tma.cuh"
-#include "ptx/wgmma.cuh"
-#include "ptx/wgmma_mma_async.cuh"
-#include "recurrent/plan.h"
-#include "recurrent/terms.cuh"
-#include "recurrent/weights.cuh"
+#include "recurrent/warpgroup.cuh"
 
 namespace my_ops::cuda {
 
@@ -34,27 +22,9 @@ struct WarpgroupParams {
   WarpgroupPlan plan;
 };
 
-constexpr int kArrivedStride = 32;  // words, so that each counter has its own 128 bytes
 constexpr int kWarpgroupWarps = 4;
 
-// The ring of a tile in flight. Each stage holds one k-block of h.
-struct TileRing {
-  unsigned char* stages_at;
-  uint64_t *full, *empty;
-  int stages;
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ unsigned char* at_stage() const {
-    return stages_at + stage * kWarpgroupStageBytes;
-  }
-  __device__ __forceinline__ void advance() {
-    if (++stage == stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
+using TileRing = KBlockRing<kWarpgroupStageBytes>;  // of a tile in flight
 
 // A block's dynamic shared memory.
 template <typename Cell, int Units>
@@ -121,30 +91,10 @@ __device__ __forceinline__ void produce_h(const WarpgroupParams<T>& params, Tile
       ptx::fence_proxy_async_global();
       const CUtensorMap* const map = t == 0 ? &params.h0 : &params.output;
       for (int k_block = 0; k_block < k_blocks; ++k_block) {
-        ptx::mbarrier_wait(&ring.empty[ring.stage], ring.phase ^ 1);
-        uint64_t* const full = &ring.full[ring.stage];
-        ptx::mbarrier_arrive_expect_tx(full, kWarpgroupStageBytes);
-        ptx::tma_load_3d(ring.at_stage(), map, full, k_block * kWarpgroupK, tile * kWarpgroupRows,
-                         t == 0 ? 0 : t - 1);
-        ring.advance();
+        ring.fill(map, k_block * kWarpgroupK, tile * kWarpgroupRows, t == 0 ? 0 : t - 1);
       }
     }
   });
-}
-
-// Four units of a row.
-template <typename T>
-__device__ __forceinline__ uint2 rounded(const float (&v)[4]) {
-  return {pack<T>(v[0], v[1]), pack<T>(v[2], v[3])};
-}
-template <typename T>
-__device__ __forceinline__ void store_four(T* p, uint2 v) {
-  ptx::st_global(reinterpret_cast<uint2*>(p), v);
-}
-template <typename T>
-__device__ __forceinline__ float4 load_four(const T* p) {
-  const auto v = *reinterpret_cast<const Vector<T, 4>*>(p);
-  return {load(v.at[0]), load(v.at[1]), load(v.at[2]), load(v.at[3])};
 }
 
 template <typename Cell, typename T, int Units>
@@ -159,7 +109,6 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
   const int thread = threadIdx.x % 128, lane = thread % 32;
   auto& state = shared.state[which];
   const auto& biases = *shared.biases;
-  const uint32_t weights = ptx::wgmma_address(shared.weights);
 
   each_tile(batch, params.plan, group, which, [&](int tile) {
     const int64_t first_row = int64_t{tile} * kWarpgroupRows + thread / 32 * 16 + lane / 4;
@@ -211,29 +160,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
 
     for (int64_t t = 0; t < seq.steps; ++t) {
       float sum[kColumns / 2];
-      int previous = -1;
-      const auto release = [&](int stage) {
-        if (thread == 0) ptx::mbarrier_arrive(&ring.empty[stage]);
-      };
-      for (int k_block = 0; k_block < k_blocks; ++k_block) {
-        ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
-        ptx::wgmma_fence();
-        const uint32_t a = ptx::wgmma_address(ring.at_stage()),
-                       b = weights + k_block * (kColumns * 8);
-#pragma unroll
-        for (int k = 0; k < kWarpgroupK; k += 16) {
-          ptx::Wgmma<T, kColumns>::run(sum, ptx::wgmma_descriptor(a + k / 8),
-                                       ptx::wgmma_descriptor(b + k / 8), k_block != 0 || k != 0);
-        }
-        ptx::wgmma_commit_group();
-        ptx::wgmma_wait_group<1>();  // the previous k-block has been read
-        if (previous >= 0) release(previous);
-        previous = ring.stage;
-        ring.advance();
-      }
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_fence_operand(sum);
-      release(previous);
+      multiply_k_blocks<T, kColumns>(ring, 0, shared.weights, k_blocks, sum);
 
       uint2 saved[kParts][kSaved];
 #pragma unroll
@@ -331,11 +258,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 
   if (threadIdx.x == 0) {
     for (int which = 0; which < 2; ++which) {
-      const TileRing ring = shared.ring(which, plan.stages);
-      for (int stage = 0; stage < plan.stages; ++stage) {
-        ptx::mbarrier_init(&ring.full[stage], 1);
-        ptx::mbarrier_init(&ring.empty[stage], 1);
-      }
+      shared.ring(which, plan.stages).init(1);
     }
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&params.h0);
