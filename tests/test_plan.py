@@ -182,12 +182,12 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "lstm", 0, 2, 8000, 252, "steps"),  # rows are not whole 16-byte vectors
     ("H200", "lstm", 0, 4, 8000, 256, "steps"),
     ("H200", "lstm", 1, 2, 8000, 256, "steps"),
-    ("H200", "lstm", 1, 2, 64, 1024, "grid"),
-    ("H200", "lstm", 1, 2, 65, 1024, "warpgroup"),
+    ("H200", "lstm", 1, 2, 39, 1024, "grid"),
+    ("H200", "lstm", 1, 2, 40, 1024, "warpgroup"),
     ("H200", "gru", 1, 2, 512, 1024, "warpgroup"),
     ("H200", "gru", 1, 2, 513, 1024, "steps"),  # a third wave
-    ("H200", "gru", 1, 2, 128, 512, "grid"),
-    ("H200", "lstm", 1, 2, 128, 512, "warpgroup"),  # more than the grid kernel takes
+    ("H200", "gru", 1, 2, 79, 512, "grid"),
+    ("H200", "gru", 1, 2, 80, 512, "warpgroup"),
     ("H200", "gru", 1, 2, 32, 1536, "warpgroup"),
     ("H200", "lstm", 1, 2, 128, 1536, "steps"),  # W_h does not fit
     ("H200", "lltm", 1, 2, 256, 1020, "steps"),  # rows are not whole 16-byte vectors

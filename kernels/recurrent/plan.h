@@ -334,7 +334,7 @@ inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int w
               : plan_warpgroup_backward(cell, width, batch, hidden, facts, plan.warpgroup_backward);
   // Backward is faster than the grid kernel from about this product of the sizes on.
   const bool many_rows =
-      forward ? fills_warpgroups(batch, hidden, facts) : batch * hidden > 64 * 1024;
+      forward ? fills_warpgroups(batch, hidden, facts) : batch * hidden >= 40 * 1024;
   if (plan_cluster(cell, batch, hidden, facts, plan.cluster)) {
     plan.kind = Kind::kCluster;
   } else if (possible && many_rows) {
