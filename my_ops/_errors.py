@@ -20,7 +20,8 @@ _ALLOCATION = re.compile(r"my_ops: (\S+) failed(.*?) \((\d+) bytes on (\S+)\)", 
 
 
 def raise_out_of_memory(error: RuntimeError) -> None:
-    """Raises torch's out-of-memory error if ``error`` means that; otherwise does nothing.
+    """Raises torch's out-of-memory error if ``error`` means that, or an error that names it as the
+    likely reason if torch passed none on; otherwise does nothing.
 
     Call it in ``except RuntimeError``, before ``raise``.
     """
@@ -29,15 +30,18 @@ def raise_out_of_memory(error: RuntimeError) -> None:
     text = str(error)
     match = _ALLOCATION.search(text)
     said = "CUDA out of memory" in text or "cudaErrorMemoryAllocation" in text
+    unsaid = False
     if match:
         call, reason, size, device = match.groups()
-        allocates = "empty" in call or call == "aten::to"
-        said |= device != "cpu" and allocates and not reason
+        unsaid = device != "cpu" and not reason
+        said |= unsaid and ("empty" in call or call == "aten::to")
         # This raises torch's own error, with its numbers, unless memory has become free since.
         torch.empty(int(size), dtype=torch.uint8, device=device)
     if said:
         known = "out of memory" in text
         raise torch.OutOfMemoryError(text if known else f"CUDA out of memory. {text}")
+    if unsaid:
+        raise RuntimeError(f"{text}. torch before 2.13 gives no reason: most often, out of memory")
 
 
 def without_kernel(value: Tensor) -> str | None:
