@@ -50,7 +50,7 @@ def elementwise(results: Row) -> Chart:
     ]
     title = "Elementwise ops, fp32, 1 GiB (higher is better)"
     unit = "share of copy_'s bandwidth"
-    return Chart(title, names, {"my_ops": ours, "eager torch": eager}, unit)
+    return Chart(title, names, {"my_ops": ours, "eager torch": eager}, unit, "{:.2f}")
 
 
 def products(results: Row) -> Chart:
@@ -102,7 +102,8 @@ def lltm(results: Row) -> Chart:
 
 def draw(chart: Chart, gpu: str, theme: Row, path: Path) -> None:
     _, labels, series, unit, shown = chart
-    figure, axes = plt.subplots(figsize=(7.5, 0.9 + 0.42 * len(labels)))
+    # As narrow as labels allow, so that the text is readable on a telephone.
+    figure, axes = plt.subplots(figsize=(4.8, 1.5 + 0.36 * len(labels)), layout="constrained")
     figure.suptitle(f"{chart.title}\n{gpu}", color=theme["text"], fontsize=10)
     height = 0.8 / len(series)
     for number, ((name, values), color) in enumerate(
@@ -110,7 +111,7 @@ def draw(chart: Chart, gpu: str, theme: Row, path: Path) -> None:
     ):
         places = [i + (number - (len(series) - 1) / 2) * height for i in range(len(labels))]
         drawn = axes.barh(places, values, height * 0.92, label=name, color=color)
-        axes.bar_label(drawn, fmt=shown, padding=3, color=theme["text"], fontsize=8)
+        axes.bar_label(drawn, fmt=shown, padding=3, color=theme["text"])
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel(unit, color=theme["text"])
@@ -118,16 +119,8 @@ def draw(chart: Chart, gpu: str, theme: Row, path: Path) -> None:
     axes.grid(axis="x", color=theme["grid"], linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
-    axes.margins(x=0.12)
-    axes.legend(
-        frameon=False,
-        labelcolor=theme["text"],
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=len(series),
-        fontsize=8,
-    )
-    figure.tight_layout()
+    axes.margins(x=0.14, y=0.02)
+    figure.legend(frameon=False, labelcolor=theme["text"], loc="outside lower center")
     figure.savefig(path, transparent=True, metadata={"Date": None})
     plt.close(figure)
 
