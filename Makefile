@@ -24,11 +24,11 @@ WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
 .PHONY: demo test fuzz examples docs lint wheel aarch64 gpu-check asan tsan coverage mutants clean
 
 demo: build/runnable
-	$(SAY) 'Training two models side by side: about 3 minutes'
+	$(SAY) 'Training two models side by side: 1 to 2 minutes'
 	@$(PY) examples/char_lm.py --output demo.png
 
 test: build/installed
-	$(SAY) 'Testing: about 12 minutes on two cores'
+	$(SAY) 'Testing: 20 to 27 minutes on two cores'
 	@$(IN_BUILD) $(PYTEST_HERE) ../tests $(PYTEST)
 
 # Compares random calls of every op and layer with their specifications in float64, on the CPU and on
@@ -49,7 +49,6 @@ docs: build/installed
 	$(IN_BUILD) TORCH_EXTENSIONS_DIR="$(CURDIR)/build/extensions" $(PYTEST_HERE) ../docs -W default
 	cd build && NO_MKDOCS_2_WARNING=1 venv/bin/python -m mkdocs build -q -f ../mkdocs.yml
 	$(SAY) "The guide: open file://$(CURDIR)/build/site/index.html in a browser."
-	@echo 'Its search needs the network there. Without: $(PY) -m http.server -d build/site, and http://localhost:8000'
 
 wheel: build/wheel
 
@@ -76,8 +75,10 @@ build/installed: build/wheel
 # Builds the wheel for users, and checks it.
 build/wheel: $(SOURCES) build/tools
 	@rm -rf dist
-	$(SAY) 'Compiling for the CPU and all GPUs: about 6 minutes on two cores'
-	@$(WHEEL) -w dist
+	@if test "$$MY_OPS_WITH_CUDA" = 0; \
+	then printf '\nCompiling for the CPU: about 1 minute on two cores\n'; \
+	else printf '\nCompiling for the CPU and all GPUs: about 6 minutes on two cores\n'; \
+	fi; $(WHEEL) -w dist
 	$(PY) tools/check_wheel.py dist/*.whl
 	@touch $@
 

@@ -27,7 +27,8 @@ def machine(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     described = Path("/proc/cpuinfo").read_text()
     name = re.search(r"^model name\s*: (.*)", described, re.MULTILINE)  # absent on aarch64
-    return f"{name[1] if name else platform.machine()}, {torch.get_num_threads()} thread(s)"
+    threads = torch.get_num_threads()
+    return f"{name[1] if name else platform.machine()}, {threads} thread{'s' * (threads > 1)}"
 
 
 def image(path: str) -> Path:
