@@ -89,9 +89,9 @@ def error_rate(model: Recognizer, voice: Tensor) -> float:
 
 @torch.no_grad()
 def plot(model: Recognizer, voice: Tensor, losses: list[float], errors: dict[int, float]) -> Figure:
-    title = "Utterances of different lengths in one batch: LSTM in two directions, CTC"
+    title = "Utterances of different lengths in one batch: bidirectional LSTM, CTC"
     figure, (curve, heard) = plots.panels(title, 1, 1.4)
-    curve.plot(plots.means(losses), color=plots.OURS, label="loss, nats a sound")
+    curve.plot(plots.means(losses), color=plots.OURS, label="loss, nats per sound")
     curve.plot(errors.keys(), errors.values(), "o--", color=plots.THEIRS, label="share wrong")
     curve.set(title="Training", xlabel="training step", ylim=(0, None))
     curve.legend(frameon=False)
@@ -104,7 +104,7 @@ def plot(model: Recognizer, voice: Tensor, losses: list[float], errors: dict[int
     heard.axvspan(end - 0.5, len(frames) - 0.5, color=plots.FAINT, alpha=0.4, linewidth=0)
     heard.text((end + len(frames)) / 2 - 0.5, SOUNDS / 2, "padding: NaN", ha="center")
     words = [" ".join(map(str, sounds)) for sounds in (truth, guess)]
-    heard.set(title=f"Chances of each sound\nSaid {words[0]}; heard {words[1]}", xlabel="frame")
+    heard.set(title=f"Probability of each sound\nSaid {words[0]}; heard {words[1]}", xlabel="frame")
     heard.set(ylabel="sound, 0 for none", yticks=range(SOUNDS + 1), xlim=(-0.5, len(frames) - 0.5))
     heard.grid(False)
     return figure

@@ -207,10 +207,12 @@ def show(report: dict[str, Any]) -> None:
 
 def main() -> int:
     """Returns 1 if something is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m my_ops", description=__doc__)
+    text = "Print what is installed here, whether it fits this machine, and what to do."
+    parser = argparse.ArgumentParser(prog="python -m my_ops", description=text)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     commands = parser.add_subparsers(dest="command")
-    commands.add_parser("install-hint", help="the pip install line for this machine")
+    text = "Print the pip install line for this machine, or say why none would help."
+    commands.add_parser("install-hint", help=text, description=text)
     text = "Say which kernel computes a product on a GPU, and why."
     _explain.add_arguments(commands.add_parser("explain", help=text, description=text))
     text = "Run a program with my_ops.fast_fp32 on, and print its report to stderr."

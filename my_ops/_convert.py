@@ -32,7 +32,9 @@ class Conversion:
 
     swapped: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
-    _modules: list[tuple[nn.Module, type[nn.Module]]] = field(default_factory=list, repr=False)
+    _modules: list[tuple[nn.Module, type[nn.Module]]] = field(
+        default_factory=list, init=False, repr=False
+    )
 
     def undo(self) -> None:
         """Restores the swapped modules, except those whose class has changed since."""

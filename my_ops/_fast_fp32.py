@@ -187,7 +187,7 @@ _switch = Switch(Path(__file__).with_name("_C.so"), "CUDA")
 
 
 class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in the same way
-    """Makes torch compute float32 products on CUDA with :func:`gemm`'s kernels where faster.
+    """Computes torch's float32 products on CUDA with :func:`gemm`'s kernels where they are faster.
 
     A call switches it on or off. At the end of a ``with`` statement the previous state returns::
 

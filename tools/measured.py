@@ -300,7 +300,7 @@ class Results:
             gains = [f"{row[f'x {who}']:.2f}" for who in ("switch", "converted")]
             commit = row.get("commit", self.whole["environment"]["commit"])[:7]
             rows.append([model, SHORT[kind], way, *times, *gains, commit])
-        head = ["model", "type", "", "torch, ms", "switch", "converted"]
+        head = ["model", "type", "mode", "torch, ms", "switch", "converted"]
         return table([*head, "x switch", "x converted", "commit"], rows)
 
     def models_environment(self) -> str:

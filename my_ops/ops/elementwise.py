@@ -321,7 +321,7 @@ def fill_index(
 
     Raises:
         TypeError: a size is not an int, ``dtype`` is not a dtype, or ``device`` is not a device.
-        RuntimeError: a size is negative, the dtype is another, or the values do not fit int32.
+        RuntimeError: a size is negative, ``dtype`` is another, or the values do not fit int32.
     """
     # torch.get_default_device would break the graph of torch.compile. Read the default here: the
     # call below leaves a mode that sets it.

@@ -408,16 +408,18 @@ class PackedWeight:
 
 
 def prepack(weight: Tensor) -> PackedWeight:
-    """Prepares a weight for many calls of :func:`linear`, which takes the result instead of the
-    weight. The weight must not change afterwards.
+    """Prepares a weight for many calls of :func:`linear`. The weight must not change afterwards.
 
     On Hopper GPUs float32 products are computed from 16-bit parts; ``prepack`` splits the weight
     into these once. On other GPUs, and for other types, it does nothing and gains nothing.
 
     Args:
-        weight: ``(out_features, in_features)``, dtype float64, float32, float16 or bfloat16. The
-            result keeps the weight and its packed form, which takes as much memory again. The
-            weight gets no gradient.
+        weight: ``(out_features, in_features)``, dtype float64, float32, float16 or bfloat16. It
+            gets no gradient.
+
+    Returns:
+        What :func:`linear` takes in place of the weight. It keeps the weight and its packed form,
+        which takes as much memory again.
 
     Raises:
         TypeError: ``weight`` is not a tensor.

@@ -151,9 +151,9 @@ class GRU(PlainLayerCall, TorchLayer):
     """GRU over time, in one or more layers and directions, like ``torch.nn.GRU``.
 
     Arguments, parameters, their names and initialisation, state dict, calls and results are those
-    of ``torch.nn.GRU``; ``lengths``, ``reset``, ``weight_dropout`` and ``zoneout``, as in
-    :class:`LLTM`, are added. It is a ``torch.nn.RNNBase``, but not
-    a ``torch.nn.GRU`` for ``isinstance``, because torch.compile does not trace those.
+    of ``torch.nn.GRU``. It adds ``lengths``, ``reset``, ``weight_dropout`` and ``zoneout``, as in
+    :class:`LLTM`. It is a ``torch.nn.RNNBase``, but not a ``torch.nn.GRU`` for ``isinstance``,
+    because torch.compile does not trace those.
 
     The call is ``layer(input, h_0, lengths, reset)``. input is ``(steps, batch, input_size)``, or
     ``(batch, steps, input_size)`` with ``batch_first``, without the batch for one sequence, or a

@@ -169,10 +169,9 @@ class LSTM(CarryingLayerCall, TorchLayer):
     """LSTM over time, in one or more layers and directions, like ``torch.nn.LSTM``.
 
     Arguments, parameters, their names and initialisation, state dict, calls and results are those
-    of ``torch.nn.LSTM``; ``lengths``, ``reset``, ``weight_dropout`` and ``zoneout``, as in
-    :class:`LLTM`, are added. It is a ``torch.nn.RNNBase``, but not
-    a ``torch.nn.LSTM`` for ``isinstance``, because torch.compile does not trace those. Projections
-    (``proj_size``) run torch's own LSTM.
+    of ``torch.nn.LSTM``. It adds ``lengths``, ``reset``, ``weight_dropout`` and ``zoneout``, as in
+    :class:`LLTM`. It is a ``torch.nn.RNNBase``, but not a ``torch.nn.LSTM`` for ``isinstance``,
+    because torch.compile does not trace those. Projections (``proj_size``) run torch's own LSTM.
 
     The call is ``layer(input, (h_0, c_0), lengths, reset)``. input is ``(steps, batch,
     input_size)``, or ``(batch, steps, input_size)`` with ``batch_first``, without the batch for one
