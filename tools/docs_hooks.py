@@ -6,7 +6,7 @@
 
 If a page names a test, as in `tests/test_x.py::test_y`, and there is none, the build fails. It also
 fails if a public name in the reference lacks its entry, signature, a section of its docstring or a
-type, or if an entry shows markup of Sphinx.
+type, if an entry shows markup of Sphinx, or if a page loads a script from the network.
 """
 
 from __future__ import annotations
@@ -148,6 +148,11 @@ def check_reference(html: str) -> None:
 def on_page_content(html: str, page: Any, **_: Any) -> None:
     if page.file.src_uri == "reference.md":
         check_reference(html)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> None:
+    if script := re.search(r'<script[^>]+src="https?:[^"]+"', output):
+        raise ValueError(f"{page.file.src_uri} needs the network for {script[0]}")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
