@@ -31,6 +31,7 @@ class Expected(nn.Module):
 
 
 folder = Path(sys.argv[1])
+folder.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
 model = Model().eval()
 x = torch.randn(5, 2, 8)
