@@ -167,15 +167,17 @@ def test_a_layer_fits_the_device(device, cell, plan):
 
 
 LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
-    ("H200", "lstm", 0, 2, 127, 1024, "grid"),
-    ("H200", "lstm", 0, 2, 128, 1024, "warpgroup"),  # one tile of 64 rows for each of two groups
+    ("H200", "lstm", 0, 2, 39, 1024, "grid"),
+    ("H200", "lstm", 0, 2, 40, 1024, "warpgroup"),
+    ("H200", "gru", 0, 2, 64, 1024, "grid"),
+    ("H200", "gru", 0, 2, 65, 1024, "warpgroup"),
     ("H200", "gru", 0, 2, 256, 1024, "warpgroup"),
     ("H200", "lltm", 0, 2, 512, 1024, "warpgroup"),
     ("H200", "lstm", 0, 2, 513, 1024, "steps"),  # a third wave
-    ("H200", "lstm", 0, 2, 224, 512, "grid"),
-    ("H200", "lstm", 0, 2, 225, 512, "warpgroup"),  # more than the grid kernel takes
-    ("H200", "gru", 0, 2, 255, 512, "grid"),
-    ("H200", "gru", 0, 2, 256, 512, "warpgroup"),
+    ("H200", "lstm", 0, 2, 79, 512, "grid"),
+    ("H200", "lstm", 0, 2, 80, 512, "warpgroup"),
+    ("H200", "gru", 0, 2, 128, 512, "grid"),
+    ("H200", "gru", 0, 2, 129, 512, "warpgroup"),
     ("H200", "lstm", 0, 2, 8000, 256, "warpgroup"),
     ("H200", "lstm", 0, 2, 1 << 20, 64, "warpgroup"),
     ("H200", "lstm", 0, 2, 1 << 20, 56, "steps"),
