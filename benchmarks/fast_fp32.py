@@ -1,0 +1,110 @@
+"""torch's own products under ``my_ops.fast_fp32()``: small ones on the host, large ones on the GPU.
+
+    python benchmarks/fast_fp32.py [--output results.json]
+
+The host times are the least of many runs, before the first use of the switch, with it on, and after
+it; the last two alternate. The others are medians of alternating runs. Needs an NVIDIA GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import timeit
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import Run, gpu_times, save, show
+from torch.nn.functional import linear
+
+import my_ops
+
+CALLS, ROUNDS = 500, 20
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+def small_products() -> dict[str, Run]:
+    a, b, out, bias = tensor(32, 32), tensor(32, 32), tensor(32, 32), tensor(32)
+    half = tensor(32, 32, dtype=torch.bfloat16)
+    stack, wide, wide_bias = tensor(4, 32, 32), tensor(256, 256), tensor(256)
+    return {
+        "mm fp32 32": lambda: torch.mm(a, b),
+        "mm.out fp32 32": lambda: torch.mm(a, b, out=out),
+        "mm bf16 32": lambda: torch.mm(half, half),
+        "bmm fp32 4x32": lambda: torch.bmm(stack, stack),
+        "addmm fp32 32": lambda: torch.addmm(bias, a, b),
+        "addmm.out fp32 32": lambda: torch.addmm(bias, a, b, out=out),
+        "addmm bf16 32": lambda: torch.addmm(half, half, half),
+        "linear+bias fp32 32": lambda: linear(a, b, bias),
+        "baddbmm fp32": lambda: torch.baddbmm(stack, stack, stack),
+        "mm fp32 256": lambda: torch.mm(wide, wide),
+        "addmm fp32 256": lambda: torch.addmm(wide_bias, wide, wide),
+    }
+
+
+def host_time(run: Run) -> float:
+    torch.cuda.synchronize()
+    return timeit.timeit(run, number=CALLS) / CALLS * 1e6
+
+
+def under_switch(run: Run) -> Run:
+    def switched() -> Any:
+        with my_ops.fast_fp32():
+            return run()
+
+    return switched
+
+
+def host_times(products: dict[str, Run]) -> list[dict[str, Any]]:
+    for run in products.values():
+        host_time(run)
+    never = {name: min(host_time(run) for _ in range(ROUNDS)) for name, run in products.items()}
+    rows = []
+    for name, run in products.items():
+        switched, after = [], []
+        for _ in range(ROUNDS):
+            with my_ops.fast_fp32():
+                switched.append(host_time(run))
+            after.append(host_time(run))
+        times = {"never us": never[name], "on us": min(switched), "off again us": min(after)}
+        rows.append({"case": name, **{key: round(value, 2) for key, value in times.items()}})
+        show(rows[-1])
+    return rows
+
+
+def large_products() -> dict[str, Run]:
+    a, b, bias = tensor(4096, 4096), tensor(4096, 4096), tensor(4096)
+    sizes = [(768, 3072), (3072, 768)] * 12
+    model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes)).cuda()
+    x = tensor(8192, 768)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    return {
+        "4096 mm": lambda: torch.mm(a, b),
+        "4096 linear with bias": lambda: linear(a, b, bias),
+        "training step of 12 x Linear(768, 3072, 768), 8192 rows": step,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    output = parser.parse_args().output
+    sections: dict[str, Any] = {"host time of small products": host_times(small_products())}
+    rows = sections["products and a training step"] = []
+    for name, run in large_products().items():
+        times = gpu_times({"never us": run, "on us": under_switch(run)})
+        rows.append({"case": name, **{key: round(value, 1) for key, value in times.items()}})
+        show(rows[-1])
+    if output:
+        save(output, sections)
+
+
+if __name__ == "__main__":
+    main()
