@@ -30,6 +30,7 @@ from measure import (
     save,
     show,
     wall_times,
+    without_tf32,
 )
 
 import my_ops
@@ -302,13 +303,9 @@ def lltm() -> Iterator[Case]:
 
             peers = {"cuDNN LSTM (4 gates, TF32)": no_grad(lambda lstm=lstm, x=x: lstm(x))}
             if dtype == torch.float32:
-
-                @torch.no_grad()
-                def strict(lstm: Any = lstm, x: torch.Tensor = x) -> Any:
-                    with torch.backends.cudnn.flags(allow_tf32=False):
-                        return lstm(x)
-
-                peers["cuDNN LSTM (4 gates, no TF32)"] = strict
+                peers["cuDNN LSTM (4 gates, no TF32)"] = without_tf32(
+                    peers["cuDNN LSTM (4 gates, TF32)"]
+                )
                 peers["eager loop"] = no_grad(
                     lambda x=x, h=h, w=weights, b=bias: reference.lltm(x, h, h, w, b)
                 )

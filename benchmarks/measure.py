@@ -48,6 +48,17 @@ def no_grad(run: Run) -> Run:
     return torch.no_grad()(run)
 
 
+def without_tf32(run: Run) -> Run:
+    """For a run by cuDNN."""
+
+    def strict() -> Any:
+        # Left out, enabled is False, and ATen's own layers run instead of cuDNN's.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return run()
+
+    return strict
+
+
 def gpu_times(runs: dict[str, Run], repeats: int = 30, budget: float = 1.5) -> dict[str, float]:
     """Median GPU microseconds of each, in random order, with the L2 cache overwritten before every
     run.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Case, Run, gpu_times, row, save, show
+from measure import Case, Run, gpu_times, row, save, show, without_tf32
 
 import my_ops
 
@@ -36,14 +36,6 @@ LAYERS = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "LLTM": torch.nn.LSTM}
 GATES = {"LSTM": 4, "GRU": 3, "LLTM": 3}
 
 
-def strict(run: Run) -> Run:
-    def without_tf32() -> Any:
-        with torch.backends.cudnn.flags(allow_tf32=False):
-            return run()
-
-    return without_tf32
-
-
 def cases(name: str, steps: int, batch: int, size: int, dtype: torch.dtype) -> Iterator[Case]:
     kind = str(dtype).removeprefix("torch.")
     x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
@@ -60,13 +52,11 @@ def cases(name: str, steps: int, batch: int, size: int, dtype: torch.dtype) -> I
 
     for way, run, passes in (("forward", inference, 1), ("forward + backward", training, 3)):
         peers = {"cuDNN": run(theirs)}
-        mine = run(ours)
         if dtype == torch.float32:  # cuDNN's default is TF32
-            mine = strict(mine)
-            peers["cuDNN strict"] = strict(run(theirs))
+            peers["cuDNN strict"] = without_tf32(run(theirs))
         yield Case(
             f"{name} {kind} T{steps} B{batch} H{size} {way}",
-            mine,
+            run(ours),
             peers,
             flops=4 * passes * GATES[name] * steps * batch * size * size,
         )
