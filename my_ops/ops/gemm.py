@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,6 +155,12 @@ def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
         return torch.bmm(a, b) if batch else torch.mm(a, b)
     except RuntimeError:
         return None
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` for a gradient, whatever torch's TF32 settings are, by the faster call."""
+    y = _torchs_gemm(a, b)
+    return _gemm(a, b, None) if y is None else y
 
 
 def gemm(
@@ -334,15 +339,19 @@ def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | No
         return None
 
 
+def linear_product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight.T`` for a gradient, as :func:`product`."""
+    y = torchs_linear(x, weight, None) if is_torchs_linear(x, weight) else None
+    return _linear(x, weight, None, "none", None, None, None) if y is None else y
+
+
 def as_rows(*tensors: Tensor) -> Sequence[Tensor]:
     """Each ``(*, size)`` as ``(rows, size)``, with the rows of all in the same order."""
     if type(tensors[0]) is not Tensor and hasattr(tensors[0], "placements"):
         from my_ops.distributed import flattenable  # imported only for DTensors, as it takes time
 
         tensors = flattenable(tensors)
-    if all(t.dim() == 2 for t in tensors):
-        return tensors
-    return [t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
+    return [t.flatten(0, -2) if t.dim() > 1 else t.unsqueeze(0) for t in tensors]
 
 
 def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:

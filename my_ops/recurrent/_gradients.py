@@ -76,8 +76,8 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
     weights, reads_h, count = cell.weights, cell.reads_h, len(cell.states)
     end = 1 + len(weights.names)  # of the parameters, where h is
     read = end if reads_h else end + 1
-    forward_op = getattr(ops, f"{cell.name}_cell_forward")
-    backward_op = getattr(ops, f"{cell.name}_cell_backward")
+    forward_op = getattr(ops, f"{cell.name}_cell_forward").default
+    backward_op = getattr(ops, f"{cell.name}_cell_backward").default
 
     class Step(torch.autograd.Function):
         @staticmethod
@@ -101,18 +101,19 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
                 grad, grad_h, *grad_carried, _ = _formulas.gradient(
                     cell, (None, *grads), *one_step, ALL_ROWS
                 )
-                grad = grad.squeeze(0)
-                grad_x, _ = weights.grad_step(cell, grad, hidden, (needs[0], False), *parameters)
+                grad, which = grad.squeeze(0), (needs[0], False)
+                shares = cell.of_input(grad)
+                grad_x, _ = weights.grad_step(cell, grad, shares, hidden, which, *parameters)
             else:
                 grad, *grad_carried = _run(backward_op, *grads, gates, *inputs[read:])
                 direct = grad_carried.pop(0) if reads_h else None
-                which = needs[0], needs[end]
-                grad_x, grad_h = weights.grad_step(cell, grad, hidden, which, *parameters)
+                which, shares = (needs[0], needs[end]), cell.of_input(grad)
+                grad_x, grad_h = weights.grad_step(cell, grad, shares, hidden, which, *parameters)
                 if direct is not None and grad_h is not None:
                     grad_h = grad_h + direct
             return (
                 grad_x,
-                *weights.grad_parameters(cell, grad, input, h, needs[1:end], *parameters),
+                *weights.grad_parameters(cell, grad, shares, input, h, needs[1:end], *parameters),
                 *_asked([grad_h, *grad_carried], needs[end:]),
             )
 
@@ -132,8 +133,8 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
     start, end = 1 + count, 1 + count + len(weights.names)  # of the parameters
     recurrent = weights.names.index(weights.recurrent)
     results, missing = 1 + count, [None] * (1 + len(cell.carried))
-    forward_op = getattr(ops, f"{cell.name}_forward")
-    backward_op = getattr(ops, f"{cell.name}_backward")
+    forward_op = getattr(ops, f"{cell.name}_forward").default
+    backward_op = getattr(ops, f"{cell.name}_backward").default
 
     class Layer(torch.autograd.Function):
         @staticmethod
@@ -168,14 +169,14 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                     reset,
                     zoneout,
                 )
-            hidden, grad_input = states[0].shape[1], None
+            shares, grad_input = cell.of_input(grad), None
             grad_parameters: Sequence[Tensor | None] = [None] * len(parameters)
             if needs[0]:
-                grad_input = weights.grad_input(cell, grad, hidden, *parameters)
+                grad_input = weights.grad_input(shares, states[0].shape[1], *parameters)
             if any(needs[start:end]):
                 (before,) = rows.clear([torch.cat([states[0].unsqueeze(0), output])[:-1]])
                 grad_parameters = weights.grad_parameters(
-                    cell, grad, input, before, needs[start:end], *parameters
+                    cell, grad, shares, input, before, needs[start:end], *parameters
                 )
             return (
                 grad_input,

@@ -83,7 +83,8 @@ class TorchLayer(LayerCall, nn.RNNBase):
         sizes = self._sizes()
         cells = self.num_layers * (2 if self.bidirectional else 1)
         if states is None:
-            return [x.new_zeros([cells, x.size(1), size]) for size in sizes]
+            zeros = x.new_zeros([cells, x.size(1), sizes[0]])
+            return [zeros if n == sizes[0] else x.new_zeros([cells, x.size(1), n]) for n in sizes]
         if one:
             for s in states:
                 if s.dim() != 2:

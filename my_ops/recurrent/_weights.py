@@ -3,7 +3,8 @@ shapes.
 
 ``names`` are the names of the ops' arguments, ``optional`` those that may be None. The first
 ``matrices`` of them are factors of products, and ``recurrent`` is the one that the backward op over
-all steps takes. Gradients are computed from those of the terms, and can be differentiated.
+all steps takes. Gradients are computed from ``grad``, those of the terms, and ``shares``, the part
+of it that belongs to the input's share (``Cell.of_input``). They can be differentiated.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from my_ops.ops._checks import (
     check_sizes,
     show,
 )
-from my_ops.ops._common import ops
-from my_ops.ops.gemm import _gemm, as_rows
+from my_ops.ops.gemm import as_rows, linear_product, product
 
 if TYPE_CHECKING:
     from my_ops.recurrent._cell import Cell
@@ -76,27 +76,35 @@ class OneMatrix:
         check(weights.shape[0] == cell.gates * hidden, message)
         check(weights.shape[1] >= hidden, message)
 
-    def grad_input(self, cell: Cell, grad: Tensor, hidden: int, weights: Tensor, _: Any) -> Tensor:
-        """``grad`` may have any leading dimensions."""
-        return ops.linear(grad, weights[:, hidden:].mT)
+    def grad_input(self, shares: Tensor, hidden: int, weights: Tensor, _: Any) -> Tensor:
+        """``shares`` may have any leading dimensions."""
+        return linear_product(shares, weights[:, hidden:].mT)
 
     def grad_step(
-        self, cell: Cell, grad: Tensor, hidden: int, needs: Needs, weights: Tensor, _: Any
+        self,
+        cell: Cell,
+        grad: Tensor,
+        shares: Tensor,
+        hidden: int,
+        needs: Needs,
+        weights: Tensor,
+        _: Any,
     ) -> tuple[Tensor | None, Tensor | None]:
         """For the input and for h in one step; ``needs`` says which. ``grad`` is ``(batch, .)``."""
         grad_x = grad_h = None
         if all(needs):
-            grad_h, grad_x = _gemm(grad, weights, None).tensor_split([hidden], dim=1)
+            grad_h, grad_x = product(grad, weights).tensor_split([hidden], dim=1)
         elif needs[0]:
-            grad_x = _gemm(grad, weights[:, hidden:], None)
+            grad_x = product(grad, weights[:, hidden:])
         elif needs[1]:
-            grad_h = _gemm(grad, weights[:, :hidden], None)
+            grad_h = product(grad, weights[:, :hidden])
         return grad_x, grad_h
 
     def grad_parameters(
         self,
         cell: Cell,
         grad: Tensor,
+        shares: Tensor,
         x: Tensor,
         h: Tensor,
         needs: Needs,
@@ -108,11 +116,11 @@ class OneMatrix:
         grad_bias: Tensor | None = None
         if needs[0]:
             if grad.dim() == 2:
-                grad_weights = _gemm(grad.mT, torch.cat([h, x], dim=1), None)
+                grad_weights = product(grad.mT, torch.cat([h, x], dim=1))
             else:
                 rows, h_rows, x_rows = as_rows(grad, h, x)
                 by_row = rows.mT
-                parts = [_gemm(by_row, h_rows, None), _gemm(by_row, x_rows, None)]
+                parts = [product(by_row, h_rows), product(by_row, x_rows)]
                 grad_weights = torch.cat(parts, dim=1)
         if needs[1]:
             grad_bias = _sum_of_rows(grad)
@@ -168,35 +176,41 @@ class TwoMatrices:
         rule = f"({cell.gates} * hidden_size, hidden_size)"
         check_shape(weight_hh, "weight_hh", (cell.gates * hidden, hidden), rule, op)
 
-    def grad_input(
-        self, cell: Cell, grad: Tensor, hidden: int, weight_ih: Tensor, *_: Any
-    ) -> Tensor:
-        return ops.linear(cell.of_input(grad), weight_ih.mT)
+    def grad_input(self, shares: Tensor, hidden: int, weight_ih: Tensor, *_: Any) -> Tensor:
+        return linear_product(shares, weight_ih.mT)
 
     def grad_step(
         self,
         cell: Cell,
         grad: Tensor,
+        shares: Tensor,
         hidden: int,
         needs: Needs,
         weight_ih: Tensor,
         weight_hh: Tensor,
         *_: Any,
     ) -> tuple[Tensor | None, Tensor | None]:
-        grad_x = _gemm(cell.of_input(grad), weight_ih, None) if needs[0] else None
-        grad_h = _gemm(cell.of_h(grad), weight_hh, None) if needs[1] else None
+        grad_x = product(shares, weight_ih) if needs[0] else None
+        grad_h = product(cell.of_h(grad), weight_hh) if needs[1] else None
         return grad_x, grad_h
 
     def grad_parameters(
-        self, cell: Cell, grad: Tensor, x: Tensor, h: Tensor, needs: Needs, *_: Any
+        self,
+        cell: Cell,
+        grad: Tensor,
+        shares: Tensor,
+        x: Tensor,
+        h: Tensor,
+        needs: Needs,
+        *_: Any,
     ) -> list[Tensor | None]:
         grads: list[Tensor | None] = [None] * 4
         if needs[0] or needs[1]:
-            rows, h_rows, x_rows = as_rows(grad, h, x)
+            rows, share_rows, h_rows, x_rows = as_rows(grad, shares, h, x)
             if needs[0]:
-                grads[0] = _gemm(cell.of_input(rows).mT, x_rows, None)
+                grads[0] = product(share_rows.mT, x_rows)
             if needs[1]:
-                grads[1] = _gemm(cell.of_h(rows).mT, h_rows, None)
+                grads[1] = product(cell.of_h(rows).mT, h_rows)
         if needs[2] or needs[3]:
             total = _sum_of_rows(grad)
             if needs[2]:
