@@ -215,8 +215,9 @@ class TwoMatrices:
             total = _sum_of_rows(grad)
             if needs[2]:
                 grads[2] = cell.of_input(total)
-            if needs[3]:  # must not be the same tensor as the other
-                grads[3] = cell.of_h(total).clone() if needs[2] else cell.of_h(total)
+            if needs[3]:
+                of_h = cell.of_h(total)
+                grads[3] = of_h.clone() if of_h is grads[2] else of_h  # a tensor for each parameter
         return grads
 
 
