@@ -66,8 +66,8 @@ inline Tensor cast_once(const Tensor& t, ScalarType dtype) {
   return as_strided(converted, sizes_of(t), strides);
 }
 
-// The operands as kernels and libraries take them: of one dtype. A 16-bit operand beside a float32
-// one is converted, exactly, in a pass of its own. Every product of two dtypes comes through here.
+// The operands as libraries and most kernels take them: of one dtype. A 16-bit operand beside a
+// float32 one is converted, exactly, in a pass of its own.
 struct Operands {
   Tensor a, b;
 };

@@ -18,12 +18,14 @@ Tensor float_product(const Tensor& a, const Tensor& b) {
 
 void compute(const Tensor& a, const Tensor& b, const Tensor& out,
              const std::optional<Name>& precision, const Device& device) {
-  const Operands operands = of_one_dtype(a, b);
-  const Product p = product(operands.a, operands.b, out);
-  dispatch_floating<CudaTypes>(p.a.scalar_type(), [&]<typename T>() {
+  const Product p = product(a, b, out);
+  dispatch_floating<CudaTypes>(out.scalar_type(), [&]<typename T>() {
     const auto args = gemm_args<T, T>(p, precision);
-    const cuda::GemmPlan plan = launch_gemm(args, p.a, device.stream(), "gemm");
-    if (plan.kernel == cuda::GemmKernel::kLibrary) aten_gemm(p);
+    const cuda::GemmPlan plan = launch_gemm(args, out, device.stream(), "gemm");
+    if (plan.kernel != cuda::GemmKernel::kLibrary) return;
+    if (plan.library != cuda::LibraryCall::kConverted) return aten_gemm(p);
+    const Operands converted = of_one_dtype(a, b);
+    compute(converted.a, converted.b, out, precision, device);
   });
 }
 
@@ -110,22 +112,20 @@ Tensor finish_linear(const Tensor& sums, const Tensor& y, const std::optional<Te
   return y;
 }
 
-Tensor linear(const Tensor& given_x, const Tensor& given_weight, const std::optional<Tensor>& bias,
+Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
               const Name& activation, const std::optional<Tensor>& residual,
               const std::optional<Name>& precision, const std::optional<Tensor>& packed) {
-  check_linear(given_x, given_weight, bias, activation, residual, precision, packed);
-  const void* const packed_b = packed_data(packed, given_weight);
-  const Device device(given_x);
-  const Operands operands = of_one_dtype(given_x, given_weight);
-  const Tensor &x = operands.a, &weight = operands.b;
+  check_linear(x, weight, bias, activation, residual, precision, packed);
+  const void* const packed_b = packed_data(packed, weight);
+  const Device device(x);
   const std::optional<Tensor> bias_ = as_contiguous(bias);
   const std::optional<Tensor> residual_ =
       residual ? std::optional(rows_of(*residual)) : std::nullopt;
   const Activation act = activation_of(activation);
-  const Tensor y = empty(x, linear_sizes(x, weight));
+  const Tensor y = empty(wider(x, weight), linear_sizes(x, weight));
   const Product p = product(rows_of(x), transposed(weight), rows_of(y));
   cuda::GemmPlan plan;
-  dispatch_floating<CudaTypes>(x.scalar_type(), [&]<typename T>() {
+  dispatch_floating<CudaTypes>(y.scalar_type(), [&]<typename T>() {
     auto args = gemm_args<T, T>(p, precision);
     args.bias = in<T>(bias_);
     args.activation = act;
@@ -138,7 +138,7 @@ Tensor linear(const Tensor& given_x, const Tensor& given_weight, const std::opti
       args.residual_col = residual_->stride(1);
     }
     args.packed_b = packed_b;
-    plan = launch_gemm(args, x, device.stream(), "linear");
+    plan = launch_gemm(args, y, device.stream(), "linear");
   });
   if (plan.kernel != cuda::GemmKernel::kLibrary) return y;
   switch (plan.library) {
@@ -153,6 +153,10 @@ Tensor linear(const Tensor& given_x, const Tensor& given_weight, const std::opti
     case cuda::LibraryCall::kSums:
       return finish_linear(float_product(rows_of(x), transposed(weight)), y, bias_, act, residual_,
                            device.stream());
+    case cuda::LibraryCall::kConverted: {
+      const Operands converted = of_one_dtype(x, weight);
+      return linear(converted.a, converted.b, bias, activation, residual, precision, packed);
+    }
   }
   return y;
 }

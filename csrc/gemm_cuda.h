@@ -12,11 +12,13 @@
 
 namespace my_ops {
 
-// A plain product; the caller adds an epilogue. For precision see check_precision.
+// A plain product; the caller adds an epilogue. In a float product one operand may have 16 bits.
+// For precision see check_precision.
 template <typename T, typename Out>
 cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& precision) {
-  return {.a = in<T>(p.a),
-          .b = in<T>(p.b),
+  const auto narrow = [](const Tensor& t) { return t.element_size() < sizeof(T); };
+  return {.a = narrow(p.a) ? nullptr : in<T>(p.a),
+          .b = narrow(p.b) ? nullptr : in<T>(p.b),
           .bias = nullptr,
           .out = p.out.defined() ? out<Out>(p.out) : nullptr,
           .batch = p.batch,
@@ -41,7 +43,11 @@ cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& pr
               precision == "high" || precision == "tf32" ? Precision::kHigh : Precision::kHighest,
           .linear = false,
           .library_tf32 = precision == "highest" || precision == "tf32",
-          .library_gelu = false};
+          .library_gelu = false,
+          .half_a = narrow(p.a) ? p.a.const_data_ptr() : nullptr,
+          .half_b = narrow(p.b) ? p.b.const_data_ptr() : nullptr,
+          .half_is_bfloat16 = p.a.scalar_type() == ScalarType::BFloat16 ||
+                              p.b.scalar_type() == ScalarType::BFloat16};
 }
 
 // b (k, n) of products.
@@ -100,7 +106,7 @@ void launch_plan(const cuda::GemmArgs<T, Out>& args, const cuda::GemmPlan& plan,
 }
 
 // Plans a product and runs the plan, unless its kernel is kLibrary; then the caller runs it. like:
-// a tensor on the problem's device.
+// a tensor on the problem's device, of the result's dtype.
 template <typename T, typename Out>
 cuda::GemmPlan launch_gemm(const cuda::GemmArgs<T, Out>& args, const Tensor& like,
                            cudaStream_t stream, const char* op) {

@@ -51,7 +51,13 @@ struct GemmArgs {
   bool library_tf32;  // the vendor library's float products have TF32's accuracy
   bool library_gelu;  // it has kGeluTanh in the epilogue of a bfloat16 product
   const void* packed_b = nullptr;  // b packed by gemm_pack, or null; b itself is needed too
+  // In a float product one operand may have 16 bits. It is then here, with its strides above, where
+  // its pointer is null.
+  const void* half_a = nullptr;
+  const void* half_b = nullptr;
+  bool half_is_bfloat16 = false;
 
+  bool mixed() const { return half_a || half_b; }
   bool has_activation_or_residual() const { return activation != Activation::kNone || residual; }
   // Less accurate than requested.
   bool library_too_inaccurate() const { return library_tf32 && precision == Precision::kHighest; }
@@ -69,12 +75,13 @@ enum class GemmKernel {
   kLibrary,     // the vendor's library: see LibraryCall
 };
 
-// How the vendor's library computes a product, and what remains to be done.
+// How the caller computes a product with the vendor's library, and what remains to be done.
 enum class LibraryCall {
   kProduct,         // a @ b alone; with GemmArgs::linear also bias, activation and residual
   kGelu,            // bias and kGeluTanh in the product's epilogue
   kProductAndBias,  // with the bias; then linear_epilogue
   kSums,            // a @ b in float; then linear_epilogue
+  kConverted,       // convert the 16-bit operand to float, and plan that product
 };
 
 // How a product is computed, as decided by plan_gemm. tile is one of the kernel's own tiles; slices

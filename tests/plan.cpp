@@ -9,6 +9,8 @@
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "gemm/plan.h"
 #include "recurrent/cells/gru.h"
@@ -44,7 +46,8 @@ T* address() {  // aligned, and never dereferenced
 
 template <typename T, typename Out>
 void gemm(std::istream& in, const DeviceFacts& device) {
-  bool a_layout, b_layout, out_layout, followed, high, packed, variant;
+  bool a_layout, b_layout, out_layout, followed, high, packed;
+  int variant;  // of a float product: 1 if a has 16 bits, 2 if b has
   GemmArgs<T, Out> args{};
   in >> args.batch >> args.m >> args.n >> args.k >> a_layout >> b_layout >> out_layout >>
       followed >> high >> args.library_tf32 >> packed >> variant;
@@ -59,6 +62,10 @@ void gemm(std::istream& in, const DeviceFacts& device) {
   args.activation = followed ? Activation::kSilu : Activation::kNone;
   args.precision = high ? Precision::kHigh : Precision::kHighest;
   args.packed_b = packed ? args.b : nullptr;
+  if constexpr (std::is_same_v<T, float>) {
+    if (variant == 1) args.half_a = std::exchange(args.a, nullptr);
+    if (variant == 2) args.half_b = std::exchange(args.b, nullptr);
+  }
   const GemmPlan plan = plan_gemm(args, device);
   switch (plan.kernel) {
     case GemmKernel::kNone:
@@ -75,7 +82,7 @@ void gemm(std::istream& in, const DeviceFacts& device) {
     case GemmKernel::kSmall:
       return answer("small");
     case GemmKernel::kLibrary:
-      return answer("library");
+      return answer(plan.library == LibraryCall::kConverted ? "converted" : "library");
   }
 }
 

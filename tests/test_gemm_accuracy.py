@@ -219,6 +219,75 @@ def test_linear_prepacked(family, strict_cublas):
     check(got, x, weight_t, what, MEAN_SHARE, WORST_SHARE)
 
 
+# ------------------------------------------------------- a float32 operand beside one of 16 bits
+
+MIXED_SIZES = [(1000, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 64), (64, 16384, 1024)]
+MIXED_SIZES += [(700, 300, 1001), (512, 12000, 768), (64, 4096, 64)]
+SIXTEEN_BIT = [torch.float16, torch.bfloat16]
+HALVES = ["a", "b"]
+
+
+def in_16_bits(x, dtype):
+    """Values of x that dtype has."""
+    return x.clamp(-60000.0, 60000.0).to(dtype)
+
+
+def check_mixed(a, b, half, dtype, what):
+    """Compares with torch.mm of both in float32, and wants the same bits again."""
+    a, b = (in_16_bits(a, dtype), b) if half == "a" else (a, in_16_bits(b, dtype))
+    first, what = my_ops.gemm(a, b), f"{what}, {half} in {dtype}"
+    for got in (first, my_ops.linear(a, b.mT)):
+        check(got, a.float(), b.float(), what, MEAN_SHARE, WORST_SHARE)
+    assert torch.equal(my_ops.gemm(a, b), first)
+
+
+@pytest.mark.parametrize("size", MIXED_SIZES)
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gemm_of_a_16_bit_operand(family, dtype, half, size, strict_cublas):
+    for layout in ("NN", "NT", "TN", "TT"):
+        a, b = operands(family, size, "cuda", layout)
+        check_mixed(a, b, half, dtype, label(family, size, layout))
+
+
+@pytest.mark.parametrize("size", EXTREME_SIZES)
+@pytest.mark.parametrize("half", HALVES)
+def test_gemm_of_a_16_bit_operand_of_extreme_range(half, size, strict_cublas):
+    m, k, n = size
+    a, b = operands("normal", size, "cuda")
+    a.copy_(torch.ldexp(a, torch.randint(-110, 11, (m, k), device="cuda")))
+    b.copy_(torch.ldexp(b, torch.randint(-60, 61, (k, n), device="cuda")))
+    a[5], b[:, 7] = 0.0, 0.0
+    a, b = (a.bfloat16(), b) if half == "a" else (a, b.bfloat16())
+    what = label("extreme range", size)
+    check(my_ops.gemm(a, b), a.float(), b.float(), what, MEAN_SHARE, WORST_SHARE)
+
+
+@pytest.mark.parametrize("size", MIXED_SIZES)
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_gemm_of_a_16_bit_operand_with_special_values(value, dtype, half, size, strict_cublas):
+    a, b = operands("normal", size, "cuda")
+    a[1, 100] = b[200, 3] = value
+    a, b = (a.to(dtype), b) if half == "a" else (a, b.to(dtype))
+    got, want = my_ops.gemm(a, b), torch.mm(a.float(), b.float())
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isinf(), want.isinf())
+    assert torch.equal(got[want.isinf()], want[want.isinf()])
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_prepacked_beside_a_16_bit_operand(dtype, strict_cublas):
+    size = 512, 1024, 1024
+    x, weight_t = operands("normal", size, "cuda", "NT")
+    x = x.to(dtype)
+    got = my_ops.linear(x, my_ops.prepack(weight_t.mT))
+    what = f"prepacked {label('normal', size, 'NT')}"
+    check(got, x.float(), weight_t, what, MEAN_SHARE, WORST_SHARE)
+
+
 # ------------------------------------- few rows, small outputs, others for which cuBLAS cuts k
 
 SMALL_SIZES = [(m, k, n) for m in (2, 5, 8, 16) for n in (512, 4096) for k in (4096, 16384)]

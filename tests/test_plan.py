@@ -154,6 +154,26 @@ def test_a_product_on_one_processor(width, plan):
     assert kernel == "library"
 
 
+MIXED_CHOSEN = [  # device, m, n, k, transposed a and b, which has 16 bits -> kernel
+    ("H200", 16384, 64, 4096, 0, 1, "a", "fp32_sm90"),  # a router: forward, then grad weight
+    ("H200", 64, 4096, 16384, 1, 0, "b", "fp32_sm90"),
+    ("H200", 4096, 4096, 4096, 0, 1, "b", "fp32_sm90"),
+    ("H200", 16384, 4096, 64, 0, 0, "b", "converted"),  # k is too short for the parts
+    ("H200", 16, 4096, 4096, 0, 1, "b", "converted"),  # few rows have a kernel for floats
+    ("H200", 100, 100, 100, 0, 1, "a", "converted"),
+    ("H200-plain", 4096, 4096, 4096, 0, 1, "a", "converted"),
+    ("A100", 4096, 4096, 4096, 0, 1, "a", "converted"),
+    ("B200", 4096, 4096, 4096, 0, 1, "b", "converted"),
+]
+
+
+@pytest.mark.parametrize(("device", "m", "n", "k", "a", "b", "half", "kernel"), MIXED_CHOSEN)
+def test_a_product_with_a_16_bit_operand(device, m, n, k, a, b, half, kernel, plan):
+    variant = " ab".index(half)
+    question = ("gemm", *DEVICES[device], 4, 4, 1, m, n, k, a, b, *[0] * 5, variant)
+    assert plan([question])[0][0] == kernel
+
+
 @pytest.mark.parametrize("cell", ["lltm", "lstm", "gru"])
 @EACH_DEVICE
 def test_a_layer_fits_the_device(device, cell, plan):

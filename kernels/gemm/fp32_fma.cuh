@@ -7,6 +7,7 @@
 
 #include <cuda_runtime.h>
 
+#include "common/numeric.cuh"
 #include "gemm/epilogue.cuh"
 #include "ptx/barrier.cuh"
 
@@ -25,9 +26,30 @@ struct alignas(16) FmaSmem {  // read in vectors of four
   float b[kFmaK][kFmaTile + 4];
 };
 
+// An operand of either type; half is null or x is.
+struct FmaOperand {
+  const float* x;
+  const void* half;
+  bool is_bfloat16;
+
+  __device__ __forceinline__ float at(int64_t i) const {
+    if (x) return x[i];
+    return is_bfloat16 ? load(static_cast<const __nv_bfloat16*>(half)[i])
+                       : load(static_cast<const __half*>(half)[i]);
+  }
+};
+
+__device__ __forceinline__ FmaOperand fma_a(const GemmArgs<float, float>& args) {
+  return {args.a, args.half_a, args.half_is_bfloat16};
+}
+__device__ __forceinline__ FmaOperand fma_b(const GemmArgs<float, float>& args) {
+  return {args.b, args.half_b, args.half_is_bfloat16};
+}
+
 // A thread's share of a 64 x 16 tile of an operand; lanes run along its contiguous index.
 struct FmaLoader {
-  const float* x;
+  FmaOperand operand;
+  int64_t start;
   int64_t row_stride, k_stride, k;
   int first, rows;
   int thread;
@@ -45,7 +67,7 @@ struct FmaLoader {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t r = first + row(i), l = l0 + column(i);
-      held[i] = r < rows && l < k ? x[r * row_stride + l * k_stride] : 0.0f;
+      held[i] = r < rows && l < k ? operand.at(start + r * row_stride + l * k_stride) : 0.0f;
     }
   }
   __device__ void store(float (&to)[kFmaK][kFmaTile + 4]) const {
@@ -60,8 +82,8 @@ __device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem
   const int m = static_cast<int>(args.m);
   const int n = min(static_cast<int>(args.n), n_end);
   const int row0 = thread / 16 * 4, col0 = thread % 16 * 4;
-  FmaLoader a{args.a + z * args.a_batch, args.a_row, args.a_col, args.k, m0, m, thread};
-  FmaLoader b{args.b + z * args.b_batch, args.b_col, args.b_row, args.k, n0, n, thread};
+  FmaLoader a{fma_a(args), z * args.a_batch, args.a_row, args.a_col, args.k, m0, m, thread};
+  FmaLoader b{fma_b(args), z * args.b_batch, args.b_col, args.b_row, args.k, n0, n, thread};
   float acc[4][4] = {}, middle[4][4] = {};
   a.load(0);
   b.load(0);
@@ -125,15 +147,16 @@ __device__ __forceinline__ float recomputed(const GemmArgs<float, float>& args, 
   const int lane = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x) % 32;
   for (unsigned rest = __ballot_sync(kWarp, wanted); rest; rest &= rest - 1) {
     const int of = __ffs(rest) - 1;
-    const float* const a = args.a + __shfl_sync(kWarp, z, of) * args.a_batch +
-                           __shfl_sync(kWarp, row, of) * args.a_row;
-    const float* const b = args.b + __shfl_sync(kWarp, z, of) * args.b_batch +
-                           __shfl_sync(kWarp, col, of) * args.b_col;
+    const int64_t a =
+        __shfl_sync(kWarp, z, of) * args.a_batch + __shfl_sync(kWarp, row, of) * args.a_row;
+    const int64_t b =
+        __shfl_sync(kWarp, z, of) * args.b_batch + __shfl_sync(kWarp, col, of) * args.b_col;
     float sum = 0.0f;
     for (int64_t l0 = 0; l0 < args.k; l0 += kSegment) {
       float segment_sum = 0.0f;
       for (int64_t l = l0 + lane; l < min(l0 + kSegment, args.k); l += 32) {
-        segment_sum = fmaf(a[l * args.a_col], b[l * args.b_row], segment_sum);
+        segment_sum = fmaf(fma_a(args).at(a + l * args.a_col), fma_b(args).at(b + l * args.b_row),
+                           segment_sum);
       }
       sum += segment_sum;
     }

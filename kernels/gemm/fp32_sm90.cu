@@ -3,8 +3,8 @@
 // into bf16 parts (small problems fall back to fp32 FMAs instead); run one product kernel, which
 // finds on the device which path the data need, and recomputes with fp32 FMAs what bf16 parts
 // cannot hold; run a reduction if k is sliced. Each launch overlaps the end of the previous one.
-// Bound by tensor cores, 3 * 2*m*n*k fp16 flop (a third at TF32's precision), plus 8 bytes of
-// traffic per operand element.
+// Bound by tensor cores, 3 * 2*m*n*k fp16 flop (two thirds if an operand has 16 bits, a third at
+// TF32's precision), plus 8 bytes of traffic per operand element, or 4 if it has 16 bits.
 #include "gemm/fp32_sm90.h"
 
 #include <algorithm>
@@ -84,6 +84,7 @@ Prepared prepare(const Args& args, const GemmPlan& plan, void* workspace) {
   product.a_status = {a.status, a.status_count};
   product.b_status = {b.status, b.status_count};
   product.has_bf16 = layout.has_bf16;
+  product.low_in_a = args.half_b != nullptr;
   product.partial = layout.partial;
   product.k_blocks = a.ld / kSplitBlockK;
   product.slices = plan.slices;
@@ -99,19 +100,19 @@ ProductGrid product_grid(const Fp32Product& product) {
   return {cluster_tiles_m, cluster_tiles_n, cluster_tiles_m * cluster_tiles_n * planes};
 }
 
-// Makes the tensor maps of parts in rows of ld elements.
+// Makes the tensor maps of so many parts, in rows of ld elements.
 template <typename Tile>
 cudaError_t make_source(const sm90::TensorMapEncoder& encoder, const Fp32Product& product,
-                        int parts, int64_t ld, uint16_t* a_parts, uint16_t* b_parts,
+                        int64_t ld, int a_count, uint16_t* a_parts, int b_count, uint16_t* b_parts,
                         ProductSource* source) {
   source->grid = product_grid<Tile>(product);
   if (auto err =
-          sm90::make_tensor_map(encoder, &source->a, a_parts, int64_t{parts} * product.a_rows, ld,
+          sm90::make_tensor_map(encoder, &source->a, a_parts, int64_t{a_count} * product.a_rows, ld,
                                 ld, Tile::kM / Tile::kClusterN);
       err != cudaSuccess) {
     return err;
   }
-  return sm90::make_tensor_map(encoder, &source->b, b_parts, int64_t{parts} * product.b_rows, ld,
+  return sm90::make_tensor_map(encoder, &source->b, b_parts, int64_t{b_count} * product.b_rows, ld,
                                ld, Tile::kN / Tile::kClusterM);
 }
 
@@ -129,14 +130,15 @@ cudaError_t run(Prepared* prepared, cudaStream_t stream) {
   }
   constexpr auto kKernel = fp32_product_kernel<Scheme, Tile, FullTile>;
   const SplitOperand &a = split.operand[0], &b = split.operand[1];
-  if (auto err = make_source<Tile>(encoder, product, Scheme::kParts, a.ld, a.parts, b.parts,
-                                   &product.fast);
+  if (auto err = make_source<Tile>(encoder, product, a.ld, a.fp16_parts, a.parts, b.fp16_parts,
+                                   b.parts, &product.fast);
       err != cudaSuccess) {
     return err;
   }
   product.full.grid = product_grid<FullTile>(product);
   if (product.has_bf16) {
-    if (auto err = make_source<FullTile>(encoder, product, Bf16Scheme::kParts, a.ld, a.bf16_parts,
+    constexpr int kParts = Bf16Scheme::kParts;
+    if (auto err = make_source<FullTile>(encoder, product, a.ld, kParts, a.bf16_parts, kParts,
                                          b.bf16_parts, &product.full);
         err != cudaSuccess) {
       return err;
@@ -156,6 +158,12 @@ cudaError_t run(Prepared* prepared, cudaStream_t stream) {
   const int64_t reducers = std::min<int64_t>(ceil_div(outputs, kReduceThreads), 8 * sm_count);
   return sm90::launch_overlapped(fp32_reduce_kernel, reducers, kReduceThreads, 0, 1, stream,
                                  product);
+}
+
+template <typename Tile>
+cudaError_t run_parts(Prepared* prepared, cudaStream_t stream) {
+  return prepared->product.args.mixed() ? run<MixedScheme, Tile>(prepared, stream)
+                                        : run<Fp16Scheme, Tile>(prepared, stream);
 }
 
 // The split of b only.
@@ -222,13 +230,13 @@ cudaError_t my_ops::cuda::gemm_fp32_sm90(const GemmArgs<float, float>& args, con
   Prepared prepared = prepare(args, plan, workspace);
   switch (static_cast<TileChoice>(plan.tile)) {
     case TileChoice::kLarge:
-      return run<Fp16Scheme, LargeTile>(&prepared, stream);
+      return run_parts<LargeTile>(&prepared, stream);
     case TileChoice::kWide:
-      return run<Fp16Scheme, WideTile>(&prepared, stream);
+      return run_parts<WideTile>(&prepared, stream);
     case TileChoice::kMedium:
-      return run<Fp16Scheme, MediumTile>(&prepared, stream);
+      return run_parts<MediumTile>(&prepared, stream);
     case TileChoice::kSmall:
-      return run<Fp16Scheme, SmallTile>(&prepared, stream);
+      return run_parts<SmallTile>(&prepared, stream);
     case TileChoice::kSingle:
       return run<SingleScheme, SingleTile, LargeTile>(&prepared, stream);
     case TileChoice::kSinglePromoted:

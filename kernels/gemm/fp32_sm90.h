@@ -10,9 +10,9 @@ namespace my_ops::cuda {
 // Runs a plan of fp32_sm90::plan. As accurate as a float GEMM: the mean of |error| / (|a| @ |b|) is
 // at or below that of float FMAs, and several times below it for k above a few hundred.
 // The device decides from the data how each call multiplies:
-//   three fp16 products per element, if rows of a and columns of b span less than 2^27 in magnitude
-//     (a few strays per row are allowed, at an absolute error of 2^-50 of the row's maximum) and
-//     hold at least 96 nonzeros, or none;
+//   three fp16 products per element, or two beside a 16-bit operand, if rows of a and columns of b
+//     span less than 2^27 in magnitude and hold at least 96 nonzeros, or none. A few strays per row
+//     are allowed, at an absolute error of 2^-50 of the row's maximum, or 2^-39 in 16 bits;
 //   six bf16 products beyond that, up to a span of 2^90; small problems take fp32 FMAs instead;
 //   the same six products beyond 2^90, with suspect outputs recomputed by fp32 FMAs;
 //   FMAs alone, slowly, for Inf and NaN.

@@ -50,12 +50,23 @@ struct RingLayout {
   static constexpr int kBytes = Scheme::kParts * (kPartA + kPartB);
   static constexpr int kStages = ProductSmem::kRingBytes / kBytes;
   static_assert(kStages >= 2 && kStages <= ProductSmem::kMaxStages);
-  static __device__ unsigned char* a(unsigned char* ring, int stage, int part) {
-    return ring + stage * kBytes + part * kPartA;
+  // Of a part in its stage.
+  static __device__ __forceinline__ int a(int part) { return part * kPartA; }
+  static __device__ __forceinline__ int b(int part) {
+    return Scheme::kParts * kPartA + part * kPartB;
   }
-  static __device__ unsigned char* b(unsigned char* ring, int stage, int part) {
-    return ring + stage * kBytes + Scheme::kParts * kPartA + part * kPartB;
-  }
+};
+
+// [stage] { a [kM][kK], b [kN][kK], the low part of one of them }.
+template <typename Tile>
+struct RingLayout<MixedScheme, Tile> {
+  static constexpr int kPartA = Tile::kM * Tile::kK * 2, kPartB = Tile::kN * Tile::kK * 2;
+  static constexpr int kBytes = kPartA + kPartB + (kPartA > kPartB ? kPartA : kPartB);
+  static constexpr int kStages = ProductSmem::kRingBytes / kBytes < ProductSmem::kMaxStages
+                                     ? ProductSmem::kRingBytes / kBytes
+                                     : ProductSmem::kMaxStages;
+  static __device__ __forceinline__ int a(int part) { return part * (kPartA + kPartB); }
+  static __device__ __forceinline__ int b(int part) { return kPartA + part * kPartB; }
 };
 
 template <typename Tile>
@@ -80,6 +91,10 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
 #pragma unroll
   for (int i = 0; i < Tile::kClusterN; ++i) same_m |= 1 << (place.m + i * Tile::kClusterM);
   const uint16_t same_n = ((1 << Tile::kClusterM) - 1) << (place.n * Tile::kClusterM);
+  constexpr bool kMixed = std::is_same_v<Scheme, MixedScheme>;
+  const int a_parts = kMixed ? 1 + p.low_in_a : Scheme::kParts;
+  const int b_parts = kMixed ? 2 - p.low_in_a : Scheme::kParts;
+  const int bytes = a_parts * Layout::kPartA + b_parts * Layout::kPartB;
   RingPlace<Layout::kStages> at;
   for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < source.grid.cluster_tiles;
        cluster_tile += cluster_tile_step<Tile>()) {
@@ -89,13 +104,18 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
     const int k_blocks = k_blocks_of(p, origin.slice);
     int k = origin.slice * p.k_blocks_per_slice * Tile::kK;
     for (int i = 0; i < k_blocks; ++i, k += Tile::kK) {
-      fill_stage<Layout::kBytes>(at, smem.full, smem.empty, [&](int stage, uint64_t* full) {
+      fill_stage(at, smem.full, smem.empty, bytes, [&](int stage, uint64_t* full) {
+        unsigned char* const to = smem.ring + stage * Layout::kBytes;
 #pragma unroll
         for (int part = 0; part < Scheme::kParts; ++part) {
-          unsigned char* a = Layout::a(smem.ring, stage, part) + place.n * kRowsA * kRowBytes;
-          unsigned char* b = Layout::b(smem.ring, stage, part) + place.m * kRowsB * kRowBytes;
-          load_box<Tile::kClusterN>(a, &source.a, full, k, part * p.a_rows + a_row, same_m);
-          load_box<Tile::kClusterM>(b, &source.b, full, k, part * p.b_rows + b_row, same_n);
+          unsigned char* const a = to + Layout::a(part) + place.n * kRowsA * kRowBytes;
+          unsigned char* const b = to + Layout::b(part) + place.m * kRowsB * kRowBytes;
+          if (part < a_parts) {
+            load_box<Tile::kClusterN>(a, &source.a, full, k, part * p.a_rows + a_row, same_m);
+          }
+          if (part < b_parts) {
+            load_box<Tile::kClusterM>(b, &source.b, full, k, part * p.b_rows + b_row, same_n);
+          }
         }
       });
     }
@@ -106,23 +126,23 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
 // bytes of a swizzled row.
 template <typename Layout, typename Tile>
 struct StageOperands {
-  uint32_t base_a, base_b;
+  uint32_t base_b, base_a;
 
   __device__ StageOperands(ProductSmem& smem, int stage, int consumer)
-      : base_a(ptx::wgmma_address(Layout::a(smem.ring, stage, 0) + consumer * 64 * Tile::kK * 2)),
-        base_b(ptx::wgmma_address(Layout::b(smem.ring, stage, 0))) {}
+      : base_b(ptx::wgmma_address(smem.ring + stage * Layout::kBytes)),
+        base_a(base_b + consumer * 64 * Tile::kK * 2 / 16) {}
   __device__ __forceinline__ uint64_t a(int part, int k) const {
-    return ptx::wgmma_descriptor(base_a + (part * Layout::kPartA + k * 2) / 16);
+    return ptx::wgmma_descriptor(base_a + (Layout::a(part) + k * 2) / 16);
   }
   __device__ __forceinline__ uint64_t b(int part, int k) const {
-    return ptx::wgmma_descriptor(base_b + (part * Layout::kPartB + k * 2) / 16);
+    return ptx::wgmma_descriptor(base_b + (Layout::b(part) + k * 2) / 16);
   }
 };
 
 // Sums the products of several parts over a tile's k, promoted every kPromote of k.
 template <typename Scheme, typename Tile, int kCount>
 __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile>& release,
-                                          int consumer, int k_blocks,
+                                          int consumer, bool low_in_a, int k_blocks,
                                           RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
                                           float (&sum)[kCount]) {
   using Layout = RingLayout<Scheme, Tile>;
@@ -150,14 +170,22 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
       }
       ptx::wgmma_commit_group();
       bool add = k_block != 0 || k0 != 0;
+      if constexpr (std::is_same_v<Scheme, MixedScheme>) {
 #pragma unroll
-      for (int order = kParts - 1; order > 0; --order) {
+        for (int k = k0; k < k0 + kPromote; k += 16) {
+          Mma::run(cross, part.a(low_in_a, k), part.b(!low_in_a, k), add);
+          add = true;
+        }
+      } else {
 #pragma unroll
-        for (int i = 0; i <= order; ++i) {
+        for (int order = kParts - 1; order > 0; --order) {
 #pragma unroll
-          for (int k = k0; k < k0 + kPromote; k += 16) {
-            Mma::run(cross, part.a(i, k), part.b(order - i, k), add);
-            add = true;
+          for (int i = 0; i <= order; ++i) {
+#pragma unroll
+            for (int k = k0; k < k0 + kPromote; k += 16) {
+              Mma::run(cross, part.a(i, k), part.b(order - i, k), add);
+              add = true;
+            }
           }
         }
       }
@@ -270,7 +298,7 @@ __device__ __forceinline__ void consume(const Fp32Product& p, const ProductGrid&
     } else if constexpr (Scheme::kParts == 1) {
       sum_single<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
     } else {
-      sum_parts<Scheme, Tile>(smem, release, consumer, k_blocks, at, sum);
+      sum_parts<Scheme, Tile>(smem, release, consumer, p.low_in_a, k_blocks, at, sum);
     }
     const int first_row = origin.m + consumer * 64;
     if constexpr (kMayLose) {

@@ -77,7 +77,9 @@ inline bool fits(const Args& args) {
          args.batch * ceil_div(args.m, 64) * ceil_div(args.n, 64) < kLimit;
 }
 
-// A product's multiply-adds, and the elements of each operand that must be split.
+// A product's multiply-adds, and the elements of each operand whose split counts. That of a 16-bit
+// operand does not: it moves fewer bytes than the conversion to float that every other kernel
+// needs.
 struct Size {
   double work, a, b;
   bool a_strided, b_strided;  // k is not contiguous
@@ -86,8 +88,8 @@ struct Size {
 inline Size size_of(const Args& args) {
   const auto batch = static_cast<double>(args.batch), k = static_cast<double>(args.k);
   return {.work = batch * args.m * args.n * k,
-          .a = (args.a_batch == 0 ? 1 : batch) * args.m * k,
-          .b = args.packed_b ? 0 : (args.b_batch == 0 ? 1 : batch) * args.n * k,
+          .a = args.half_a ? 0 : (args.a_batch == 0 ? 1 : batch) * args.m * k,
+          .b = args.packed_b || args.half_b ? 0 : (args.b_batch == 0 ? 1 : batch) * args.n * k,
           .a_strided = args.a_col != 1,
           .b_strided = args.b_row != 1 && !args.packed_b};
 }
@@ -320,10 +322,13 @@ struct Layout {
 
 // Pointers are null without a workspace.
 inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
-  const auto operand = [&](const float* x, int64_t batch_stride, int64_t row_stride,
-                           int64_t k_stride, int64_t rows) {
+  const auto operand = [&](const float* x, const void* half, int64_t batch_stride,
+                           int64_t row_stride, int64_t k_stride, int64_t rows) {
     SplitOperand op{};
-    op.x = x;
+    op.x = half ? half : x;
+    op.elements = !half                   ? Elements::kFloat
+                  : args.half_is_bfloat16 ? Elements::kBFloat16
+                                          : Elements::kHalf;
     op.batch_stride = batch_stride, op.row_stride = row_stride, op.k_stride = k_stride;
     op.batch = batch_stride == 0 ? 1 : static_cast<int>(args.batch);
     op.rows = static_cast<int>(rows), op.k = static_cast<int>(args.k);
@@ -331,8 +336,8 @@ inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
   };
   Layout layout{};
   Split& split = layout.split;
-  split.operand[0] = operand(args.a, args.a_batch, args.a_row, args.a_col, args.m);
-  split.operand[1] = operand(args.b, args.b_batch, args.b_col, args.b_row, args.n);
+  split.operand[0] = operand(args.a, args.half_a, args.a_batch, args.a_row, args.a_col, args.m);
+  split.operand[1] = operand(args.b, args.half_b, args.b_batch, args.b_col, args.b_row, args.n);
   split.fp16_parts = is_single(plan) ? 1 : 2;
   plan_split(&split, plan.device.sm_count);
   if (args.packed_b) skip_operand(&split, 1);
@@ -349,7 +354,8 @@ inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
       op.status = packed.status;
       op.bf16_parts = layout.has_bf16 ? arena.take<uint16_t>(3 * rows * op.ld) : nullptr;
     } else {
-      op.parts = op.bf16_parts = arena.take<uint16_t>((layout.has_bf16 ? 3 : 2) * rows * op.ld);
+      const int64_t parts = layout.has_bf16 ? 3 : op.fp16_parts;
+      op.parts = op.bf16_parts = arena.take<uint16_t>(parts * rows * op.ld);
       op.exponent = arena.take<int32_t>(rows);
       place_scratch(&arena, &op);
     }

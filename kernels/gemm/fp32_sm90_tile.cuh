@@ -45,6 +45,7 @@ struct Fp32Product {
   bool has_bf16;              // the bf16 split has run; otherwise full-range data use fp32 FMAs
   bool a_repeats, b_repeats;  // the same matrix for every batch
   int m, n;
+  bool low_in_a;       // MixedScheme's operand with a low part is a
   int a_rows, b_rows;  // batch * m and batch * n, the distance between parts in the maps
   int k_blocks, k_blocks_per_slice, slices;
 };
@@ -61,6 +62,12 @@ __device__ __forceinline__ SplitPath product_path(const Fp32Product& p) {
 constexpr float kSuspectBelow = 0x1p-68f;  // times k
 
 struct Fp16Scheme {
+  using Type = __half;
+  static constexpr int kParts = 2, kShift = kFp16Shift, kLowBits = kFp16LowBits;
+};
+
+// Beside an operand of 16 bits, which is one part. The other has two.
+struct MixedScheme {
   using Type = __half;
   static constexpr int kParts = 2, kShift = kFp16Shift, kLowBits = kFp16LowBits;
 };

@@ -70,7 +70,7 @@ __device__ __forceinline__ void produce(const HalfProduct<T>& p, HalfSmem<Tile>&
     const int a_z = p.a_repeats ? 0 : tile.plane, b_z = p.b_repeats ? 0 : tile.plane;
     for (int k_block = 0; k_block < p.k_blocks; ++k_block) {
       const int k = k_block * Tile::kK;
-      fill_stage<Tile::kStageBytes>(at, smem.full, smem.empty, [&](int stage, uint64_t* full) {
+      fill_stage(at, smem.full, smem.empty, Tile::kStageBytes, [&](int stage, uint64_t* full) {
         unsigned char* a = smem.ring + stage * Tile::kStageBytes;
         unsigned char* b = a + Tile::kBytesA;
         if constexpr (kAlongM) {

@@ -99,13 +99,13 @@ __device__ __forceinline__ void cluster_sync() {
   ptx::barrier_cluster_wait();
 }
 
-// The producer's side. Waits until the next stage is empty; then load(stage, full) fills it with
-// kBytes.
-template <int kBytes, int kStages, typename Load>
+// The producer's side. Waits until the next stage is empty; then load(stage, full) fills it with so
+// many bytes.
+template <int kStages, typename Load>
 __device__ __forceinline__ void fill_stage(RingPlace<kStages>& at, uint64_t* full, uint64_t* empty,
-                                           Load load) {
+                                           int bytes, Load load) {
   ptx::mbarrier_wait(&empty[at.stage], at.phase ^ 1);
-  ptx::mbarrier_arrive_expect_tx(&full[at.stage], kBytes);
+  ptx::mbarrier_arrive_expect_tx(&full[at.stage], bytes);
   load(at.stage, &full[at.stage]);
   at.advance();
 }

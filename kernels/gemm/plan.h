@@ -53,6 +53,8 @@ template <typename T, typename Out, typename Asked>
 GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device, const GemmCosts& costs,
                    Asked asked) {
   GemmPlan plan{.device = device};
+  const GemmPlan converted{
+      .device = device, .kernel = GemmKernel::kLibrary, .library = LibraryCall::kConverted};
   if (args.batch == 0 || args.m == 0 || args.n == 0) return plan;
   const auto takes = [&](GemmKernel kernel, const char* why) {
     asked(kernel, why);
@@ -65,9 +67,10 @@ GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device, cons
     const char* const thin =
         needed && !fills_tiles(args, costs.small) ? "does not fill a tile" : nullptr;
     if (takes(GemmKernel::kFp32Skinny, fp32_skinny::plan(args, costs.fp32_skinny, &plan)))
-      return plan;
+      return args.mixed() ? converted : plan;
     if (takes(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(args, costs.fp32_sm90, &plan)))
       return plan;
+    if (args.mixed()) return converted;
     if (takes(GemmKernel::kFp32Sm80, thin ? thin : fp32_sm80::plan(args, &plan))) return plan;
   }
   if constexpr (kIsHalf<T, Out>) {

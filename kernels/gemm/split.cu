@@ -1,4 +1,4 @@
-// Splits float operands into fp16 or bf16 parts; split.h says which and why.
+// Splits operands into fp16 or bf16 parts; split.h says which and why.
 // Plan: operands with contiguous k take one pass, in which one to eight warps hold a row in
 // registers. Strided operands with a short k also take one pass, with eight rows in shared memory.
 // The rest take two passes: the first finds the extremes of each k-slice, and the second transposes
@@ -33,28 +33,29 @@ struct TileBlock {
 
 // First pass: extremes and number of nonzeros of each row of the slice. Warps take every eighth
 // element of k, or every eighth row if k is contiguous.
-__device__ void slice_stats(const SplitOperand& op, int block) {
+template <typename T>
+__device__ __forceinline__ void slice_stats(const SplitOperand& op, int block,
+                                            RowStats (&scratch)[kWarps][kTileRows]) {
   constexpr int kBatch = 16;  // loads in flight
-  __shared__ RowStats scratch[kWarps][kTileRows];
   const TileBlock tile(op, block);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int begin = tile.slice * op.slice_k, end = min(begin + op.slice_k, op.k);
   const int first = begin + (op.by_rows ? lane : warp), step = op.by_rows ? 32 : kWarps;
-  const float* base = op.x + tile.z * op.batch_stride;
+  const T* base = static_cast<const T*>(op.x) + tile.z * op.batch_stride;
   for (int r = op.by_rows ? warp : lane; r < kTileRows; r += op.by_rows ? kWarps : kTileRows) {
     RowStats stats;
     if (tile.row + r < op.rows) {
-      const float* x = base + (tile.row + r) * op.row_stride;
+      const T* x = base + (tile.row + r) * op.row_stride;
       for (int l = first; l < end; l += kBatch * step) {
-        float e[kBatch];
+        T e[kBatch];
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          e[i] = l + i * step < end ? x[(l + i * step) * op.k_stride] : 0.0f;
+          e[i] = l + i * step < end ? x[(l + i * step) * op.k_stride] : store<T>(0.0f);
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           if (l + i * step >= end) break;
-          stats.add(e[i]);
+          stats.add(load(e[i]));
         }
       }
     }
@@ -90,37 +91,40 @@ __device__ __forceinline__ int tile_column(const SplitOperand& op) {
   return (op.by_rows ? threadIdx.x % 8 : threadIdx.x / 32) * 8;
 }
 
+template <typename T>
 __device__ __forceinline__ void load_tile(const SplitOperand& op, int z, int row0, int l0,
-                                          bool vectorized, float (&v)[8]) {
+                                          bool vectorized, T (&v)[8]) {
   const int row = row0 + tile_row(op), l = l0 + tile_column(op);
-  const float* x = op.x + z * op.batch_stride + row * op.row_stride;
+  const T* x = static_cast<const T*>(op.x) + z * op.batch_stride + row * op.row_stride;
   if (vectorized && row < op.rows && l + 8 <= op.k) {
-    const float4 front = *reinterpret_cast<const float4*>(x + l);
-    const float4 back = *reinterpret_cast<const float4*>(x + l + 4);
-    v[0] = front.x, v[1] = front.y, v[2] = front.z, v[3] = front.w;
-    v[4] = back.x, v[5] = back.y, v[6] = back.z, v[7] = back.w;
+    constexpr int kVector = 16 / sizeof(T);
+#pragma unroll
+    for (int i = 0; i < 8; i += kVector) {
+      *reinterpret_cast<uint4*>(v + i) = *reinterpret_cast<const uint4*>(x + l + i);
+    }
     return;
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    v[i] = row < op.rows && l + i < op.k ? x[(l + i) * op.k_stride] : 0.0f;
+    v[i] = row < op.rows && l + i < op.k ? x[(l + i) * op.k_stride] : store<T>(0.0f);
   }
 }
 
 // Splits and stores rows row0 .. row0+31, k from l0 to l0+63. Calls must alternate `buffer`.
-template <typename Parts>
+template <typename Parts, typename T>
 __device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Parts>& smem,
-                                           int buffer, int z, int row0, int l0, const float (&v)[8],
+                                           int buffer, int z, int row0, int l0, const T (&v)[8],
                                            Pow2Pair factor, uint16_t* to, int parts) {
   uint32_t word[4][Parts::kCount];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    Parts::split(v[2 * i] * factor.first * factor.second,
-                 v[2 * i + 1] * factor.first * factor.second, word[i]);
+    Parts::split(load(v[2 * i]) * factor.first * factor.second,
+                 load(v[2 * i + 1]) * factor.first * factor.second, word[i]);
   }
   const int row = tile_row(op), l = tile_column(op);
 #pragma unroll
   for (int part = 0; part < Parts::kCount; ++part) {
+    if (part >= parts) break;
     *reinterpret_cast<uint4*>(&smem.part[buffer][part][row][l]) = {word[0][part], word[1][part],
                                                                    word[2][part], word[3][part]};
   }
@@ -136,47 +140,17 @@ __device__ __forceinline__ void store_tile(const SplitOperand& op, TileSmem<Part
   }
 }
 
-#endif
-
-template <int kRowThreads, int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
-    split_first_kernel(const Split split) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(16) float held[];  // filled in vectors of four
-  ptx::griddepcontrol_launch_dependents();
-  const int which = blockIdx.x >= split.blocks[0];
-  const int block = blockIdx.x - (which ? split.blocks[0] : 0);
-  const SplitOperand& op = split.operand[which];
-  SplitPath path = SplitPath::kFp16;
-  switch (op.mode) {
-    case SplitMode::kRows:
-      path = split_rows<kRowThreads, kVectors>(op, block, split.blocks[which], split.fp16_parts);
-      break;
-    case SplitMode::kColumns:
-      path = split_columns(op, block, held, split.fp16_parts);
-      break;
-    case SplitMode::kSlices:
-      slice_stats(op, block);
-      break;
-  }
-  report(path, op.status + block);
-#endif
-}
-
-// Second pass over operands whose extremes are known from slice_stats.
-__global__ void __launch_bounds__(kThreads) split_second_kernel(const Split split) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ TileSmem<Fp16Parts> smem;
-  __shared__ RowStats scratch[kWarps][kTileRows];
-  ptx::griddepcontrol_launch_dependents();
-  const int which = blockIdx.x >= split.tile_blocks[0];
-  const SplitOperand& op = split.operand[which];
-  const int block = blockIdx.x - (which ? split.tile_blocks[0] : 0);
+// Splits a block's rows of one k-slice, whose extremes are known from slice_stats. parts:
+// Split::fp16_parts.
+template <typename T>
+__device__ __forceinline__ SplitPath split_slice(const SplitOperand& op, int block, int parts,
+                                                 TileSmem<Fp16Parts>& smem,
+                                                 RowStats (&scratch)[kWarps][kTileRows]) {
   const TileBlock tile(op, block);
   const int64_t rows = int64_t{op.batch} * op.rows, first = int64_t{tile.z} * op.rows + tile.row;
-  const bool vectorized = vectorizes(op);
+  const bool vectorized = vectorizes<T>(op);
   const int begin = tile.slice * op.slice_k, end = min(begin + op.slice_k, op.ld);
-  float v[8], next[8];
+  alignas(16) T v[8], next[8];
   load_tile(op, tile.z, tile.row, begin, vectorized, v);
   ptx::griddepcontrol_wait();
 
@@ -198,7 +172,7 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
   const RowScale scale(stats.extremes.largest);
   const Pow2Pair factor = pow2_pair(Fp16Parts::kShift - scale.exponent);
   const bool inside = tile.row + row < op.rows;
-  const uint32_t dense = dense_row(split.fp16_parts);
+  const uint32_t dense = dense_row(parts);
   const bool count = inside && needs_count(stats.extremes, scale, op.k, dense);
   if (inside && tile.slice == 0 && tile_column(op) == 0) op.exponent[first + row] = scale.exponent;
 
@@ -208,10 +182,10 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
     if (l0 + kTileK < end) load_tile(op, tile.z, tile.row, l0 + kTileK, vectorized, next);
     if (count) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) counts.add(v[i], scale);
+      for (int i = 0; i < 8; ++i) counts.add(load(v[i]), scale);
     }
     store_tile<Fp16Parts>(op, smem, buffer, tile.z, tile.row, l0, v, factor, op.parts,
-                          split.fp16_parts);
+                          fp16_parts<T>(op));
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = next[i];
   }
@@ -225,6 +199,52 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
     if (counts.tiny_bf16 != 0) counts.tiny_bf16 += atomicAdd(tiny + rows, counts.tiny_bf16);
     path = row_path(counts.tiny_fp16, counts.tiny_bf16, stats.nonzero, dense);
   }
+  return path;
+}
+
+#endif
+
+// kMixed: an operand has 16 bits.
+template <int kRowThreads, int kVectors, bool kMixed>
+__global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
+    split_first_kernel(const Split split) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(16) float held[];  // filled in vectors of four
+  __shared__ RowSmem<kRowThreads> row_smem;
+  __shared__ RowStats scratch[kWarps][kTileRows];
+  ptx::griddepcontrol_launch_dependents();
+  const int which = blockIdx.x >= split.blocks[0];
+  const int block = blockIdx.x - (which ? split.blocks[0] : 0);
+  const SplitOperand& op = split.operand[which];
+  SplitPath path = SplitPath::kFp16;
+  switch (op.mode) {
+    case SplitMode::kRows:
+      path = with_elements<kMixed>(op, [&]<typename T>() {
+        return split_rows<kRowThreads, kVectors, T>(op, block, split.blocks[which],
+                                                    split.fp16_parts, row_smem);
+      });
+      break;
+    case SplitMode::kColumns:
+      path = split_columns(op, block, held, split.fp16_parts);
+      break;
+    case SplitMode::kSlices:
+      with_elements<kMixed>(op, [&]<typename T>() { slice_stats<T>(op, block, scratch); });
+      break;
+  }
+  report(path, op.status + block);
+#endif
+}
+
+__global__ void __launch_bounds__(kThreads) split_second_kernel(const Split split) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ TileSmem<Fp16Parts> smem;
+  __shared__ RowStats scratch[kWarps][kTileRows];
+  ptx::griddepcontrol_launch_dependents();
+  const int which = blockIdx.x >= split.tile_blocks[0];
+  const SplitOperand& op = split.operand[which];
+  const int block = blockIdx.x - (which ? split.tile_blocks[0] : 0);
+  const SplitPath path = with_elements<true>(
+      op, [&]<typename T>() { return split_slice<T>(op, block, split.fp16_parts, smem, scratch); });
   report(path, op.status + split.blocks[which] + block);
 #endif
 }
@@ -242,21 +262,24 @@ __global__ void __launch_bounds__(kThreads) split_bf16_kernel(const Split split)
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     const SplitOperand& op = split.operand[which];
-    const bool vectorized = vectorizes(op);
-    const int64_t row_tiles = (op.rows + kTileRows - 1) / kTileRows;
-    const int k_tiles = op.ld / kTileK;
-    for (int64_t t = blockIdx.x; t < op.batch * row_tiles * k_tiles; t += gridDim.x, buffer ^= 1) {
-      const int l0 = static_cast<int>(t % k_tiles) * kTileK;
-      const int row0 = static_cast<int>(t / k_tiles % row_tiles) * kTileRows;
-      const int z = static_cast<int>(t / k_tiles / row_tiles);
-      float v[8];
-      load_tile(op, z, row0, l0, vectorized, v);
-      const int row = min(row0 + tile_row(op), op.rows - 1);
-      const int exponent = op.exponent[int64_t{z} * op.rows + row];
-      store_tile<Bf16Parts>(op, smem, buffer, z, row0, l0, v,
-                            pow2_pair(Bf16Parts::kShift - exponent), op.bf16_parts,
-                            Bf16Parts::kCount);
-    }
+    with_elements<true>(op, [&]<typename T>() {
+      const bool vectorized = vectorizes<T>(op);
+      const int64_t row_tiles = (op.rows + kTileRows - 1) / kTileRows;
+      const int k_tiles = op.ld / kTileK;
+      for (int64_t t = blockIdx.x; t < op.batch * row_tiles * k_tiles;
+           t += gridDim.x, buffer ^= 1) {
+        const int l0 = static_cast<int>(t % k_tiles) * kTileK;
+        const int row0 = static_cast<int>(t / k_tiles % row_tiles) * kTileRows;
+        const int z = static_cast<int>(t / k_tiles / row_tiles);
+        alignas(16) T v[8];
+        load_tile(op, z, row0, l0, vectorized, v);
+        const int row = min(row0 + tile_row(op), op.rows - 1);
+        const int exponent = op.exponent[int64_t{z} * op.rows + row];
+        store_tile<Bf16Parts>(op, smem, buffer, z, row0, l0, v,
+                              pow2_pair(Bf16Parts::kShift - exponent), op.bf16_parts,
+                              Bf16Parts::kCount);
+      }
+    });
   }
 #endif
 }
@@ -269,18 +292,18 @@ __global__ void __launch_bounds__(kThreads)
 
 using SplitKernel = void (*)(const Split);
 
-// The first pass of an operand with this k.
-SplitKernel first_pass(int k) {
-  const auto [threads, vectors] = row_shape(k);
-  switch (threads) {
+template <bool kMixed>
+SplitKernel first_pass(RowShape shape) {
+  switch (shape.threads) {
     case 32:
-      return split_first_kernel<32, 4>;
+      return split_first_kernel<32, 4, kMixed>;
     case 64:
-      return split_first_kernel<64, 4>;
+      return split_first_kernel<64, 4, kMixed>;
     case 128:
-      return split_first_kernel<128, 4>;
+      return split_first_kernel<128, 4, kMixed>;
     default:
-      return vectors == 4 ? split_first_kernel<256, 4> : split_first_kernel<256, 8>;
+      return shape.vectors == 4 ? split_first_kernel<256, 4, kMixed>
+                                : split_first_kernel<256, 8, kMixed>;
   }
 }
 
@@ -295,7 +318,9 @@ cudaError_t my_ops::cuda::combine_status(const Split& split, int i, uint8_t* sta
 }
 
 cudaError_t my_ops::cuda::split_fp16(const Split& split, cudaStream_t stream) {
-  const SplitKernel first = first_pass(split.operand[0].k);
+  const RowShape shape = row_shape(split.operand[0].k);
+  const bool mixed = split.operand[0].elements != split.operand[1].elements;
+  const SplitKernel first = mixed ? first_pass<true>(shape) : first_pass<false>(shape);
   constexpr int kMaxSmem = column_index(0, kMaxColumnK) * sizeof(float), kMaxStatic = 8 * 1024;
   static_assert(kMaxSmem + kMaxStatic <= fp32_sm90::kNeeds.shared_bytes);
   int smem = 0;

@@ -1,5 +1,5 @@
-// Splits float matrices into 16-bit parts whose products a tensor core can add with float accuracy;
-// split_plan.h says how. Only fp32_sm90.cu uses this.
+// Splits matrices into 16-bit parts whose products a tensor core can add with float accuracy, also
+// a 16-bit one beside a float one; split_plan.h says how. Only fp32_sm90.cu uses this.
 #pragma once
 
 #include <cuda_runtime_api.h>

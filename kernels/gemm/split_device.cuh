@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "common/numeric.cuh"
 #include "gemm/split.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cp_async.cuh"
@@ -154,14 +155,38 @@ struct Counts {
   }
 };
 
-__device__ __forceinline__ const float* row_pointer(const SplitOperand& op, int row) {
+// Calls f for the type of an operand's elements; without kMixed all are floats.
+template <bool kMixed, typename F>
+__device__ __forceinline__ auto with_elements(const SplitOperand& op, F f) {
+  if constexpr (!kMixed) return f.template operator()<float>();
+  switch (op.elements) {
+    case Elements::kHalf:
+      return f.template operator()<__half>();
+    case Elements::kBFloat16:
+      return f.template operator()<__nv_bfloat16>();
+    default:
+      return f.template operator()<float>();
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ const T* row_pointer(const SplitOperand& op, int row) {
   const int z = op.batch == 1 ? 0 : row / op.rows;
-  return op.x + z * op.batch_stride + int64_t{row - z * op.rows} * op.row_stride;
+  return static_cast<const T*>(op.x) + z * op.batch_stride +
+         int64_t{row - z * op.rows} * op.row_stride;
+}
+
+// As the operand says; without a second part its arithmetic is left out.
+template <typename T>
+__device__ __forceinline__ int fp16_parts(const SplitOperand& op) {
+  return sizeof(T) == 2 ? 1 : op.fp16_parts;
 }
 
 // Whether rows can be read in 16-byte vectors.
+template <typename T>
 __device__ __forceinline__ bool vectorizes(const SplitOperand& op) {
-  return op.k_stride == 1 && op.row_stride % 4 == 0 && op.batch_stride % 4 == 0 &&
+  constexpr int kVector = 16 / sizeof(T);
+  return op.k_stride == 1 && op.row_stride % kVector == 0 && op.batch_stride % kVector == 0 &&
          reinterpret_cast<uintptr_t>(op.x) % 16 == 0;
 }
 
@@ -221,14 +246,35 @@ __device__ Counts row_reduce(Counts mine, RowSmem<kRowThreads>& smem) {
   return sum;
 }
 
+// Four elements as they are in memory: converting them would wait for their load.
+template <typename T>
+struct Four {
+  uint2 pairs;  // an array of 16-bit elements would take a register each
+
+  Four() = default;
+  __device__ __forceinline__ explicit Four(const T (&x)[4])
+      : pairs{bits(x[0]) | bits(x[1]) << 16, bits(x[2]) | bits(x[3]) << 16} {}
+  __device__ __forceinline__ operator float4() const {
+    const float2 front = unpack<T>(pairs.x), back = unpack<T>(pairs.y);
+    return {front.x, front.y, back.x, back.y};
+  }
+};
+
+template <>
+struct Four<float> : float4 {
+  Four() = default;
+  __device__ __forceinline__ explicit Four(const float (&x)[4]) : float4{x[0], x[1], x[2], x[3]} {}
+};
+
 // Elements l .. l+3 of a row, zeros past its end.
-__device__ __forceinline__ float4 load4(const float* row, int64_t stride, int l, int k,
-                                        bool vectorized) {
-  if (vectorized && l + 4 <= k) return *reinterpret_cast<const float4*>(row + l);
-  float v[4];
+template <typename T>
+__device__ __forceinline__ Four<T> load4(const T* row, int64_t stride, int l, int k,
+                                         bool vectorized) {
+  if (vectorized && l + 4 <= k) return *reinterpret_cast<const Four<T>*>(row + l);
+  T v[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = l + i < k ? row[(l + i) * stride] : 0.0f;
-  return {v[0], v[1], v[2], v[3]};
+  for (int i = 0; i < 4; ++i) v[i] = l + i < k ? row[(l + i) * stride] : store<T>(0.0f);
+  return Four<T>(v);
 }
 
 // F is called with each of the four.
@@ -237,34 +283,35 @@ __device__ __forceinline__ void each(const float4& v, F f) {
   f(v.x), f(v.y), f(v.z), f(v.w);
 }
 
-template <int kRowThreads, int kVectors>
+template <int kRowThreads, int kVectors, typename T>
 __device__ __forceinline__ void load_row(const SplitOperand& op, int row, int base, bool vectorized,
-                                         float4 (&v)[kVectors]) {
-  const float* x = row_pointer(op, row);
+                                         Four<T> (&v)[kVectors]) {
+  const T* x = row_pointer<T>(op, row);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int l = base + (i * kRowThreads + threadIdx.x % kRowThreads) * 4;
-    v[i] = l < op.k ? load4(x, op.k_stride, l, op.k, vectorized) : float4{};
+    v[i] = l < op.k ? load4(x, op.k_stride, l, op.k, vectorized) : Four<T>{};
   }
 }
 
-template <int kRowThreads, int kVectors>
-__device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks, int parts) {
+// parts: Split::fp16_parts.
+template <int kRowThreads, int kVectors, typename T>
+__device__ __forceinline__ SplitPath split_rows(const SplitOperand& op, int block, int blocks,
+                                                int parts, RowSmem<kRowThreads>& smem) {
   constexpr int kStep = kRowThreads * 4, kHold = kVectors * kStep,
                 kRowsPerBlock = kThreads / kRowThreads;
-  __shared__ RowSmem<kRowThreads> smem;
   const int lane = threadIdx.x % kRowThreads * 4;
   const int rows = op.batch * op.rows, step = blocks * kRowsPerBlock;
   const int64_t part_stride = int64_t{rows} * op.ld;
-  const bool vectorized = vectorizes(op);
+  const bool vectorized = vectorizes<T>(op);
   SplitPath path = SplitPath::kFp16;
 
   const bool held = op.k <= kHold;
   const int first = block * kRowsPerBlock + threadIdx.x / kRowThreads;
-  float4 next[kVectors];
+  Four<T> next[kVectors];
   if (held && first < rows) load_row<kRowThreads>(op, first, 0, vectorized, next);
   for (int row = first; row < rows; row += step) {
-    float4 v[kVectors];
+    Four<T> v[kVectors];
     Extremes extremes;
     for (int base = 0; base < op.k; base += kHold) {
       if (held) {
@@ -298,11 +345,12 @@ __device__ SplitPath split_rows(const SplitOperand& op, int block, int blocks, i
         if (l >= op.ld) continue;
         const auto scaled = [&](float e) { return e * factor.first * factor.second; };
         uint32_t front[2], back[2];
-        Fp16Parts::split(scaled(v[i].x), scaled(v[i].y), front);
-        Fp16Parts::split(scaled(v[i].z), scaled(v[i].w), back);
+        const float4 e = v[i];
+        Fp16Parts::split(scaled(e.x), scaled(e.y), front);
+        Fp16Parts::split(scaled(e.z), scaled(e.w), back);
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
-          if (part >= parts) break;
+          if (part >= fp16_parts<T>(op)) break;
           *reinterpret_cast<uint2*>(out + part * part_stride + l) = {front[part], back[part]};
         }
       }
@@ -329,7 +377,7 @@ __device__ __forceinline__ RowStats shuffle_xor(const RowStats& stats, int lanes
 // Copies everything that a block needs to shared memory, with all loads in flight at once. Elements
 // past the operand's end are zeros.
 __device__ __forceinline__ void load_columns(const SplitOperand& op, int z, int row0, float* held) {
-  const float* x = op.x + z * op.batch_stride + row0;
+  const float* x = static_cast<const float*>(op.x) + z * op.batch_stride + row0;
   const bool vectorized = row0 + kColumnRows <= op.rows && op.k_stride % 4 == 0 &&
                           reinterpret_cast<uintptr_t>(x) % 16 == 0;
   if (vectorized) {

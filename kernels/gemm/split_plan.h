@@ -1,4 +1,4 @@
-// How float operands are split into 16-bit parts, and by how many blocks: pure host code. Row r of
+// How operands are split into 16-bit parts, and by how many blocks: pure host code. Row r of
 // an operand (a row of a, a column of b) with 2^e <= max|x| < 2^(e+1) becomes
 //   fp16: x * 2^(14-e) = p0 + p1 * 2^-11          23 bits, for |x| >= 2^(e-27)
 //   bf16: x * 2^(30-e) = p0 + p1 + p2             24 bits, for |x| >= 2^(e-90); of smaller ones
@@ -27,12 +27,16 @@ enum class SplitPath : uint8_t {
 
 enum class SplitMode : uint8_t {
   kRows,     // one pass, k is contiguous: a few threads share a row
-  kColumns,  // one pass, rows are contiguous: a block takes eight
+  kColumns,  // one pass, rows of floats are contiguous: a block takes eight
   kSlices,   // two passes: a block takes 32 rows of one k-slice
 };
 
+// What x holds. 16-bit elements become one fp16 part, which is exact for |x| >= 2^(e-27).
+enum class Elements : uint8_t { kFloat, kHalf, kBFloat16 };
+
 struct SplitOperand {
-  const float* x;  // element (z, r, l) at z * batch_stride + r * row_stride + l * k_stride
+  const void* x;  // element (z, r, l) at z * batch_stride + r * row_stride + l * k_stride
+  Elements elements;
   int64_t batch_stride, row_stride, k_stride;
   int batch, rows, k;
   bool by_rows;  // k is the contiguous index
@@ -40,6 +44,7 @@ struct SplitOperand {
   int ld;                // k rounded up to kSplitBlockK
   int slice_k;           // a multiple of kSplitBlockK
   int slices;            // ceil(k / slice_k)
+  int fp16_parts;        // at most Split's
   uint16_t* parts;       // [fp16_parts][batch * rows][ld]
   uint16_t* bf16_parts;  // [3][batch * rows][ld] bf16 parts; may be the same memory
   int32_t* exponent;     // [batch * rows]  e, kZeroExponent for a row of zeros
@@ -81,7 +86,8 @@ inline constexpr int kMaxSlices = 256;
 
 }  // namespace fp32_split
 
-// Computes everything that follows from x, strides, sizes and fp16_parts; pointers stay null.
+// Computes everything that follows from x, strides, sizes and Split::fp16_parts; pointers stay
+// null.
 inline void plan_split(Split* plan, int sm_count) {
   using namespace fp32_split;
   for (int i = 0; i < 2; ++i) {
@@ -92,10 +98,12 @@ inline void plan_split(Split* plan, int sm_count) {
     const bool holds = op.k <= shape.threads * shape.vectors * 4 || rows >= 4 * sm_count;
     op.ld = (op.k + kTileK - 1) / kTileK * kTileK;
     op.by_rows = op.k_stride == 1 || op.row_stride != 1;
+    const bool is_float = op.elements == Elements::kFloat;
+    op.fp16_parts = is_float ? plan->fp16_parts : 1;
     if (op.by_rows) {
       op.mode = holds ? SplitMode::kRows : SplitMode::kSlices;
     } else {
-      op.mode = op.ld <= kMaxColumnK ? SplitMode::kColumns : SplitMode::kSlices;
+      op.mode = is_float && op.ld <= kMaxColumnK ? SplitMode::kColumns : SplitMode::kSlices;
     }
     op.slice_k = op.ld;
     op.slices = 1;

@@ -192,9 +192,10 @@ def gemm(
         differentiated again.
 
         With one float32 and one 16-bit operand the product is that of float32, and so is the dtype
-        of the result. The 16-bit operand is first converted, exactly, which takes a pass and 4
-        bytes for each of its elements. Each gradient is computed in float32 and has the dtype of
-        its operand. An enabled autocast casts both operands.
+        of the result. Large products on Hopper read the 16-bit operand as it is; for others it is
+        first converted, exactly, which takes a pass and 4 bytes for each of its elements. Each
+        gradient is computed in float32 and has the dtype of its operand. An enabled autocast casts
+        both operands.
 
     Raises:
         TypeError: an argument is not a tensor, or ``precision`` is not a str.
