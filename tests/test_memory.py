@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import time
 
@@ -116,6 +117,24 @@ def test_out_of_memory(name, inference, device):
 def test_errors_that_are_out_of_memory(error, found):
     with pytest.raises(torch.OutOfMemoryError) if found else contextlib.nullcontext():
         raise_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
+@pytest.mark.parametrize("name", ["product", "linear_product"])
+def test_out_of_memory_in_torchs_own_product(name, error, monkeypatch):
+    """It is not taken for arguments that torch refuses, which the op then computes."""
+
+    module = importlib.import_module("my_ops.ops.gemm")
+
+    def fails(*_):
+        raise error("CUDA out of memory, on purpose")
+
+    monkeypatch.setattr(module, "_is_half_product", lambda *_: True)
+    monkeypatch.setattr(torch, "mm", fails)
+    monkeypatch.setattr(torch.nn.functional, "linear", fails)
+    x = torch.ones(8, 8, dtype=torch.bfloat16)
+    with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
+        getattr(module, name)(x, x)
 
 
 class Mallinfo(ctypes.Structure):

@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops import reference
 from my_ops._autograd import differentiated, register_gradient, register_out, save
-from my_ops._errors import raise_clearer
+from my_ops._errors import raise_clearer, raise_out_of_memory
 from my_ops._private import (
     any_autocast,
     constant_when_compiled,
@@ -153,7 +153,10 @@ def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
         return None
     try:
         return torch.bmm(a, b) if batch else torch.mm(a, b)
-    except RuntimeError:
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise_out_of_memory(error)
         return None
 
 
@@ -336,7 +339,10 @@ def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | No
             return F.linear(x, weight, bias)
         # For such an x, torch would round the product before it adds the bias.
         return F.linear(as_rows(x)[0], weight, bias).view(*x.shape[:-1], weight.shape[0])
-    except RuntimeError:
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise_out_of_memory(error)
         return None
 
 
