@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import precision
@@ -19,7 +20,7 @@ from fuzzing.tensors import T, draw_size, draw_tensor
 from my_ops import reference
 from my_ops.recurrent._cell import CELLS, OF_ROWS, Cell
 
-REDRAWN = 256  # of the reference's errors, if a single drawing does not decide
+REDRAWN = 4, 12, 48, 192  # more of the reference's errors, while those so far do not decide
 VALUES = ["normal"] * 5 + ["whole", "zero", "uniform", "denormal", "not-finite"]
 
 
@@ -152,9 +153,12 @@ def judge(
         return
     theirs = [e.nan_to_num(posinf=0.0) for e in errors(run(oracle, tensors), want)]
     found = list(precision.shares(ours, theirs, dtype, rows, more))
-    if max(found) > 1:  # maybe by chance: compare with the errors of others of these sizes
-        redrawn = redrawn_errors(case, tensors, oracle)
-        theirs = [torch.maximum(a, b.max()) for a, b in zip(theirs, redrawn, strict=True)]
+    others = redrawn_errors(case, tensors, oracle)
+    for count in REDRAWN:  # maybe by chance: compare with the errors of others of these sizes
+        if max(found) <= 1:
+            break
+        for redrawn in islice(others, count):
+            theirs = [torch.maximum(a, b.max()) for a, b in zip(theirs, redrawn, strict=True)]
         found = list(precision.shares(ours, theirs, dtype, rows, more))
     yield from by_kind(found, len(found) // len(want), results, tensors[0].device)
 
@@ -206,12 +210,11 @@ def with_gradients(case: Case, function: Any, tensors: Sequence[Tensor]) -> list
     return [*(r.detach() for r in results), *made]
 
 
-def redrawn_errors(case: Case, tensors: Sequence[Tensor], oracle: Any) -> list[Tensor]:
-    """The largest errors of the reference for similar inputs: the same numbers in other places,
-    times another one."""
-    worst: list[Tensor] = []
+def redrawn_errors(case: Case, tensors: Sequence[Tensor], oracle: Any) -> Iterator[list[Tensor]]:
+    """The errors of the reference for similar inputs: the same numbers in other places, times
+    another one."""
     generator = torch.Generator().manual_seed(case.seed)
-    for _ in range(REDRAWN):
+    while True:
         factors = (0.5 + torch.rand(len(tensors), generator=generator)).tolist()
         others = []
         for t, factor in zip(tensors, factors, strict=True):
@@ -222,9 +225,7 @@ def redrawn_errors(case: Case, tensors: Sequence[Tensor], oracle: Any) -> list[T
             others.append((once.flatten()[places].view(once.shape) * factor).expand(t.shape))
         want = with_gradients(case, oracle, [t.double() for t in others])
         got = with_gradients(case, oracle, others)
-        found = [error.nan_to_num(posinf=0.0) for error in errors(got, want)]
-        worst = [torch.maximum(a, b) for a, b in zip(worst, found, strict=True)] if worst else found
-    return worst
+        yield [error.nan_to_num(posinf=0.0) for error in errors(got, want)]
 
 
 # --------------------------------------------------------------------------------- wrong arguments
