@@ -8,7 +8,9 @@ If a result is wrong, it prints the lines of Python that repeat it, and ends wit
 are those of fuzzing/judge.py and precision.py. A product beyond its bound is wrong if torch's own,
 on the same device, is nearer to the exact result by more than a tenth. All products beyond their
 bounds are counted.
-Cases for which other programs leave too little memory are counted apart.
+Each process on a GPU may take its share of the memory; cases that need more are counted apart.
+Several processes work side by side on a GPU only under CUDA's Multi-Process Service, which
+"nvidia-cuda-mps-control -d" starts.
 """
 
 import argparse
@@ -33,7 +35,7 @@ import torch
 from fuzzing.run import draw, examine, lines, run
 
 TOGETHER = 64  # errors are read for this many cases at a time: reading one waits for the GPU
-PATIENCE = 10  # seconds
+FOR_TENSORS = 0.8  # of a GPU's memory; the rest is for libraries and for what each process loads
 SHOWN = 5  # wrong cases that are printed and repeated
 BEYOND = "products beyond their bound, torch's no nearer"
 M_PERTURB = -6  # in glibc's malloc.h: the byte to fill with, inverted
@@ -56,13 +58,12 @@ class Fuzz:
         judged = []
         for _ in range(TOGETHER):
             case = draw(self.choose, self.device)
+            refused = allocations_refused()
             try:
                 found = run(case)
-            except torch.OutOfMemoryError:
-                self.without_memory += 1
-                continue
             except Exception as error:
-                if "bytes on cuda:" in str(error) and runs_later(case):
+                # Before torch 2.13, an op that fails inside torch cannot say why.
+                if isinstance(error, torch.OutOfMemoryError) or allocations_refused() > refused:
                     self.without_memory += 1
                     continue
                 self.report(case)
@@ -79,9 +80,13 @@ class Fuzz:
                 self.report(case)
 
     def report(self, case):
+        refused = allocations_refused()
         try:
             verdict = examine(case)
         except torch.OutOfMemoryError:
+            self.without_memory += 1
+            return
+        if allocations_refused() > refused:
             self.without_memory += 1
             return
         found = {"op": case.op, "device": self.device, "verdict": str(verdict), "case": repr(case)}
@@ -109,17 +114,9 @@ class Fuzz:
         }
 
 
-def runs_later(case):
-    """Whether the case runs once other programs have freed memory: before torch 2.13, an op that
-    fails inside torch cannot say that it had none."""
-    for _ in range(PATIENCE):
-        time.sleep(1)
-        try:
-            run(case)
-        except Exception:
-            continue
-        return True
-    return False
+def allocations_refused():
+    """How often PyTorch has found too little memory on the GPU."""
+    return torch.cuda.memory_stats().get("num_ooms", 0) if torch.cuda.is_initialized() else 0
 
 
 def repeats(case):
@@ -131,8 +128,10 @@ def repeats(case):
     return done.returncode == 1
 
 
-def fuzz(seed, seconds, devices):
-    """What is found in that many seconds, by device."""
+def fuzz(seed, seconds, devices, processes):
+    """What one of the processes finds in that many seconds, by device."""
+    if "cuda" in devices:
+        torch.cuda.set_per_process_memory_fraction(FOR_TENSORS / processes)
     # As in conftest.py: elements that no kernel wrote are NaN.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -180,7 +179,8 @@ def main():
         devices = [options.device]
     seeds = range(seed, seed + options.processes)
     with ProcessPoolExecutor(len(seeds), mp_context=get_context("spawn")) as pool:
-        runs = list(pool.map(fuzz, seeds, repeat(options.seconds), repeat(devices)))
+        same = (repeat(value) for value in (options.seconds, devices, options.processes))
+        runs = list(pool.map(fuzz, seeds, *same))
     sections = [together(records) for records in zip(*runs, strict=True)]
     for found in sections:
         wrong, beyond = len(found["wrong"]), len(found[BEYOND])

@@ -81,20 +81,21 @@ def test_memory_that_others_hold_is_no_wrong_result(monkeypatch):
     assert not fuzzed.wrong
 
 
-def test_an_op_that_runs_later_had_no_memory(monkeypatch):
-    fill_index, attempts = my_ops.fill_index, []
+def test_an_error_after_a_refused_allocation_is_no_wrong_result(monkeypatch):
+    attempts = []
 
-    def refused_once(*args, **options):
+    def refused(*args, **_):
         attempts.append(args)
-        if len(attempts) == 1:
-            raise RuntimeError("my_ops: aten::linear failed (8 bytes on cuda:0)")
-        return fill_index(*args, **options)
+        raise RuntimeError("my_ops: aten::linear failed")
 
-    monkeypatch.setattr(my_ops, "fill_index", refused_once)
+    monkeypatch.setattr(my_ops, "fill_index", refused)
+    monkeypatch.setattr(fuzz, "allocations_refused", lambda: len(attempts))
     fuzzed = fuzz.Fuzz("cpu", 3)
     while not attempts:
         fuzzed.some()
-    assert (fuzzed.without_memory, fuzzed.wrong) == (1, [])
+    assert (fuzzed.without_memory, fuzzed.wrong) == (len(attempts), [])
+    monkeypatch.setattr(fuzz, "allocations_refused", lambda: 0)
+    assert search(fuzz.Fuzz("cpu", 3))["op"] == "fill_index"
 
 
 def takes_anything(x):
