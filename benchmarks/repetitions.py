@@ -54,7 +54,7 @@ def train(layer: torch.nn.Module, input: Tensor, grad: Tensor) -> tuple[Tensor, 
 
 def cases() -> Iterator[tuple[str, Call]]:
     def drawn(*shape: int, dtype: str = "float32") -> Tensor:
-        return torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+        return torch.randn(shape).to("cuda", getattr(torch, dtype))  # the same on every GPU
 
     x, y = drawn(333, 777), drawn(777)
     yield "custom_add", partial(one, my_ops.custom_add, x, y)
@@ -70,7 +70,7 @@ def cases() -> Iterator[tuple[str, Call]]:
         yield name, partial(one, my_ops.linear, *args, activation="silu", residual=r)
     for kind in (my_ops.nn.LSTM, my_ops.nn.GRU, my_ops.nn.LLTM):
         for dtype, steps, batch, hidden in LAYERS:
-            layer = kind(16, hidden, device="cuda", dtype=getattr(torch, dtype))
+            layer = kind(16, hidden, dtype=getattr(torch, dtype)).cuda()
             input = drawn(steps, batch, 16, dtype=dtype).requires_grad_()
             grad = drawn(steps, batch, hidden, dtype=dtype)
             name = f"{kind.__name__} {dtype} T{steps} B{batch} H{hidden}, gradients"
