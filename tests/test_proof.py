@@ -217,3 +217,23 @@ def test_tables_of_what_two_gpus_and_the_sanitizers_found(monkeypatch, tmp_path)
     )
     assert same[:6] == ["H100 and H200", "`gemm`", "3", "2", "1", "1"]
     assert sanitized[:7] == ["H200", "racecheck", "2 of 3", "26 of 27", "0", "1", "3"]
+
+
+def test_what_a_run_of_the_suite_found(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    record_tests = importlib.import_module("record_tests")
+    (tmp_path / "junit.xml").write_text("""<testsuites><testsuite>
+      <testcase classname="tests.test_gemm" name="test_values[cpu-3]" time="1.5"/>
+      <testcase classname="tests.test_faults_cuda" name="test_a_capture[cuda]" time="60"/>
+      <testcase classname="tests.test_faults_cuda" name="test_a_fork"><skipped/></testcase>
+      <testcase classname="tests.test_cuda" name="test_a_refused_launch_of_a_layer[steps]"/>
+      <testcase classname="tests.test_cuda" name="test_a_refused_launch_of_a_layer[grid]">
+        <failure/></testcase></testsuite></testsuites>""")
+    found = record_tests.recorded([tmp_path / "junit.xml"])
+    assert [found[kind] for kind in ("passed", "failed", "skipped")] == [3, 1, 1]
+    assert found["seconds in tests"] == 61.5
+    assert found["names of failed"] == ["tests.test_cuda::test_a_refused_launch_of_a_layer[grid]"]
+    assert found["faults"] == [
+        {"test": "test_cuda::test_a_refused_launch_of_a_layer", "passed": 1, "failed": 1},
+        {"test": "test_faults_cuda::test_a_capture", "passed": 1, "failed": 0},
+    ]

@@ -23,7 +23,11 @@ def environment(results: dict[str, Any]) -> str:
 
 
 def place(results: dict[str, Any], device: str) -> str:
-    return "CPU" if device == "cpu" else results["environment"]["gpu"]
+    return "CPU" if device == "cpu" else machine(results)
+
+
+def machine(results: dict[str, Any]) -> str:
+    return results["environment"].get("gpu", "CPU")
 
 
 def record(results: dict[str, Any]) -> list[str]:
@@ -48,7 +52,7 @@ class Reliability:
         self.kernels = load("kernels-nvidia-h200")
         self.random, self.long = of_each("fuzz"), of_each("endurance")
         self.repeats, self.digests = of_each("repetitions"), of_each("digests")
-        self.sanitized = of_each("sanitizer")
+        self.sanitized, self.tests = of_each("sanitizer"), of_each("tests")
 
     def random_calls(self) -> str:
         rows = []
@@ -146,3 +150,23 @@ class Reliability:
                 rows.append([names, f"`{family}`", *map(str, counts), *record(other)])
         head = ["on", "of", "calls", "launched alike", "of these equal", "different"]
         return table([*head, "date", "commit"], rows) if rows else ""
+
+    def suites(self) -> str:
+        rows = []
+        for run in self.tests:
+            counts = [f"{run[kind]:,}" for kind in ("passed", "failed", "skipped")]
+            minutes = f"{run['seconds in tests'] / 60:.0f}"
+            rows.append([machine(run), run["environment"]["torch"], *counts, minutes, *record(run)])
+        head = ["on", "torch", "passed", "failed", "skipped", "minutes of tests"]
+        return table([*head, "date", "commit"], rows) if rows else ""
+
+    def faults(self) -> str:
+        found: dict[str, list[str]] = {}
+        for run in self.tests:
+            for row in run["faults"]:
+                of = row["passed"] + row["failed"]
+                found.setdefault(row["test"], []).append(
+                    f"{machine(run)}: {row['passed']} of {of} passed"
+                )
+        rows = [[f"`{test}`", "; ".join(runs)] for test, runs in sorted(found.items())]
+        return table(["test", "on"], rows) if rows else ""
