@@ -106,7 +106,7 @@ LAUNCHES = """
 
         want = [train(*pair) for pair in layers]
         differing = torch.zeros((), dtype=torch.int64, device="cuda")
-        for i in range(count // (2 * len(layers))):
+        for i in range(-(-count // (2 * len(layers)))):
             between(i)
             for pair, expected in zip(layers, want):
                 for a, b in zip(train(*pair), expected):
