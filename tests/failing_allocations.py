@@ -6,8 +6,19 @@ import time
 
 import torch
 
+import my_ops
+
 # By the texts of both allocators: torch's of the CPU, and that of failing_memory_cuda.cpp.
 SAID = "can't allocate memory", "out of memory"
+
+
+def without_gradients(device):
+    """Cases of what is not differentiable."""
+    x, weight = (torch.randn(512, 512, device=device) for _ in range(2))
+    return [
+        ("fill_index", lambda: (my_ops.fill_index(5, 7, device=device),), ()),
+        ("prepack", lambda x, weight: (my_ops.linear(x, my_ops.prepack(weight)),), (x, weight)),
+    ]
 
 
 def every_allocation(memory, cases):
@@ -19,6 +30,8 @@ def every_allocation(memory, cases):
         memory.fail_at(n)
         results = call(*tensors)
         inputs = [t for t in tensors if t.requires_grad]
+        if not inputs:
+            return results
         grads = torch.autograd.grad(results, inputs, results, allow_unused=True)
         return [*results, *grads]
 

@@ -55,6 +55,7 @@ EVERY_ALLOCATION = """
             for dtype in (torch.float32, half)
         ),
     ]
+    cases += failing_allocations.without_gradients("cuda")
     print(failing_allocations.every_allocation(memory, cases))
 """
 
