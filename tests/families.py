@@ -1,10 +1,11 @@
 """Small calls that together launch kernels of every family, for tools/sanitize.py and the profiler:
 
 python tests/families.py --part 1/4         every fourth of them, from the second on
+python tests/families.py --only "gemm f"    those whose name holds this
 python tests/families.py --kernels FILE     also writes the names of the kernels that they launch
 
 A call's name is printed before it starts. All that it computes is copied to the CPU, where a value
-that no kernel wrote would be noticed.
+that no kernel wrote would be noticed; but not what TMA stores, which initcheck does not see.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import functools
 from pathlib import Path
 
 import torch
-from test_recurrent_kernels import ALL, Problem
+from samples import lltm_inputs, recurrent_inputs
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -34,8 +35,10 @@ TENSOR_CORES += [(260, 300, 270, {"out": "strided"})]  # on the tensor cores of 
 FEW_ROWS = [(5, 2563, 1000), (64, 8192, 64)]
 HALF = [(300, 67, 1001, "NN"), (300, 72, 1001, "NT"), (300, 67, 1001, "TT")]
 
-LINEAR = [(300, 80, 304, "float32"), (260, 300, 270, "float32"), (33, 40, 50, "float32")]
-LINEAR += [(260, 64, 136, "bfloat16"), (2800, 1024, 3072, "bfloat16")]
+LINEAR = [(300, 80, 304, "float32", True), (260, 300, 270, "float32", True)]
+LINEAR += [(33, 40, 50, "float32", True), (260, 64, 136, "bfloat16", True)]
+LINEAR += [(2800, 1024, 3072, "bfloat16", False)]
+BY_TMA = "stored by TMA"
 
 
 def cases(device):
@@ -55,9 +58,10 @@ def cases(device):
         my_ops.gemm(a, b, out=out, precision="highest")
         return out
 
-    def epilogue(m, k, n, dtype, **how):
-        x, w, bias, residual = (drawn(*s, dtype=dtype) for s in ((m, k), (n, k), (n,), (m, n)))
-        return my_ops.linear(x, w, bias, activation="silu", residual=residual, **how)
+    def epilogue(m, k, n, dtype, residual, **how):
+        x, w, bias, r = (drawn(*s, dtype=dtype) for s in ((m, k), (n, k), (n,), (m, n)))
+        how["residual"] = r if residual else None
+        return my_ops.linear(x, w, bias, activation="silu", **how)
 
     def half(m, k, n, layout):
         a = drawn(k, m, dtype="bfloat16").mT if layout[0] == "T" else drawn(m, k, dtype="bfloat16")
@@ -72,8 +76,29 @@ def cases(device):
         weight = my_ops.prepack(drawn(600, 520))
         return my_ops.linear(drawn(70, 520), weight, drawn(600), precision="highest")
 
-    def recurrent(name, sizes, dtype):
-        return list(Problem(name, sizes, ALL, getattr(torch, dtype), device).ours().values())
+    def recurrent(name, sizes, dtype, backward):
+        """Without products of the gradients, which are cuBLAS's: only what runs the steps."""
+        steps, batch, _, hidden = sizes
+        dtype, ops = getattr(torch, dtype), torch.ops.my_ops
+        if name == "lltm":
+            arguments = lltm_inputs(*sizes, dtype, device)
+            states, recurrent_weight = arguments[1:3], arguments[3]
+        else:
+            arguments = recurrent_inputs(name, *sizes, dtype, device)
+            states = arguments[1:-4]
+            recurrent_weight = arguments[-3]
+        lengths = torch.randint(-1, steps + 2, (batch,)).to(device)
+        reset = (torch.rand(steps, batch) < 0.3).to(device)
+        zoneout = torch.rand(steps, batch, hidden).to(device, dtype)
+        of_rows = lengths, reset, zoneout
+        results = getattr(ops, f"{name}_forward")(*arguments, *of_rows)
+        if not backward:
+            return results
+        ends, of_h = 1 + len(states), len(states) == 1
+        read = (results[0], states[0]) if of_h else (results[-1], states[1])
+        grads = [torch.randn(r.shape).to(device, dtype) for r in results[:ends]]
+        run = getattr(ops, f"{name}_backward")
+        return run(*grads, results[ends], *read, recurrent_weight, *of_rows)
 
     call = functools.partial
     for dtype in ("float32", "bfloat16"):
@@ -93,12 +118,16 @@ def cases(device):
     yield "prepacked linear float32", prepacked
     for m, k, n, layout in HALF:
         yield f"gemm bfloat16 {m}x{n}x{k} {layout}", call(half, m, k, n, layout)
-    for m, k, n, dtype in LINEAR:
+    for m, k, n, dtype, residual in LINEAR:
         how = {"precision": "highest"} if k == 300 else {}  # the first is cuBLAS's, and an epilogue
-        yield f"linear {dtype} {m}x{n}x{k}, silu, residual", call(epilogue, m, k, n, dtype, **how)
+        name = f"linear {dtype} {m}x{n}x{k}, silu{', residual' * residual}"
+        name += f", {BY_TMA}" * (dtype == "bfloat16")
+        yield name, call(epilogue, m, k, n, dtype, residual, **how)
     for dtype, sizes in RECURRENT:
         for name in ("lltm", "lstm", "gru"):
-            yield f"{name} {dtype} {sizes}", call(recurrent, name, sizes, dtype)
+            for backward in (False, True):
+                what = f"{name} {dtype} {sizes}{', backward' * backward}"
+                yield what, call(recurrent, name, sizes, dtype, backward)
 
 
 def on_the_cpu(results):
@@ -109,6 +138,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split(":", maxsplit=1)[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--part", default="0/1")
+    parser.add_argument("--only", default="")
     parser.add_argument("--kernels", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -118,10 +148,14 @@ def main():
     done = 0
     with recording if options.kernels else contextlib.nullcontext():
         for number, (name, call) in enumerate(cases(options.device)):
-            if number % step == first:
+            if number % step == first and options.only in name:
                 print(f"call: {name}", flush=True)
-                on_the_cpu(call())
+                results = call()
+                if BY_TMA not in name:
+                    on_the_cpu(results)
                 done += 1
+        if options.device == "cuda":
+            torch.cuda.synchronize()
     if options.kernels:
         events = recording.profiler.kineto_results.events()
         names = {e.name() for e in events if e.device_type() == DeviceType.CUDA}

@@ -290,7 +290,8 @@ def test_a_refused_launch_of_a_layer(name, cuda):
     output, h_n, c_n, gates, cells = ops.lstm_forward(x, h, c, w_x, w_h, b_x, b_h, None, None, None)
     read = output, h_n, c_n, gates, cells, c, w_h, None, None, None
     want = ops.lstm_backward(*read)
-    with refusing_stream(), pytest.raises(RuntimeError, match="CUDA"):
+    # float64 starts with a copy of torch's, of which torch 2.11 says only which op failed.
+    with refusing_stream(), pytest.raises(RuntimeError, match=r"CUDA|aten::copy_"):
         ops.lstm_backward(*read)
     assert_equal(ops.lstm_backward(*read), want)
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
 
 PROGRAM = ROOT / "tests/families.py"
-PARTS = {"racecheck": 8, "initcheck": 3, "memcheck": 3, "synccheck": 2}  # processes of a tool
+PARTS = {"racecheck": 10, "initcheck": 2, "memcheck": 2, "synccheck": 2}  # processes of a tool
 OURS = ["--kernel-name", "kernel_substring=my_ops"]
 PREFIX = "========="
 NOT_REPORTS = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "LEAK SUMMARY")
