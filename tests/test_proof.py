@@ -208,7 +208,7 @@ def test_tables_of_what_two_gpus_and_the_sanitizers_found(monkeypatch, tmp_path)
     record = {"environment": about, "compute-sanitizer": "2025.3.1", "calls": 3}
     record |= {"families": 27, "not reached": ["probe_kernel"]}
     tool = {"tool": "racecheck", "calls": 2, "reports in my_ops": 0, "reports elsewhere": 1}
-    record["tools"] = [tool | {"seconds": 3.2}]
+    record["tools"] = [tool | {"seconds": 3.2, "ended in": ["gru"]}]
     (tmp_path / "sanitizer-h200.json").write_text(json.dumps(record))
     tables = reliability.Reliability(tmp_path)
     same, sanitized = (
@@ -216,7 +216,7 @@ def test_tables_of_what_two_gpus_and_the_sanitizers_found(monkeypatch, tmp_path)
         for text in (tables.same_bits(), tables.sanitizers())
     )
     assert same[:6] == ["H100 and H200", "`gemm`", "3", "2", "1", "1"]
-    assert sanitized[:7] == ["H200", "racecheck", "2 of 3", "26 of 27", "0", "1", "3"]
+    assert sanitized[:8] == ["H200", "racecheck", "2 of 3", "26 of 27", "0", "1", "3", "gru"]
 
 
 def test_what_a_run_of_the_suite_found(monkeypatch, tmp_path):

@@ -127,10 +127,10 @@ class Reliability:
                 calls = f"{tool['calls']} of {run['calls']}"
                 counts = [str(tool[f"reports {where}"]) for where in ("in my_ops", "elsewhere")]
                 cells = [tool["tool"], calls, reached, *counts, f"{tool['seconds']:.0f}"]
-                version = run["compute-sanitizer"]
-                rows.append([run["environment"]["gpu"], *cells, version, *record(run)])
+                cells += ["; ".join(tool["ended in"]) or "none", run["compute-sanitizer"]]
+                rows.append([run["environment"]["gpu"], *cells, *record(run)])
         head = ["on", "tool", "calls", "kernel families", "reports in my_ops", "elsewhere"]
-        head += ["seconds", "compute-sanitizer"]
+        head += ["seconds", "calls that did not end", "compute-sanitizer"]
         return table([*head, "date", "commit"], rows) if rows else ""
 
     def same_bits(self) -> str:
