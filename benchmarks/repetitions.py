@@ -11,6 +11,7 @@ explain.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,7 @@ def train(layer: torch.nn.Module, input: Tensor, grad: Tensor) -> tuple[Tensor, 
 
 def cases() -> Iterator[tuple[str, Call]]:
     def drawn(*shape: int, dtype: str = "float32") -> Tensor:
-        return torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+        return torch.randn(shape).to("cuda", getattr(torch, dtype))  # the same on every GPU
 
     x, y = drawn(333, 777), drawn(777)
     yield "custom_add", partial(one, my_ops.custom_add, x, y)
@@ -70,7 +71,7 @@ def cases() -> Iterator[tuple[str, Call]]:
         yield name, partial(one, my_ops.linear, *args, activation="silu", residual=r)
     for kind in (my_ops.nn.LSTM, my_ops.nn.GRU, my_ops.nn.LLTM):
         for dtype, steps, batch, hidden in LAYERS:
-            layer = kind(16, hidden, device="cuda", dtype=getattr(torch, dtype))
+            layer = kind(16, hidden, dtype=getattr(torch, dtype)).cuda()
             input = drawn(steps, batch, 16, dtype=dtype).requires_grad_()
             grad = drawn(steps, batch, hidden, dtype=dtype)
             name = f"{kind.__name__} {dtype} T{steps} B{batch} H{hidden}, gradients"
@@ -78,7 +79,7 @@ def cases() -> Iterator[tuple[str, Call]]:
 
 
 def repeat(call: Call, repetitions: int) -> int:
-    """How many of the repetitions, rounded up to whole graphs, differ from the first call."""
+    """How many of the repetitions, whole graphs of them, differ from the first call."""
     first = [t.clone() for t in call()]
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     graph, beside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -88,7 +89,7 @@ def repeat(call: Call, repetitions: int) -> int:
             differing += torch.stack(changed).any()
     other = torch.randn(1024, 1024, device="cuda")
     beside.wait_stream(torch.cuda.current_stream())
-    for _ in range(-(-repetitions // IN_GRAPH)):
+    for _ in range(repetitions // IN_GRAPH):
         with torch.cuda.stream(beside):
             torch.mm(other, other).copy_(other)
         graph.replay()
@@ -99,14 +100,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repetitions", type=int, default=100_000)
+    parser.add_argument("--repetitions", type=int, default=100_000, help="of an op")
+    parser.add_argument("--of-a-case", type=int, default=20_000, help="at least")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
-    rows = []
-    for name, call in cases():
-        differing = repeat(call, options.repetitions)
-        rows.append({"case": name, "repetitions": options.repetitions, "differing": differing})
+    rows, drawn = [], list(cases())
+    of_op = Counter(name.split()[0] for name, _ in drawn)
+    for name, call in drawn:
+        count = max(options.of_a_case, -(-options.repetitions // of_op[name.split()[0]]))
+        count = -(-count // IN_GRAPH) * IN_GRAPH
+        rows.append({"case": name, "repetitions": count, "differing": repeat(call, count)})
         print(rows[-1], flush=True)
     if options.output:
         measure.save(options.output, {"repetitions": rows})

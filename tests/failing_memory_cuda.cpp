@@ -1,6 +1,7 @@
 // An allocator for torch.cuda.memory.CUDAPluggableAllocator that throws at allocation number n.
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -8,6 +9,7 @@
 namespace {
 long left = 0;    // allocations before the one that fails; 0: none does
 long failed = 0;  // since fail_at
+std::atomic<long> count;
 
 template <typename... Args>
 void driver(const char* name, Args... args) {
@@ -32,6 +34,7 @@ extern "C" void fail_at(long n) {
   failed = 0;
 }
 extern "C" long failures() { return failed; }
+extern "C" long live() { return count; }
 
 extern "C" void* allocate(size_t size, int /*device*/, void* /*stream*/) {
   if (left > 0 && --left == 0) {
@@ -40,11 +43,16 @@ extern "C" void* allocate(size_t size, int /*device*/, void* /*stream*/) {
   }
   set_context();
   uint64_t address = 0;
-  if (size > 0) driver("cuMemAlloc_v2", &address, size);
+  if (size > 0) {
+    driver("cuMemAlloc_v2", &address, size);
+    ++count;
+  }
   return reinterpret_cast<void*>(address);
 }
 
 extern "C" void release(void* memory, size_t /*size*/, int /*device*/, void* /*stream*/) {
   set_context();
-  if (memory) driver("cuMemFree_v2", reinterpret_cast<uint64_t>(memory));
+  if (!memory) return;
+  driver("cuMemFree_v2", reinterpret_cast<uint64_t>(memory));
+  --count;
 }

@@ -8,7 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from samples import DIFFERENTIABLE, FLOATING, as_tuple, gemm_excess, named, ulps
+from samples import (
+    DIFFERENTIABLE,
+    FLOATING,
+    as_tuple,
+    gemm_excess,
+    named,
+    recurrent_inputs,
+    ulps,
+)
 
 import my_ops
 from my_ops import reference
@@ -263,6 +271,29 @@ def test_a_refused_launch_is_reported_once(name, cuda):
         op(*(t.to(cuda) for t in tensors))
     x = torch.randn(65, device=cuda)
     assert torch.equal(my_ops.add_one(x), x + 1)
+
+
+LAYERS = {  # steps, batch, inputs, hidden, dtype; on Hopper
+    "clusters": (3, 3, 8, 64, torch.float32),
+    "grid": (3, 20, 8, 512, torch.float32),
+    "warpgroups": (2, 1040, 8, 64, torch.bfloat16),
+    "steps": (2, 3, 8, 64, torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_refused_launch_of_a_layer(name, cuda):
+    """Of backward, which starts with the kernel that runs all steps."""
+    *sizes, dtype = LAYERS[name]
+    x, h, c, w_x, w_h, b_x, b_h = recurrent_inputs("lstm", *sizes, dtype, cuda)
+    ops = torch.ops.my_ops
+    output, h_n, c_n, gates, cells = ops.lstm_forward(x, h, c, w_x, w_h, b_x, b_h, None, None, None)
+    read = output, h_n, c_n, gates, cells, c, w_h, None, None, None
+    want = ops.lstm_backward(*read)
+    # float64 starts with a copy of torch's, of which torch 2.11 says only which op failed.
+    with refusing_stream(), pytest.raises(RuntimeError, match=r"CUDA|aten::copy_"):
+        ops.lstm_backward(*read)
+    assert_equal(ops.lstm_backward(*read), want)
 
 
 @TWO_GPUS

@@ -20,6 +20,7 @@ EVERY_ALLOCATION = """
         for op in samples.DIFFERENTIABLE
         for dtype in (torch.float32, torch.bfloat16)
     ]
+    cases += failing_allocations.without_gradients("cpu")
     memory = ctypes.CDLL(os.environ["LD_PRELOAD"])
     print(failing_allocations.every_allocation(memory, cases))
 """

@@ -55,6 +55,7 @@ EVERY_ALLOCATION = """
             for dtype in (torch.float32, half)
         ),
     ]
+    cases += failing_allocations.without_gradients("cuda")
     print(failing_allocations.every_allocation(memory, cases))
 """
 
@@ -106,7 +107,7 @@ LAUNCHES = """
 
         want = [train(*pair) for pair in layers]
         differing = torch.zeros((), dtype=torch.int64, device="cuda")
-        for i in range(count // (2 * len(layers))):
+        for i in range(-(-count // (2 * len(layers)))):
             between(i)
             for pair, expected in zip(layers, want):
                 for a, b in zip(train(*pair), expected):
@@ -132,25 +133,34 @@ def test_persistent_kernels_wait_for_kernels_on_another_stream(cuda, run_python)
     )
 
 
-def test_persistent_kernels_beside_another_program(cuda, run_python):
-    """The same beside processes that fill the GPU with products, and with the same kernels."""
-    run_python(
-        BUSY
-        + LAUNCHES
-        + """
-    import multiprocessing, sys
-    if sys.argv[-1] != "child":
-        import os, subprocess
-        script = sys.orig_argv[sys.orig_argv.index("-c") + 1]
-        other = subprocess.Popen([sys.executable, "-c", script, "child"])
-        work(1.0)
-        rounds(1000, lambda i: None)
-        assert other.wait(200) == 0
+BESIDE = """
+    import subprocess, sys, threading
+    if sys.argv[-1] == "other":
+        ended = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        beside()
+        print("ready", flush=True)
+        while not ended.is_set():
+            beside()
     else:
+        script = sys.orig_argv[sys.orig_argv.index("-c") + 1]
+        other = subprocess.Popen(
+            [sys.executable, "-c", script, "other"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        assert other.stdout.readline() == "ready\\n"
         rounds(1000, lambda i: None)
-        work(3.0)
-    """
-    )
+        assert other.poll() is None
+        other.stdin.close()
+        assert other.wait(100) == 0
+"""
+
+
+@pytest.mark.parametrize("beside", ["work(0.2)", "rounds(200, lambda i: None)"])
+def test_persistent_kernels_beside_another_program(beside, cuda, run_python):
+    """The same beside another process, which fills the GPU with products or with the same
+    kernels."""
+    run_python(f"{BUSY}{LAUNCHES}\n    beside = lambda: {beside}\n{BESIDE}")
 
 
 # ----------------------------------------------------------------------------- what ends too early

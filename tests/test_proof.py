@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(
@@ -109,3 +110,130 @@ def test_what_is_flat(sizes, speeds, memory, speed, monkeypatch):
         for size, speed in zip(sizes, speeds, strict=True)
     ]
     assert endurance.flat(rows) == {"memory is flat": memory, "speed is flat": speed}
+
+
+def test_every_family_of_kernels_is_sanitized(cuda, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    sanitize = importlib.import_module("sanitize")
+    _, names = sanitize.launched(tmp_path)
+    assert sanitize.not_reached(names) == ["probe_kernel"]
+
+
+RACECHECK = """========= COMPUTE-SANITIZER
+call: gemm
+========= Error: Race reported between Write access at void my_ops::cuda::a_kernel<int>(int)+0x10
+=========     and Read access at void my_ops::cuda::a_kernel<int>(int)+0x20 [4 hazards]
+=========
+call: lstm
+========= Error: Race reported between Write access at nvjet(int)+0x10
+=========     and Read access at nvjet(int)+0x20 [1 hazards]
+=========
+calls: 2
+========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)
+"""
+CRASHED = """========= COMPUTE-SANITIZER
+call: gru
+========= Host API uninitialized memory access
+=========
+========= Error: process didn't terminate successfully
+========= Target application returned an error
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_what_a_sanitizer_says_is_counted(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    sanitize = importlib.import_module("sanitize")
+    found = sanitize.summary("racecheck", [RACECHECK, CRASHED], 3.04)
+    reports = found.pop("reports")
+    assert found == {
+        "tool": "racecheck",
+        "calls": 2,
+        "ended in": ["gru"],
+        "reports in my_ops": 2,
+        "reports elsewhere": 3,
+        "seconds": 3.0,
+    }
+    assert [report["call"] for report in reports] == ["gemm", "gru", "lstm", "gru", "gru"]
+    assert reports[0]["report"].endswith("[4 hazards]")
+
+
+def test_digests_of_results(cuda, tmp_path):
+    rows = []
+    for name in ("one.json", "two.json"):
+        program = str(ROOT / "benchmarks/digests.py")
+        command = [sys.executable, program, "--calls", "8", "--output", str(tmp_path / name)]
+        subprocess.run(command, check=True)
+        rows.append(json.loads((tmp_path / name).read_text())["digests"])
+    assert rows[0] == rows[1]
+    assert all(row["kernels"] > 0 for row in rows[0])
+
+
+def test_launches_of_each_call(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    digests = importlib.import_module("digests")
+    about = {"grid": [1, 2, 1], "block": [64, 1, 1], "shared memory": 16}
+
+    def event(at, name, **other):
+        return {"cat": "kernel", "ts": at, "name": name, "args": about, **other}
+
+    events = [event(3, "b"), event(2, "void at::spin_kernel(long)"), event(1, "a")]
+    events += [event(4, "spin_kernel"), event(5, "a"), event(2.5, "copy", cat="gpu_memcpy")]
+    (tmp_path / "trace").write_text(json.dumps({"traceEvents": events}))
+    sizes = "[[1, 2, 1], [64, 1, 1], 16]"
+    assert digests.launches(tmp_path / "trace") == [[f"a {sizes}"], [f"b {sizes}"], [f"a {sizes}"]]
+    changed = torch.tensor([1.0, -0.0])
+    same = digests.of_results((torch.tensor([[1.0, 0.0]]), changed))
+    assert same == digests.of_results((torch.tensor([[1.0], [0.0]]).mT, changed))
+    assert same != digests.of_results((torch.tensor([[1.0, 0.0]]), changed.abs()))
+
+
+def test_tables_of_what_two_gpus_and_the_sanitizers_found(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    reliability = importlib.import_module("measured_reliability")
+    for name in ("coverage", "kernels-nvidia-h200"):
+        shutil.copy(ROOT / f"benchmarks/results/{name}.json", tmp_path)
+    assert reliability.Reliability(tmp_path).same_bits() == ""
+    assert reliability.Reliability(tmp_path).sanitizers() == ""
+    found = {
+        "h100": [("gemm a", "1", "2"), ("gemm b", "1", "2"), ("gemm c", "1", "2")],
+        "h200": [("gemm a", "1", "2"), ("gemm b", "3", "4"), ("gemm c", "3", "2")],
+    }
+    for gpu, cases in found.items():
+        about = {"gpu": gpu.upper(), "date": "today", "commit": "abcdef01"}
+        keys = "case", "results", "launches"
+        digests = [dict(zip(keys, case, strict=True)) for case in cases]
+        record = {"environment": about, "digests": digests}
+        (tmp_path / f"digests-{gpu}.json").write_text(json.dumps(record))
+    record = {"environment": about, "compute-sanitizer": "2025.3.1", "calls": 3}
+    record |= {"families": 27, "not reached": ["probe_kernel"]}
+    tool = {"tool": "racecheck", "calls": 2, "reports in my_ops": 0, "reports elsewhere": 1}
+    record["tools"] = [tool | {"seconds": 3.2, "ended in": ["gru"]}]
+    (tmp_path / "sanitizer-h200.json").write_text(json.dumps(record))
+    tables = reliability.Reliability(tmp_path)
+    same, sanitized = (
+        [cell.strip() for cell in text.splitlines()[2].strip("|").split("|")]
+        for text in (tables.same_bits(), tables.sanitizers())
+    )
+    assert same[:6] == ["H100 and H200", "`gemm`", "3", "2", "1", "1"]
+    assert sanitized[:8] == ["H200", "racecheck", "2 of 3", "26 of 27", "0", "1", "3", "gru"]
+
+
+def test_what_a_run_of_the_suite_found(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    record_tests = importlib.import_module("record_tests")
+    (tmp_path / "junit.xml").write_text("""<testsuites><testsuite>
+      <testcase classname="tests.test_gemm" name="test_values[cpu-3]" time="1.5"/>
+      <testcase classname="tests.test_faults_cuda" name="test_a_capture[cuda]" time="60"/>
+      <testcase classname="tests.test_faults_cuda" name="test_a_fork"><skipped/></testcase>
+      <testcase classname="tests.test_cuda" name="test_a_refused_launch_of_a_layer[steps]"/>
+      <testcase classname="tests.test_cuda" name="test_a_refused_launch_of_a_layer[grid]">
+        <failure/></testcase></testsuite></testsuites>""")
+    found = record_tests.recorded([tmp_path / "junit.xml"])
+    assert [found[kind] for kind in ("passed", "failed", "skipped")] == [3, 1, 1]
+    assert found["seconds in tests"] == 61.5
+    assert found["names of failed"] == ["tests.test_cuda::test_a_refused_launch_of_a_layer[grid]"]
+    assert found["faults"] == [
+        {"test": "test_cuda::test_a_refused_launch_of_a_layer", "passed": 1, "failed": 1},
+        {"test": "test_faults_cuda::test_a_capture", "passed": 1, "failed": 0},
+    ]

@@ -169,7 +169,6 @@ def test_many_rows(name, sizes, dtype, mode, cuda):
 @pytest.mark.parametrize("sizes", [(4, 700, 5, 512), (3, 256, 5, 1024)], ids=str)
 @pytest.mark.parametrize("name", CELL)
 def test_inference_of_many_rows(name, sizes, cuda):
-    """For racecheck: with 5 inputs, cuBLAS runs none of the kernels that crash under it."""
     problem = Problem(name, sizes, "ragged and reset", torch.bfloat16, cuda)
     exact = [problem.exact()[key] for key in ("output", "h_n", "c_n")[: 1 + len(problem.states())]]
     for got, want in zip(problem.inference(), exact, strict=True):

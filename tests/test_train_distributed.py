@@ -83,7 +83,7 @@ def test_gradients_and_losses_are_those_of_one_process(way, alone, tmp_path):
     assert run(tmp_path, "--parallel", way, before=before) == pytest.approx(alone, rel=LIMIT)
 
 
-@pytest.mark.parametrize("way", ["fsdp", "tp"])
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "tp"])
 def test_a_process_that_dies_costs_no_step(way, alone, tmp_path):
     """Rank 1 is killed once. torchrun starts both again, and they continue from the checkpoint."""
     before = f"""

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from measured_reliability import Reliability, environment, table
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "performance",
@@ -24,13 +26,7 @@ PAGES = [
 ]
 FILES = [ROOT / "README.md", *(ROOT / f"docs/{page}.md" for page in PAGES)]
 RESULTS = ROOT / "benchmarks/results"
-LAUNCHES = ["compiled", "launched"]
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def figure(value: float | None) -> str:
@@ -41,31 +37,12 @@ def figure(value: float | None) -> str:
     return f"{value:.{digits}f}"
 
 
-def environment(results: dict[str, Any]) -> str:
-    e = results["environment"]
-    if "gpu" not in e:
-        where = f"On a CPU with {e['cpu threads']} threads, torch {e['torch']}"
-    else:
-        where = f"On an {e['gpu']}, torch {e['torch']}, cuDNN {e['cudnn']}, driver {e['driver']}"
-    return f"{where}, on {e['date']} at commit {e['commit'][:7]}."
-
-
-def place(results: dict[str, Any], device: str) -> str:
-    return "CPU" if device == "cpu" else results["environment"]["gpu"]
-
-
-def record(results: dict[str, Any]) -> list[str]:
-    return [results["environment"]["date"], results["environment"]["commit"][:7]]
-
-
-def yes(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-class Results:
+class Results(Reliability):
     """Has one method for each NAME."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+
         def load(name: str) -> dict[str, Any]:
             return json.loads((folder / f"{name}.json").read_text())
 
@@ -77,11 +54,6 @@ class Results:
         self.host = load("cpu")
         self.host_layers = load("cpu-layers")
         self.runs = load("compatibility")
-        self.reach = load("coverage")
-        self.kernels = load("kernels-nvidia-h200")
-        self.random = [load(path.stem) for path in sorted(folder.glob("fuzz-*.json"))]
-        self.long = [load(path.stem) for path in sorted(folder.glob("endurance-*.json"))]
-        self.repeats = [load(path.stem) for path in sorted(folder.glob("repetitions-*.json"))]
 
     def case(self, section: str, name: str) -> dict[str, Any]:
         return next(row for row in self.sections[section] if row["case"] == name)
@@ -336,71 +308,6 @@ class Results:
         return table(
             ["layer", *(f"{p}, {n}" for p in passes for n in one_two)], list(rows.values())
         )
-
-    def random_calls(self) -> str:
-        rows = []
-        for run in self.random:
-            for part in run["devices"]:
-                beyond = len(part["products beyond their bound, torch's no nearer"])
-                counts = [f"{part['calls']:,}", str(len(part["wrong"])), str(beyond)]
-                took = [str(run["processes"]), f"{run['seconds']:.0f}", str(run["seed"])]
-                rows.append([place(run, part["device"]), *counts, *took, *record(run)])
-        head = ["on", "calls", "wrong", "beyond a bound, as torch's"]
-        head += ["processes", "seconds", "first seed"]
-        return table([*head, "date", "commit"], rows)
-
-    def reached(self) -> str:
-        rows = []
-        for row in self.reach["coverage"]:
-            shares = []
-            for kind in ("lines", "branches"):
-                share = row[f"{kind} reached"] / row[kind]
-                shares.append(f"{100 * share:.1f} % of {row[kind]:,}")
-            rows.append([f"`{row['group']}/`", str(row["files"]), *shares])
-        return table(["folder", "files", "lines", "branches"], rows)
-
-    def reached_environment(self) -> str:
-        return environment(self.reach)
-
-    def launched(self) -> str:
-        found = self.kernels
-        rows = [[f"`{r['kernel']}`", *(str(r[k]) for k in LAUNCHES)] for r in found["kernels"]]
-        rows.append(["all", *(str(found[k]) for k in LAUNCHES)])
-        return table(["kernel", *LAUNCHES], rows)
-
-    def launched_environment(self) -> str:
-        return environment(self.kernels)
-
-    def endurance(self) -> str:
-        rows = []
-        for run in self.long:
-            intervals = run["intervals"]
-            quarter = len(intervals) // 4
-            for kind in (key for key in intervals[0] if key.endswith(", bytes")):
-                sizes = [f"{intervals[at][kind] / 2**20:.1f}" for at in (quarter - 1, -1)]
-                cells = [kind.removesuffix(", bytes"), *sizes, yes(run["memory is flat"])]
-                rows.append([place(run, run["device"]), f"{run['calls']:,}", *cells, *record(run)])
-            speeds = [
-                f"{statistics.median(row['calls/s'] for row in part):,.0f}"
-                for part in (intervals[:quarter], intervals[-quarter:])
-            ]
-            cells = ["calls/s", *speeds, yes(run["speed is flat"])]
-            rows.append([place(run, run["device"]), f"{run['calls']:,}", *cells, *record(run)])
-        head = ["on", "calls", "MiB of, or", "first quarter", "last", "flat", "date", "commit"]
-        return table(head, rows)
-
-    def repetitions(self) -> str:
-        rows = []
-        for run in self.repeats:
-            families: dict[str, list[dict[str, Any]]] = {}
-            for case in run["repetitions"]:
-                families.setdefault(case["case"].split()[0], []).append(case)
-            for family, cases in families.items():
-                sums = [sum(case[kind] for case in cases) for kind in ("repetitions", "differing")]
-                counts = [str(len(cases)), *(f"{total:,}" for total in sums)]
-                rows.append([run["environment"]["gpu"], f"`{family}`", *counts, *record(run)])
-        head = ["on", "of", "cases", "repetitions", "differing", "date", "commit"]
-        return table(head, rows)
 
     def compatibility(self) -> str:
         rows = []

@@ -1,0 +1,167 @@
+"""Small calls that together launch kernels of every family, for tools/sanitize.py and the profiler:
+
+python tests/families.py --part 1/4         every fourth of them, from the second on
+python tests/families.py --only "gemm f"    those whose name holds this
+python tests/families.py --kernels FILE     also writes the names of the kernels that they launch
+
+A call's name is printed before it starts. All that it computes is copied to the CPU, where a value
+that no kernel wrote would be noticed; but not what TMA stores, which initcheck does not see.
+"""
+
+import argparse
+import contextlib
+import functools
+from pathlib import Path
+
+import torch
+from samples import lltm_inputs, recurrent_inputs
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+import my_ops
+
+RECURRENT = [  # dtype, and steps, batch, inputs, hidden, for all cells
+    *[("float32", (3, 3, 5, 33)), ("bfloat16", (2, 60, 5, 65)), ("float16", (2, 4, 5, 145))],
+    *[("float32", (3, 3, 5, 300)), ("bfloat16", (2, 60, 5, 300))],  # grids
+    *[("float64", (2, 3, 5, 7)), ("float32", (2, 2, 5, 1100))],  # a product per step
+    ("bfloat16", (2, 1040, 5, 64)),  # warpgroups
+]
+# m, k, n
+SMALL = [("float32", 33, 5, 7), ("float32", 33, 40, 50), ("float64", 9, 30, 11)]
+SMALL += [("bfloat16", 33, 67, 9)]
+TENSOR_CORES = [(260, 300, 270, {}), (100, 2048, 104, {}), (64, 2300, 520, {"a": "transposed"})]
+TENSOR_CORES += [(100, 2048, 104, {"a": "bfloat16"}), (260, 300, 270, {"a": "wide"})]
+TENSOR_CORES += [(260, 300, 270, {"out": "strided"})]  # on the tensor cores of 8.0
+FEW_ROWS = [(5, 2563, 1000), (64, 8192, 64)]
+HALF = [(300, 67, 1001, "NN"), (300, 72, 1001, "NT"), (300, 67, 1001, "TT")]
+
+LINEAR = [(300, 80, 304, "float32", True), (260, 300, 270, "float32", True)]
+LINEAR += [(33, 40, 50, "float32", True), (260, 64, 136, "bfloat16", True)]
+LINEAR += [(2800, 1024, 3072, "bfloat16", False)]
+BY_TMA = "stored by TMA"
+
+
+def cases(device):
+    def drawn(*shape, dtype="float32"):
+        return torch.randn(shape).to(device, getattr(torch, dtype))
+
+    def tensor_cores(m, k, n, how):
+        a, b, out = drawn(m, k), drawn(k, n), drawn(m, n)
+        if how.get("a") == "transposed":
+            a = drawn(k, m).mT
+        elif how.get("a") == "bfloat16":
+            a = a.bfloat16()
+        elif how.get("a") == "wide":  # more powers of two than fp16 has
+            a *= torch.exp2(torch.randint(-60, 60, (m, 1))).to(device)
+        elif how.get("out") == "strided":
+            out = drawn(m, 2 * n)[:, ::2]
+        my_ops.gemm(a, b, out=out, precision="highest")
+        return out
+
+    def epilogue(m, k, n, dtype, residual, **how):
+        x, w, bias, r = (drawn(*s, dtype=dtype) for s in ((m, k), (n, k), (n,), (m, n)))
+        how["residual"] = r if residual else None
+        return my_ops.linear(x, w, bias, activation="silu", **how)
+
+    def half(m, k, n, layout):
+        a = drawn(k, m, dtype="bfloat16").mT if layout[0] == "T" else drawn(m, k, dtype="bfloat16")
+        b = drawn(n, k, dtype="bfloat16").mT if layout[1] == "T" else drawn(k, n, dtype="bfloat16")
+        return my_ops.gemm(a, b)
+
+    def product(m, k, n, dtype="float32", precision="highest"):
+        a, b = drawn(m, k, dtype=dtype), drawn(k, n, dtype=dtype)
+        return my_ops.gemm(a, b, precision=precision)
+
+    def prepacked():
+        weight = my_ops.prepack(drawn(600, 520))
+        return my_ops.linear(drawn(70, 520), weight, drawn(600), precision="highest")
+
+    def recurrent(name, sizes, dtype, backward):
+        """Without products of the gradients, which are cuBLAS's: only what runs the steps."""
+        steps, batch, _, hidden = sizes
+        dtype, ops = getattr(torch, dtype), torch.ops.my_ops
+        if name == "lltm":
+            arguments = lltm_inputs(*sizes, dtype, device)
+            states, recurrent_weight = arguments[1:3], arguments[3]
+        else:
+            arguments = recurrent_inputs(name, *sizes, dtype, device)
+            states = arguments[1:-4]
+            recurrent_weight = arguments[-3]
+        lengths = torch.randint(-1, steps + 2, (batch,)).to(device)
+        reset = (torch.rand(steps, batch) < 0.3).to(device)
+        zoneout = torch.rand(steps, batch, hidden).to(device, dtype)
+        of_rows = lengths, reset, zoneout
+        results = getattr(ops, f"{name}_forward")(*arguments, *of_rows)
+        if not backward:
+            return results
+        ends, of_h = 1 + len(states), len(states) == 1
+        read = (results[0], states[0]) if of_h else (results[-1], states[1])
+        grads = [torch.randn(r.shape).to(device, dtype) for r in results[:ends]]
+        run = getattr(ops, f"{name}_backward")
+        return run(*grads, results[ends], *read, recurrent_weight, *of_rows)
+
+    call = functools.partial
+    for dtype in ("float32", "bfloat16"):
+        x, y = drawn(33, 77, dtype=dtype), drawn(77, dtype=dtype)
+        yield f"custom_add {dtype}", call(my_ops.custom_add, x, x)
+        yield f"custom_add {dtype}, broadcast", call(my_ops.custom_add, x, y)
+        yield f"d_sigmoid {dtype}", call(my_ops.d_sigmoid, x)
+    yield "fill_index", call(my_ops.fill_index, 33, 77, device=device)
+    for dtype, m, k, n in SMALL:
+        yield f"gemm {dtype} {m}x{n}x{k}", call(product, m, k, n, dtype)
+    for m, k, n, how in TENSOR_CORES:
+        name = " ".join(["gemm float32", f"{m}x{n}x{k}", *map(" ".join, how.items())])
+        yield name, call(tensor_cores, m, k, n, how)
+    yield "gemm float32 high", call(product, 1603, 1601, 1607, precision="high")
+    for m, k, n in FEW_ROWS:
+        yield f"gemm float32 {m}x{n}x{k}", call(product, m, k, n)
+    yield "prepacked linear float32", prepacked
+    for m, k, n, layout in HALF:
+        yield f"gemm bfloat16 {m}x{n}x{k} {layout}", call(half, m, k, n, layout)
+    for m, k, n, dtype, residual in LINEAR:
+        how = {"precision": "highest"} if k == 300 else {}  # the first is cuBLAS's, and an epilogue
+        name = f"linear {dtype} {m}x{n}x{k}, silu{', residual' * residual}"
+        name += f", {BY_TMA}" * (dtype == "bfloat16")
+        yield name, call(epilogue, m, k, n, dtype, residual, **how)
+    for dtype, sizes in RECURRENT:
+        for name in ("lltm", "lstm", "gru"):
+            for backward in (False, True):
+                what = f"{name} {dtype} {sizes}{', backward' * backward}"
+                yield what, call(recurrent, name, sizes, dtype, backward)
+
+
+def on_the_cpu(results):
+    return [t.cpu() for t in ([results] if isinstance(results, torch.Tensor) else results)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split(":", maxsplit=1)[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--kernels", type=Path)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = True  # then "highest" leaves cuBLAS no float32 product
+    first, step = map(int, options.part.split("/"))
+    recording = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
+    done = 0
+    with recording if options.kernels else contextlib.nullcontext():
+        for number, (name, call) in enumerate(cases(options.device)):
+            if number % step == first and options.only in name:
+                print(f"call: {name}", flush=True)
+                results = call()
+                if BY_TMA not in name:
+                    on_the_cpu(results)
+                done += 1
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+    if options.kernels:
+        events = recording.profiler.kineto_results.events()
+        names = {e.name() for e in events if e.device_type() == DeviceType.CUDA}
+        options.kernels.write_text("".join(f"{name}\n" for name in sorted(names)))
+    print(f"calls: {done}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
