@@ -93,6 +93,18 @@ inline constexpr int kMaxSlices = 256;
 inline constexpr int kSampledRows = 64;        // rows of a kSampled block
 inline constexpr int kSampledBlocksPerSm = 3;  // for both operands together
 
+// Slices that fill whole waves of so many blocks, as few as reach nine tenths: each block reads the
+// sample again.
+constexpr int sampled_slices(int64_t row_blocks, int64_t wave) {
+  constexpr int kMaxWaves = 4;
+  int64_t slices = 0;
+  for (int waves = 1; waves <= kMaxWaves; ++waves) {
+    slices = waves * wave / row_blocks;
+    if (10 * slices * row_blocks >= 9 * waves * wave) break;
+  }
+  return static_cast<int>(slices);
+}
+
 }  // namespace fp32_split
 
 // Computes everything that follows from x, strides, sizes and Split::fp16_parts; pointers stay
@@ -130,12 +142,12 @@ inline void plan_split(Split* plan, int sm_count) {
       const int block_rows = sampled ? kSampledRows : kTileRows;
       const int row_blocks = (op.rows + block_rows - 1) / block_rows * op.batch;
       const int k_tiles = op.ld / kTileK;
-      // Blocks of kSampled run in whole waves over both operands.
       const SplitOperand& beside = plan->operand[1 - i];
       const int other = (beside.rows + block_rows - 1) / block_rows * beside.batch;
-      const int most = sampled ? kSampledBlocksPerSm * sm_count / (row_blocks + other)
-                               : kTileBlocksPerSm * sm_count / row_blocks;
-      const int wanted = std::clamp(most, 1, kMaxSlices);
+      const int wanted =
+          std::clamp(sampled ? sampled_slices(row_blocks + other, kSampledBlocksPerSm * sm_count)
+                             : kTileBlocksPerSm * sm_count / row_blocks,
+                     1, kMaxSlices);
       op.slice_k = (k_tiles + wanted - 1) / wanted * kTileK;
       op.slices = (op.ld + op.slice_k - 1) / op.slice_k;
       plan->blocks[i] = plan->tile_blocks[i] = row_blocks * op.slices;
