@@ -123,14 +123,14 @@ cudaError_t make_source_along_rows(const sm90::TensorMapEncoder& encoder,
                                    const Fp32Product& product, const SplitOperand& a,
                                    const SplitOperand& b, ProductSource* source) {
   source->grid = product_grid<Tile>(product);
-  const auto make = [&](CUtensorMap* map, const SplitOperand& op, int box_k, int box_rows) {
+  const auto make = [&](CUtensorMap* map, const SplitOperand& op, int box_k) {
     return sm90::make_tensor_map(encoder, map, op.parts, int64_t{op.fp16_parts} * op.batch * op.ld,
-                                 op.rows, op.row_ld, box_k, 0, 0, box_rows);
+                                 op.rows, op.row_ld, box_k);
   };
-  if (auto err = make(&source->a, a, Tile::kK / Tile::kClusterN, 64); err != cudaSuccess) {
+  if (auto err = make(&source->a, a, Tile::kK / Tile::kClusterN); err != cudaSuccess) {
     return err;
   }
-  return make(&source->b, b, Tile::kK / Tile::kClusterM, Tile::kBoxN);
+  return make(&source->b, b, Tile::kK / Tile::kClusterM);
 }
 
 template <typename Scheme, typename Tile, typename FullTile = Tile>

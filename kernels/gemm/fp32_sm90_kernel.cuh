@@ -43,10 +43,12 @@ struct alignas(1024) ProductSmem {  // 1024 bytes: the swizzle repeats after the
 };
 static_assert(sizeof(ProductSmem) == fp32_sm90::kNeeds.shared_bytes);
 
-// The ring's layout for one scheme: [stage] { a [part][kM][kK], b [part][kN][kK] }.
+// The ring's layout for one scheme: [stage] { a [part][kM][kK], b [part][kN][kK] }. Parts that are
+// stored along the rows are in whole boxes of 64 rows x kK.
 template <typename Scheme, typename Tile>
 struct RingLayout {
-  static constexpr int kPartA = Tile::kM * Tile::kK * 2, kPartB = Tile::kN * Tile::kK * 2;
+  static constexpr int kRowsB = Scheme::kAlongRows ? (Tile::kN + 63) / 64 * 64 : Tile::kN;
+  static constexpr int kPartA = Tile::kM * Tile::kK * 2, kPartB = kRowsB * Tile::kK * 2;
   static constexpr int kBytes = Scheme::kParts * (kPartA + kPartB);
   static constexpr int kStages = ProductSmem::kRingBytes / kBytes;
   static_assert(kStages >= 2 && kStages <= ProductSmem::kMaxStages);
@@ -121,10 +123,10 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
                   full, origin.m + i, part * a_lines + a_line + k, same_m);
             }
 #pragma unroll
-            for (int j = 0; j < Tile::kN; j += Tile::kBoxN) {
+            for (int j = 0; j < Tile::kN; j += 64) {
               load_box<Tile::kClusterM>(
-                  to + Layout::b(part) + j * Tile::kK * 2 + place.m * kShareB * Tile::kBoxN * 2,
-                  &source.b, full, origin.n + j, part * b_lines + b_line + k, same_n);
+                  to + Layout::b(part) + j * Tile::kK * 2 + place.m * kShareB * 128, &source.b,
+                  full, origin.n + j, part * b_lines + b_line + k, same_n);
             }
             continue;
           }
@@ -159,8 +161,7 @@ struct StageOperands {
   }
   __device__ __forceinline__ uint64_t b(int part, int k) const {
     if constexpr (kAlongRows) {
-      return ptx::wgmma_descriptor_rows<Tile::kK, Tile::kBoxN>(
-          base_b + (Layout::b(part) + k * Tile::kBoxN * 2) / 16);
+      return ptx::wgmma_descriptor_rows<Tile::kK>(base_b + (Layout::b(part) + k * 128) / 16);
     }
     return ptx::wgmma_descriptor(base_b + (Layout::b(part) + k * 2) / 16);
   }

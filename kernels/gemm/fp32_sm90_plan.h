@@ -31,8 +31,6 @@ struct Tile {
   static constexpr int kClusterTileM = M * ClusterM, kClusterTileN = N * ClusterN;
   static constexpr int kConsumers = M / 64;
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  // Columns of b in a box, if parts are stored along the rows.
-  static constexpr int kBoxN = N % 64 == 0 ? 64 : 32;
   static constexpr int kGroupM = 2048 / kClusterTileM;  // walked together, for L2
   // As registers allow: whether sums are compensated, and whether the sums of a single product are
   // promoted.

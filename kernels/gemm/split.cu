@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
 }
 
 // For operands that are kSampled: both kernels in place of the two above.
-__global__ void __launch_bounds__(kThreads, kSampledBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, kSampledBlocksPerSm / 2)
     split_sampled_kernel(const Split split) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ SampledSmem<kSampledRows> smem;
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kThreads, kSampledBlocksPerSm)
   const int which = blockIdx.x >= split.blocks[0];
   const int block = blockIdx.x - (which ? split.blocks[0] : 0);
   const SplitOperand& op = split.operand[which];
-  split_sampled<kSampledRows, 8, false, true>(op, block, smem);
+  split_sampled(op, block, smem);
   if (threadIdx.x == 0) op.status[block] = static_cast<uint8_t>(SplitPath::kFp16);
 #endif
 }

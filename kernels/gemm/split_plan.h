@@ -91,7 +91,7 @@ inline constexpr int kRowBlocksPerSm = 3;   // for each operand; each block load
 inline constexpr int kTileBlocksPerSm = 4;  // long slices: 16 cost 15 us more at 2048
 inline constexpr int kMaxSlices = 256;
 inline constexpr int kSampledRows = 64;        // rows of a kSampled block
-inline constexpr int kSampledBlocksPerSm = 3;  // for both operands together
+inline constexpr int kSampledBlocksPerSm = 6;  // for both operands together, in two waves
 
 // Slices that fill whole waves of so many blocks, as few as reach nine tenths: each block reads the
 // sample again.

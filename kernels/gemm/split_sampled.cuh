@@ -92,14 +92,10 @@ struct SampledTile {
   static __device__ __forceinline__ int column() { return threadIdx.x % kVectors * 4; }
   static __device__ __forceinline__ int line() { return threadIdx.x / kVectors; }
 
-  template <bool kStreamed>
   __device__ __forceinline__ float4 load(const SplitOperand& op, int l) const {
     const float* from = x + l * op.k_stride;
     if (l >= op.k) return {};
-    if (vectorized) {
-      const float4* vector = reinterpret_cast<const float4*>(from);
-      return kStreamed ? __ldcs(vector) : *vector;
-    }
+    if (vectorized) return *reinterpret_cast<const float4*>(from);
     return {inside > 0 ? from[0] : 0.0f, inside > 1 ? from[1] : 0.0f, inside > 2 ? from[2] : 0.0f,
             inside > 3 ? from[3] : 0.0f};
   }
@@ -128,11 +124,12 @@ __device__ __forceinline__ const float& element(const float4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-template <int kRows, int kUnroll, bool kDouble, bool kStreamed>
+template <int kRows>
 __device__ __forceinline__ void split_sampled(const SplitOperand& op, int block,
                                               SampledSmem<kRows>& smem) {
   using Tile = SampledTile<kRows>;
   constexpr int kLines = Tile::kLines, kVectors = Tile::kVectors;
+  constexpr int kUnroll = 8;  // vectors in flight
   const Tile tile(op, block);
   const int line = tile.line(), column = tile.column();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -141,7 +138,7 @@ __device__ __forceinline__ void split_sampled(const SplitOperand& op, int block,
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int l = l0 + i * kLines + line;
-      to[i] = l < tile.end ? tile.template load<kStreamed>(op, l) : float4{};
+      to[i] = l < tile.end ? tile.load(op, l) : float4{};
     }
   };
   load(v, tile.begin);
@@ -149,7 +146,7 @@ __device__ __forceinline__ void split_sampled(const SplitOperand& op, int block,
   uint32_t sample[4]{};
 #pragma unroll
   for (int i = 0; i < kSample; i += kLines) {
-    const float4 e = tile.template load<false>(op, sampled_k(i + line, op.k));
+    const float4 e = tile.load(op, sampled_k(i + line, op.k));
 #pragma unroll
     for (int c = 0; c < 4; ++c) sample[c] = max(sample[c], magnitude(element(e, c)));
   }
@@ -179,9 +176,7 @@ __device__ __forceinline__ void split_sampled(const SplitOperand& op, int block,
   }
 
   SampledStats stats[4];
-  float4 next[kDouble ? kUnroll : 1];
   for (int l0 = tile.begin; l0 < tile.end; l0 += kUnroll * kLines) {
-    if constexpr (kDouble) load(next, l0 + kUnroll * kLines);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int l = l0 + i * kLines + line;
@@ -189,12 +184,7 @@ __device__ __forceinline__ void split_sampled(const SplitOperand& op, int block,
       for (int c = 0; c < 4; ++c) stats[c].add(element(v[i], c), tiny_below[c]);
       if (l < tile.end) tile.store(op, l, v[i], factor);
     }
-    if constexpr (kDouble) {
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) v[i] = next[i];
-    } else {
-      if (l0 + kUnroll * kLines < tile.end) load(v, l0 + kUnroll * kLines);
-    }
+    if (l0 + kUnroll * kLines < tile.end) load(v, l0 + kUnroll * kLines);
   }
 
 #pragma unroll
@@ -290,7 +280,7 @@ __device__ __forceinline__ SplitPath check_sampled(const SplitOperand& op, int b
   for (int l0 = tile.begin + tile.line(); l0 < tile.end; l0 += kUnroll * Tile::kLines) {
     float4 v[kUnroll];
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) v[i] = tile.template load<false>(op, l0 + i * Tile::kLines);
+    for (int i = 0; i < kUnroll; ++i) v[i] = tile.load(op, l0 + i * Tile::kLines);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int l = l0 + i * Tile::kLines;

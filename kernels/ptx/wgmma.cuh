@@ -42,14 +42,12 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
   return address | uint64_t{1} << 16 | (kRepeatBytes >> 4) << 32 | kSwizzle128 << 62;
 }
 
-// The same for a tile stored along the index of its rows: consecutive boxes of kRows rows x kBox of
-// k, with a line of kRows rows for each k, swizzled by the bytes of a line. Adding 2 * kRows moves
-// the tile by 16 elements of k.
-template <int kBox, int kRows = 64>
+// The same for a tile stored along the index of its rows: consecutive boxes of 64 rows x kBox of k,
+// with a line of 64 rows for each k. Adding 128 moves the tile by 16 elements of k.
+template <int kBox>
 __device__ __forceinline__ uint64_t wgmma_descriptor_rows(uint32_t address) {
-  static_assert(kRows == 64 || kRows == 32);
-  constexpr uint64_t kSwizzle = kRows == 64 ? 1 : 2, kLineBytes = kRows * 2;
-  return address | (kBox * kLineBytes >> 4) << 16 | (8 * kLineBytes >> 4) << 32 | kSwizzle << 62;
+  constexpr uint64_t kSwizzle128 = 1, kRepeatBytes = 1024, kBoxBytes = kBox * 128;
+  return address | (kBoxBytes >> 4) << 16 | (kRepeatBytes >> 4) << 32 | kSwizzle128 << 62;
 }
 
 }  // namespace my_ops::cuda::ptx
