@@ -1,9 +1,10 @@
 // Splits operands into fp16 or bf16 parts; split.h says which and why.
 // Plan: operands with contiguous k take one pass, in which one to eight warps hold a row in
 // registers. Strided operands with a short k also take one pass, with eight rows in shared memory.
-// The rest take two passes: the first finds the extremes of each k-slice, and the second transposes
-// 32 x 64 tiles through shared memory. Bound by memory: 4 bytes read and 4 written per element, and
-// 4 more read with two passes.
+// If k is long and contiguous in neither operand, one pass splits with exponents from a sample of
+// k, and a second kernel repeats it where they do not suit. The rest take two passes: the first
+// finds the extremes of each k-slice, and the second transposes 32 x 64 tiles through shared
+// memory. Bound by memory: 4 bytes read and 4 written per element, and 4 more read with two passes.
 #include "gemm/split.h"
 
 #include <algorithm>
