@@ -160,18 +160,20 @@ def test_gemm_of_batches(family, strict_cublas):
         check(product, a, b, f"batch, {label(family, size)}", MEAN_SHARE, WORST_SHARE)
 
 
+@pytest.mark.parametrize("layout", ["NN", "TN"])
 @pytest.mark.parametrize("k", [257, 4096])
-def test_gemm_full_range(k, strict_cublas):
+def test_gemm_full_range(k, layout, strict_cublas):
     size = 1000, k, 1024
-    a, b = operands("scaled-elements", size, "cuda")
-    check(my_ops.gemm(a, b), a, b, label("scaled-elements", size), MEAN_SHARE, WORST_SHARE)
+    a, b = operands("scaled-elements", size, "cuda", layout)
+    what = label("scaled-elements", size, layout)
+    check(my_ops.gemm(a, b), a, b, what, MEAN_SHARE, WORST_SHARE)
 
 
 EXTREME_SIZES = [(1000, 4096, 1024), (2048, 1024, 2048), (3072, 8192, 1024), (300, 5000, 2000)]
 EXTREME_SIZES += [(256, 3072, 1024), (700, 1100, 700)]  # k in slices; the smallest tile
 
 
-@pytest.mark.parametrize("layout", ["NN", "NT"])
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
 @pytest.mark.parametrize("size", EXTREME_SIZES)
 def test_gemm_extreme_range(size, layout, strict_cublas):
     """Rows whose magnitudes span more than bf16 parts hold in every product."""
@@ -313,6 +315,76 @@ def test_gemm_where_cublas_cuts_k(family, size, layout, strict_cublas):
     check_repeated(a, b, label(family, size, layout))
 
 
+# ------------------------------------------------ weight gradients: a long k, contiguous in neither
+
+# Their exponents are guessed from a sample of k. Data that suit no sample are split again.
+WEIGHT_GRADIENTS = [(512, 4096, 384), (511, 2500, 301), (768, 8192, 768), (130, 20000, 1000)]
+
+
+def outliers(x):
+    """One element of each row is far larger than the rest."""
+    places = torch.randint(x.shape[1], (x.shape[0], 1), device=x.device)
+    return x.scatter(1, places, x.gather(1, places) * 1e4)
+
+
+def dead_rows(x):
+    """Half of the elements are zero, as behind relu, and all of some rows."""
+    x = x.relu()
+    x[::7] = 0.0
+    return x
+
+
+def few_nonzeros(x):
+    """Rows with too few nonzeros for fp16 parts, which the sample may miss."""
+    return x * (torch.rand_like(x) < 40 / x.shape[1])
+
+
+UNEVEN = {
+    "plain": lambda x: x,
+    "outliers": outliers,
+    "dead rows": dead_rows,
+    "few nonzeros": few_nonzeros,
+    "first k only": lambda x: x * (torch.arange(x.shape[1], device=x.device) < 200),
+    "growing": lambda x: x * torch.linspace(-20, 20, x.shape[1], device=x.device).exp2(),
+}
+
+
+@pytest.mark.parametrize("size", WEIGHT_GRADIENTS)
+@pytest.mark.parametrize("family", CONTRACT)
+def test_weight_gradient(family, size, strict_cublas):
+    a, b = operands(family, size, "cuda", "TN")
+    check_repeated(a, b, label(family, size, "TN"))
+
+
+@pytest.mark.parametrize("size", WEIGHT_GRADIENTS)
+@pytest.mark.parametrize("of_a", UNEVEN)
+@pytest.mark.parametrize("of_b", ["plain", "outliers", "dead rows"])
+def test_weight_gradient_of_uneven_data(of_a, of_b, size, strict_cublas):
+    m, k, n = size
+    a = in_layout(UNEVEN[of_a](normal(m, k, "cuda")), "T")
+    b = in_layout(UNEVEN[of_b](normal(n, k, "cuda")).mT, "N")
+    check_repeated(a, b, label(f"{of_a} by {of_b}", size, "TN"))
+
+
+@pytest.mark.parametrize("bits", [6, 12, 24])
+@pytest.mark.parametrize("size", WEIGHT_GRADIENTS)
+def test_weight_gradient_of_opposed_magnitudes(size, bits, strict_cublas):
+    """Rows of a batch in different units, and gradients in the inverse ones."""
+    a, b = operands("normal", size, "cuda", "TN")
+    units = torch.randint(-bits, bits + 1, (size[1],), device="cuda")
+    a, b = torch.ldexp(a.mT, units[:, None]).mT, torch.ldexp(b, -units[:, None])
+    check_repeated(a, b, label(f"opposed within 2^{2 * bits}", size, "TN"))
+
+
+@pytest.mark.parametrize("family", ["normal", "exp4"])
+def test_weight_gradient_of_batches(family, strict_cublas):
+    size = 768, 4096, 640
+    pairs = [operands(family, size, "cuda", "TN") for _ in range(3)]
+    a, b = torch.stack([a.mT for a, _ in pairs]).mT, torch.stack([b for _, b in pairs])
+    for product, (x, y) in zip(my_ops.gemm(a, b), pairs, strict=True):
+        check(product, x, y, f"batch, {label(family, size, 'TN')}", MEAN_SHARE, WORST_SHARE)
+
+
 # Powers of two on a and on b: largest elements close to FLT_MAX, and outputs that are denormal.
 EXTREMES = {"tiny": (-115, 0), "huge": (124, -20), "denormal": (-70, -70)}
 
@@ -326,11 +398,14 @@ def test_gemm_of_extreme_magnitudes(extreme, size, strict_cublas):
     check_repeated(a, b, label(extreme, size))
 
 
-@pytest.mark.parametrize("size", [*SMALL_SIZES, (700, 2200, 640)])
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    [*((size, "NN") for size in SMALL_SIZES), ((700, 2200, 640), "NN"), ((700, 2200, 640), "TN")],
+)
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("place", ["a", "b", "both"])
-def test_gemm_special_values(place, value, size, strict_cublas):
-    a, b = operands("normal", size, "cuda")
+def test_gemm_special_values(place, value, size, layout, strict_cublas):
+    a, b = operands("normal", size, "cuda", layout)
     if place != "b":
         a[1, 100] = value
     if place != "a":

@@ -86,6 +86,7 @@ Prepared prepare(const Args& args, const GemmPlan& plan, void* workspace) {
   product.has_bf16 = layout.has_bf16;
   product.low_in_a = args.half_b != nullptr;
   product.partial = layout.partial;
+  product.ld = a.ld;
   product.k_blocks = a.ld / kSplitBlockK;
   product.slices = plan.slices;
   product.k_blocks_per_slice = static_cast<int>(ceil_div(product.k_blocks, plan.slices));
@@ -116,6 +117,22 @@ cudaError_t make_source(const sm90::TensorMapEncoder& encoder, const Fp32Product
                                ld, Tile::kN / Tile::kClusterM);
 }
 
+// The same for parts that are stored along the rows.
+template <typename Tile>
+cudaError_t make_source_along_rows(const sm90::TensorMapEncoder& encoder,
+                                   const Fp32Product& product, const SplitOperand& a,
+                                   const SplitOperand& b, ProductSource* source) {
+  source->grid = product_grid<Tile>(product);
+  const auto make = [&](CUtensorMap* map, const SplitOperand& op, int box_k) {
+    return sm90::make_tensor_map(encoder, map, op.parts, int64_t{op.fp16_parts} * op.batch * op.ld,
+                                 op.rows, op.row_ld, box_k);
+  };
+  if (auto err = make(&source->a, a, Tile::kK / Tile::kClusterN); err != cudaSuccess) {
+    return err;
+  }
+  return make(&source->b, b, Tile::kK / Tile::kClusterM);
+}
+
 template <typename Scheme, typename Tile, typename FullTile = Tile>
 cudaError_t run(Prepared* prepared, cudaStream_t stream) {
   sm90::TensorMapEncoder encoder;  // if it fails, it fails before any launch
@@ -130,9 +147,14 @@ cudaError_t run(Prepared* prepared, cudaStream_t stream) {
   }
   constexpr auto kKernel = fp32_product_kernel<Scheme, Tile, FullTile>;
   const SplitOperand &a = split.operand[0], &b = split.operand[1];
-  if (auto err = make_source<Tile>(encoder, product, a.ld, a.fp16_parts, a.parts, b.fp16_parts,
-                                   b.parts, &product.fast);
-      err != cudaSuccess) {
+  if constexpr (Scheme::kAlongRows) {
+    if (auto err = make_source_along_rows<Tile>(encoder, product, a, b, &product.fast);
+        err != cudaSuccess) {
+      return err;
+    }
+  } else if (auto err = make_source<Tile>(encoder, product, a.ld, a.fp16_parts, a.parts,
+                                          b.fp16_parts, b.parts, &product.fast);
+             err != cudaSuccess) {
     return err;
   }
   product.full.grid = product_grid<FullTile>(product);
@@ -162,6 +184,7 @@ cudaError_t run(Prepared* prepared, cudaStream_t stream) {
 
 template <typename Tile>
 cudaError_t run_parts(Prepared* prepared, cudaStream_t stream) {
+  if (prepared->split.along_rows) return run<Fp16AlongRowsScheme, Tile>(prepared, stream);
   return prepared->product.args.mixed() ? run<MixedScheme, Tile>(prepared, stream)
                                         : run<Fp16Scheme, Tile>(prepared, stream);
 }

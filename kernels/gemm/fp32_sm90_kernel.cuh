@@ -43,10 +43,12 @@ struct alignas(1024) ProductSmem {  // 1024 bytes: the swizzle repeats after the
 };
 static_assert(sizeof(ProductSmem) == fp32_sm90::kNeeds.shared_bytes);
 
-// The ring's layout for one scheme: [stage] { a [part][kM][kK], b [part][kN][kK] }.
+// The ring's layout for one scheme: [stage] { a [part][kM][kK], b [part][kN][kK] }. Parts that are
+// stored along the rows are in whole boxes of 64 rows x kK.
 template <typename Scheme, typename Tile>
 struct RingLayout {
-  static constexpr int kPartA = Tile::kM * Tile::kK * 2, kPartB = Tile::kN * Tile::kK * 2;
+  static constexpr int kRowsB = Scheme::kAlongRows ? (Tile::kN + 63) / 64 * 64 : Tile::kN;
+  static constexpr int kPartA = Tile::kM * Tile::kK * 2, kPartB = kRowsB * Tile::kK * 2;
   static constexpr int kBytes = Scheme::kParts * (kPartA + kPartB);
   static constexpr int kStages = ProductSmem::kRingBytes / kBytes;
   static_assert(kStages >= 2 && kStages <= ProductSmem::kMaxStages);
@@ -95,10 +97,13 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
   const int a_parts = kMixed ? 1 + p.low_in_a : Scheme::kParts;
   const int b_parts = kMixed ? 2 - p.low_in_a : Scheme::kParts;
   const int bytes = a_parts * Layout::kPartA + b_parts * Layout::kPartB;
+  constexpr int kShareA = Tile::kK / Tile::kClusterN, kShareB = Tile::kK / Tile::kClusterM;
   RingPlace<Layout::kStages> at;
   for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < source.grid.cluster_tiles;
        cluster_tile += cluster_tile_step<Tile>()) {
     const TileOrigin origin = tile_origin<Tile>(p, source.grid, cluster_tile, place);
+    const int a_line = (p.a_repeats ? 0 : origin.z * p.ld) + place.n * kShareA;
+    const int b_line = (p.b_repeats ? 0 : origin.z * p.ld) + place.m * kShareB;
     const int a_row = (p.a_repeats ? 0 : origin.z * p.m) + origin.m + place.n * kRowsA;
     const int b_row = (p.b_repeats ? 0 : origin.z * p.n) + origin.n + place.m * kRowsB;
     const int k_blocks = k_blocks_of(p, origin.slice);
@@ -108,6 +113,23 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
         unsigned char* const to = smem.ring + stage * Layout::kBytes;
 #pragma unroll
         for (int part = 0; part < Scheme::kParts; ++part) {
+          if constexpr (Scheme::kAlongRows) {  // a share of k
+            const int a_lines = (p.a_repeats ? 1 : p.args.batch) * p.ld;
+            const int b_lines = (p.b_repeats ? 1 : p.args.batch) * p.ld;
+#pragma unroll
+            for (int i = 0; i < Tile::kM; i += 64) {
+              load_box<Tile::kClusterN>(
+                  to + Layout::a(part) + i * Tile::kK * 2 + place.n * kShareA * 128, &source.a,
+                  full, origin.m + i, part * a_lines + a_line + k, same_m);
+            }
+#pragma unroll
+            for (int j = 0; j < Tile::kN; j += 64) {
+              load_box<Tile::kClusterM>(
+                  to + Layout::b(part) + j * Tile::kK * 2 + place.m * kShareB * 128, &source.b,
+                  full, origin.n + j, part * b_lines + b_line + k, same_n);
+            }
+            continue;
+          }
           unsigned char* const a = to + Layout::a(part) + place.n * kRowsA * kRowBytes;
           unsigned char* const b = to + Layout::b(part) + place.m * kRowsB * kRowBytes;
           if (part < a_parts) {
@@ -123,8 +145,8 @@ __device__ __forceinline__ void produce(const Fp32Product& p, const ProductSourc
 }
 
 // The matrix descriptors of a stage's parts. Addresses count 16 bytes; 16 elements of k are 32
-// bytes of a swizzled row.
-template <typename Layout, typename Tile>
+// bytes of a swizzled row, or 16 lines of a box if parts are stored along the rows.
+template <typename Layout, typename Tile, bool kAlongRows>
 struct StageOperands {
   uint32_t base_b, base_a;
 
@@ -132,9 +154,15 @@ struct StageOperands {
       : base_b(ptx::wgmma_address(smem.ring + stage * Layout::kBytes)),
         base_a(base_b + consumer * 64 * Tile::kK * 2 / 16) {}
   __device__ __forceinline__ uint64_t a(int part, int k) const {
+    if constexpr (kAlongRows) {
+      return ptx::wgmma_descriptor_rows<Tile::kK>(base_a + (Layout::a(part) + k * 128) / 16);
+    }
     return ptx::wgmma_descriptor(base_a + (Layout::a(part) + k * 2) / 16);
   }
   __device__ __forceinline__ uint64_t b(int part, int k) const {
+    if constexpr (kAlongRows) {
+      return ptx::wgmma_descriptor_rows<Tile::kK>(base_b + (Layout::b(part) + k * 128) / 16);
+    }
     return ptx::wgmma_descriptor(base_b + (Layout::b(part) + k * 2) / 16);
   }
 };
@@ -146,7 +174,7 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
                                           RingPlace<RingLayout<Scheme, Tile>::kStages>& at,
                                           float (&sum)[kCount]) {
   using Layout = RingLayout<Scheme, Tile>;
-  using Mma = ptx::Wgmma<typename Scheme::Type, Tile::kN>;
+  using Mma = ptx::Wgmma<typename Scheme::Type, Tile::kN, Scheme::kAlongRows, Scheme::kAlongRows>;
   constexpr int kParts = Scheme::kParts;
   constexpr bool kCompensated = Tile::kCompensated;
   constexpr int kPromote = kCompensated ? 16 : 32;  // of k, between additions to the rounded sum
@@ -160,7 +188,7 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
   int previous = -1;
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
     ptx::mbarrier_wait(&smem.full[at.stage], at.phase);
-    const StageOperands<Layout, Tile> part(smem, at.stage, consumer);
+    const StageOperands<Layout, Tile, Scheme::kAlongRows> part(smem, at.stage, consumer);
 #pragma unroll
     for (int k0 = 0; k0 < Tile::kK; k0 += kPromote) {
       ptx::wgmma_fence();
@@ -231,7 +259,7 @@ __device__ __forceinline__ void sum_single(ProductSmem& smem, const Releaser<Til
                                            float (&sum)[kCount]) {
   using Mma = ptx::Wgmma<typename Scheme::Type, Tile::kN>;
   sum_stages(at, smem.full, release, k_blocks, sum, [&](int stage, bool first) {
-    const StageOperands<RingLayout<Scheme, Tile>, Tile> part(smem, stage, consumer);
+    const StageOperands<RingLayout<Scheme, Tile>, Tile, false> part(smem, stage, consumer);
 #pragma unroll
     for (int k = 0; k < Tile::kK; k += 16) {
       Mma::run(sum, part.a(0, k), part.b(0, k), !first || k != 0);

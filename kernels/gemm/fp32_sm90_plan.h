@@ -269,6 +269,14 @@ inline bool splits_bf16(const Args& args, int slices) {
   return size_of(args).work >= kMinWork || slices > 1;
 }
 
+// Whether both operands are split in one pass although k is long, and contiguous in neither.
+inline bool splits_along_rows(const Args& args, const GemmPlan& plan) {
+  constexpr int64_t kLimit = int64_t{1} << 29;  // indices of both parts' k stay within int
+  return !args.packed_b && !args.mixed() && !is_single(plan) && args.a_row == 1 &&
+         args.a_col != 1 && args.b_col == 1 && args.b_row != 1 &&
+         args.k > fp32_split::kMaxColumnK && args.batch * args.k < kLimit;
+}
+
 // ---- where the parts lie ----
 
 // Allocates arrays in the workspace. Without a base it only counts bytes.
@@ -306,9 +314,13 @@ struct Packed {
 inline void place_scratch(Arena* arena, SplitOperand* op) {
   const int64_t rows = int64_t{op->batch} * op->rows;
   op->status = arena->take<uint8_t>(op->status_count);
-  if (op->mode == SplitMode::kSlices) {
+  if (op->mode == SplitMode::kSlices || op->mode == SplitMode::kSampled) {
     op->stats = arena->take<uint32_t>(3 * op->slices * rows);
     op->tiny = arena->take<uint32_t>(2 * rows);
+  }
+  if (op->mode == SplitMode::kSampled) {
+    op->guess = arena->take<int32_t>(rows);
+    op->unclean = arena->take<uint8_t>(op->status_count);
   }
 }
 
@@ -339,6 +351,7 @@ inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
   split.operand[0] = operand(args.a, args.half_a, args.a_batch, args.a_row, args.a_col, args.m);
   split.operand[1] = operand(args.b, args.half_b, args.b_batch, args.b_col, args.b_row, args.n);
   split.fp16_parts = is_single(plan) ? 1 : 2;
+  split.along_rows = splits_along_rows(args, plan);
   plan_split(&split, plan.device.sm_count);
   if (args.packed_b) skip_operand(&split, 1);
   layout.has_bf16 = splits_bf16(args, plan.slices);
@@ -354,8 +367,9 @@ inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
       op.status = packed.status;
       op.bf16_parts = layout.has_bf16 ? arena.take<uint16_t>(3 * rows * op.ld) : nullptr;
     } else {
-      const int64_t parts = layout.has_bf16 ? 3 : op.fp16_parts;
-      op.parts = op.bf16_parts = arena.take<uint16_t>(parts * rows * op.ld);
+      const int64_t fp16_rows = split.along_rows ? int64_t{op.batch} * op.row_ld : rows;
+      op.parts = op.bf16_parts = arena.take<uint16_t>(
+          std::max(op.fp16_parts * fp16_rows * op.ld, layout.has_bf16 ? 3 * rows * op.ld : 0));
       op.exponent = arena.take<int32_t>(rows);
       place_scratch(&arena, &op);
     }

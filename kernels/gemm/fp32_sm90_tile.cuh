@@ -47,6 +47,7 @@ struct Fp32Product {
   int m, n;
   bool low_in_a;       // MixedScheme's operand with a low part is a
   int a_rows, b_rows;  // batch * m and batch * n, the distance between parts in the maps
+  int ld;              // k, rounded up to whole k-blocks
   int k_blocks, k_blocks_per_slice, slices;
 };
 
@@ -64,22 +65,30 @@ constexpr float kSuspectBelow = 0x1p-68f;  // times k
 struct Fp16Scheme {
   using Type = __half;
   static constexpr int kParts = 2, kShift = kFp16Shift, kLowBits = kFp16LowBits;
+  static constexpr bool kAlongRows = false;  // how the parts are stored
+};
+
+struct Fp16AlongRowsScheme : Fp16Scheme {
+  static constexpr bool kAlongRows = true;
 };
 
 // Beside an operand of 16 bits, which is one part. The other has two.
 struct MixedScheme {
   using Type = __half;
+  static constexpr bool kAlongRows = false;
   static constexpr int kParts = 2, kShift = kFp16Shift, kLowBits = kFp16LowBits;
 };
 
 // For TF32's accuracy: the leading parts only.
 struct SingleScheme {
   using Type = __half;
+  static constexpr bool kAlongRows = false;
   static constexpr int kParts = 1, kShift = kFp16Shift;
 };
 
 struct Bf16Scheme {
   using Type = __nv_bfloat16;
+  static constexpr bool kAlongRows = false;
   static constexpr int kParts = 3, kShift = kBf16Shift, kLowBits = 0;
 };
 

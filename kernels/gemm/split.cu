@@ -1,9 +1,10 @@
 // Splits operands into fp16 or bf16 parts; split.h says which and why.
 // Plan: operands with contiguous k take one pass, in which one to eight warps hold a row in
 // registers. Strided operands with a short k also take one pass, with eight rows in shared memory.
-// The rest take two passes: the first finds the extremes of each k-slice, and the second transposes
-// 32 x 64 tiles through shared memory. Bound by memory: 4 bytes read and 4 written per element, and
-// 4 more read with two passes.
+// If k is long and contiguous in neither operand, one pass splits with exponents from a sample of
+// k, and a second kernel repeats it where they do not suit. The rest take two passes: the first
+// finds the extremes of each k-slice, and the second transposes 32 x 64 tiles through shared
+// memory. Bound by memory: 4 bytes read and 4 written per element, and 4 more read with two passes.
 #include "gemm/split.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "common/launch.cuh"
 #include "gemm/fp32_sm90_plan.h"
 #include "gemm/split_device.cuh"
+#include "gemm/split_sampled.cuh"
 #include "ptx/griddepcontrol.cuh"
 
 namespace my_ops::cuda {
@@ -230,6 +232,8 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 3 : 2)
     case SplitMode::kSlices:
       with_elements<kMixed>(op, [&]<typename T>() { slice_stats<T>(op, block, scratch); });
       break;
+    case SplitMode::kSampled:
+      break;  // by split_sampled_kernel
   }
   report(path, op.status + block);
 #endif
@@ -246,6 +250,31 @@ __global__ void __launch_bounds__(kThreads) split_second_kernel(const Split spli
   const SplitPath path = with_elements<true>(
       op, [&]<typename T>() { return split_slice<T>(op, block, split.fp16_parts, smem, scratch); });
   report(path, op.status + split.blocks[which] + block);
+#endif
+}
+
+// For operands that are kSampled: both kernels in place of the two above.
+__global__ void __launch_bounds__(kThreads, kSampledBlocksPerSm / 2)
+    split_sampled_kernel(const Split split) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ SampledSmem<kSampledRows> smem;
+  ptx::griddepcontrol_launch_dependents();
+  const int which = blockIdx.x >= split.blocks[0];
+  const int block = blockIdx.x - (which ? split.blocks[0] : 0);
+  const SplitOperand& op = split.operand[which];
+  split_sampled(op, block, smem);
+  if (threadIdx.x == 0) op.status[block] = static_cast<uint8_t>(SplitPath::kFp16);
+#endif
+}
+
+__global__ void __launch_bounds__(kThreads) check_sampled_kernel(const Split split) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ SampledSmem<kSampledRows> smem;
+  ptx::griddepcontrol_launch_dependents();
+  const int which = blockIdx.x >= split.tile_blocks[0];
+  const int block = blockIdx.x - (which ? split.tile_blocks[0] : 0);
+  const SplitOperand& op = split.operand[which];
+  report(check_sampled(op, block, smem), op.status + split.blocks[which] + block);
 #endif
 }
 
@@ -318,6 +347,16 @@ cudaError_t my_ops::cuda::combine_status(const Split& split, int i, uint8_t* sta
 }
 
 cudaError_t my_ops::cuda::split_fp16(const Split& split, cudaStream_t stream) {
+  if (split.along_rows) {
+    if (auto err = launch(split_sampled_kernel, split.blocks[0] + split.blocks[1], kThreads, 0,
+                          stream, split);
+        err != cudaSuccess) {
+      return err;
+    }
+    return sm90::launch_overlapped(check_sampled_kernel,
+                                   split.tile_blocks[0] + split.tile_blocks[1], kThreads, 0, 1,
+                                   stream, split);
+  }
   const RowShape shape = row_shape(split.operand[0].k);
   const bool mixed = split.operand[0].elements != split.operand[1].elements;
   const SplitKernel first = mixed ? first_pass<true>(shape) : first_pass<false>(shape);
