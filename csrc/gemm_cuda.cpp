@@ -16,6 +16,15 @@ Tensor float_product(const Tensor& a, const Tensor& b) {
   return product;
 }
 
+// Batches that share b are rows of one product. torch.matmul does not see that in a b with a batch
+// of 1; with few outputs cuBLAS may sum 16-bit rows in 16 bits, but batches in float.
+void library_gemm(const Tensor& a, const Tensor& b, const Tensor& out, const Product& p) {
+  if (p.out.element_size() != 2 || b.dim() != 3 || !cuda::few_outputs(p.m, p.n, p.k)) {
+    return aten_gemm(p);
+  }
+  aten("aten::matmul", "out", a, b, as_strided(out, sizes_of(out), strides_of(out)));
+}
+
 void compute(const Tensor& a, const Tensor& b, const Tensor& out,
              const std::optional<Name>& precision, const Device& device) {
   const Product p = product(a, b, out);
@@ -23,7 +32,7 @@ void compute(const Tensor& a, const Tensor& b, const Tensor& out,
     const auto args = gemm_args<T, T>(p, precision);
     const cuda::GemmPlan plan = launch_gemm(args, out, device.stream(), "gemm");
     if (plan.kernel != cuda::GemmKernel::kLibrary) return;
-    if (plan.library != cuda::LibraryCall::kConverted) return aten_gemm(p);
+    if (plan.library != cuda::LibraryCall::kConverted) return library_gemm(a, b, out, p);
     const Operands converted = of_one_dtype(a, b);
     compute(converted.a, converted.b, out, precision, device);
   });

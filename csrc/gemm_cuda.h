@@ -44,6 +44,7 @@ cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& pr
           .linear = false,
           .library_tf32 = precision == "highest" || precision == "tf32",
           .library_gelu = false,
+          .mixed = narrow(p.a) || narrow(p.b),
           .half_a = narrow(p.a) ? p.a.const_data_ptr() : nullptr,
           .half_b = narrow(p.b) ? p.b.const_data_ptr() : nullptr,
           .half_is_bfloat16 = p.a.scalar_type() == ScalarType::BFloat16 ||

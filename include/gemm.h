@@ -51,13 +51,13 @@ struct GemmArgs {
   bool library_tf32;  // the vendor library's float products have TF32's accuracy
   bool library_gelu;  // it has kGeluTanh in the epilogue of a bfloat16 product
   const void* packed_b = nullptr;  // b packed by gemm_pack, or null; b itself is needed too
-  // In a float product one operand may have 16 bits. It is then here, with its strides above, where
-  // its pointer is null.
+  // In a float product one operand may have 16 bits: mixed. It is then here, with its strides
+  // above, where its pointer is null. Empty operands may have null pointers too.
+  bool mixed = false;
   const void* half_a = nullptr;
   const void* half_b = nullptr;
   bool half_is_bfloat16 = false;
 
-  bool mixed() const { return half_a || half_b; }
   bool has_activation_or_residual() const { return activation != Activation::kNone || residual; }
   // Less accurate than requested.
   bool library_too_inaccurate() const { return library_tf32 && precision == Precision::kHighest; }
@@ -74,6 +74,9 @@ enum class GemmKernel {
   kSmall,       // small problems of any type
   kLibrary,     // the vendor's library: see LibraryCall
 };
+
+// So few that the vendor's library may slice k.
+constexpr bool few_outputs(int64_t m, int64_t n, int64_t k) { return 4 * m * n <= (m + n) * k; }
 
 // How the caller computes a product with the vendor's library, and what remains to be done.
 enum class LibraryCall {

@@ -175,6 +175,24 @@ def test_gemm_half_batches(dtype, k, cuda):
     assert (whole == 7).all()
 
 
+@pytest.mark.parametrize("size", [(2, 1, 1170, 6552), (None, 12, 5186, 12656), (14, 2, 1984, 64)])
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_batches_with_a_common_matrix_are_as_torchs(dtype, size, cuda):
+    """As rows of one product, cuBLAS would sum them in 16 bits."""
+    batch, m, k, n = size
+    a = torch.randn(m, k, device=cuda) if batch is None else torch.randn(batch, m, k, device=cuda)
+    a, b = a.to(dtype), torch.randn(1, k, n, device=cuda).to(dtype)
+    assert torch.equal(my_ops.gemm(a, b), torch.matmul(a, b))
+    whole = torch.full((batch or 1, m, n + 3), 7.0, dtype=dtype, device=cuda)
+    out = whole[..., 1:-2]
+    my_ops.gemm(a, b, out=out)
+    assert all(
+        gemm_excess(one, a if batch is None else a[z], b[0]) <= 1 for z, one in enumerate(out)
+    )
+    out.fill_(7)
+    assert (whole == 7).all()
+
+
 def test_gemm_half_repeats_bitwise(cuda):
     a = normal(701, 701).bfloat16()
     first = my_ops.gemm(a, a)

@@ -245,7 +245,9 @@ def test_gradients_of_transposed_operands_are_transposed_in_memory(dtypes, batch
         assert ours.stride() == leaf.stride()
 
 
-@pytest.mark.parametrize("sizes", [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
+@pytest.mark.parametrize(
+    "sizes", [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0), (999, 0, 70), (999, 70, 0)]
+)
 @pytest.mark.parametrize("dtypes", PAIRS)
 def test_gradients_of_empty_problems(dtypes, sizes, device):
     m, k, n = sizes

@@ -185,8 +185,8 @@ cudaError_t run(Prepared* prepared, cudaStream_t stream) {
 template <typename Tile>
 cudaError_t run_parts(Prepared* prepared, cudaStream_t stream) {
   if (prepared->split.along_rows) return run<Fp16AlongRowsScheme, Tile>(prepared, stream);
-  return prepared->product.args.mixed() ? run<MixedScheme, Tile>(prepared, stream)
-                                        : run<Fp16Scheme, Tile>(prepared, stream);
+  return prepared->product.args.mixed ? run<MixedScheme, Tile>(prepared, stream)
+                                      : run<Fp16Scheme, Tile>(prepared, stream);
 }
 
 // The split of b only.

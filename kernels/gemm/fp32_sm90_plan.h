@@ -272,9 +272,9 @@ inline bool splits_bf16(const Args& args, int slices) {
 // Whether both operands are split in one pass although k is long, and contiguous in neither.
 inline bool splits_along_rows(const Args& args, const GemmPlan& plan) {
   constexpr int64_t kLimit = int64_t{1} << 29;  // indices of both parts' k stay within int
-  return !args.packed_b && !args.mixed() && !is_single(plan) && args.a_row == 1 &&
-         args.a_col != 1 && args.b_col == 1 && args.b_row != 1 &&
-         args.k > fp32_split::kMaxColumnK && args.batch * args.k < kLimit;
+  return !args.packed_b && !args.mixed && !is_single(plan) && args.a_row == 1 && args.a_col != 1 &&
+         args.b_col == 1 && args.b_row != 1 && args.k > fp32_split::kMaxColumnK &&
+         args.batch * args.k < kLimit;
 }
 
 // ---- where the parts lie ----

@@ -42,8 +42,8 @@ LibraryCall library_call(const GemmArgs<T, Out>& args) {
   if (!kIsHalf<T, Out> || !args.linear) return LibraryCall::kProduct;
   if (args.n % 8 != 0 || args.k % 8 != 0) return LibraryCall::kSums;
   if (half_sm90::library_fuses(args)) return LibraryCall::kGelu;
-  const bool few_outputs = 4 * args.m * args.n <= (args.m + args.n) * args.k;
-  if (args.has_activation_or_residual() && few_outputs) return LibraryCall::kSums;
+  const bool few = few_outputs(args.m, args.n, args.k);
+  if (args.has_activation_or_residual() && few) return LibraryCall::kSums;
   return args.has_activation_or_residual() ? LibraryCall::kProductAndBias : LibraryCall::kProduct;
 }
 
@@ -67,10 +67,10 @@ GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device, cons
     const char* const thin =
         needed && !fills_tiles(args, costs.small) ? "does not fill a tile" : nullptr;
     if (takes(GemmKernel::kFp32Skinny, fp32_skinny::plan(args, costs.fp32_skinny, &plan)))
-      return args.mixed() ? converted : plan;
+      return args.mixed ? converted : plan;
     if (takes(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(args, costs.fp32_sm90, &plan)))
       return plan;
-    if (args.mixed()) return converted;
+    if (args.mixed) return converted;
     if (takes(GemmKernel::kFp32Sm80, thin ? thin : fp32_sm80::plan(args, &plan))) return plan;
   }
   if constexpr (kIsHalf<T, Out>) {
