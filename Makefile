@@ -45,7 +45,7 @@ examples: build/installed
 
 # The guide, into build/site. Runs its Python and checks its links; a warning is an error.
 docs: build/installed
-	$(PIP) install -q 'mkdocs-material>=9.7' 'mkdocstrings[python]>=1' 'sybil>=9'
+	$(PIP) install -q -r tools/requirements/docs.txt
 	$(IN_BUILD) TORCH_EXTENSIONS_DIR="$(CURDIR)/build/extensions" $(PYTEST_HERE) ../docs -W default
 	cd build && NO_MKDOCS_2_WARNING=1 venv/bin/python -m mkdocs build -q -f ../mkdocs.yml
 	$(SAY) "The guide: open file://$(CURDIR)/build/site/index.html in a browser."
@@ -82,11 +82,10 @@ build/wheel: $(SOURCES) build/tools
 	$(PY) tools/check_wheel.py dist/*.whl
 	@touch $@
 
-build/tools: build/environment tools/requirements/audit.txt
+build/tools: build/environment tools/requirements/audit.txt tools/requirements/test.txt
 	$(SAY) 'Downloading what the tests and the checks use: 200 MB, half a minute'
 	@$(PIP) install -r tools/requirements/audit.txt
-	@$(PIP) install 'pytest>=8' 'hypothesis>=6.100' expecttest cmake pybind11 copier uv \
-	  'mypy>=1.15' 'ruff>=0.14' 'clang-format==23.1.*'
+	@$(PIP) install -r tools/requirements/test.txt
 	@touch $@
 
 build/environment: pyproject.toml
@@ -100,7 +99,7 @@ build/environment: pyproject.toml
 	@touch $@
 
 lint: build/tools
-	$(PIP) install -q check-jsonschema zizmor
+	$(PIP) install -q -r tools/requirements/lint.txt
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -155,7 +154,7 @@ ABOUT_THE_MODULE := test_security.py test_wheel.py::test_this_build_passes \
 coverage: CFLAGS := --coverage -fprofile-update=atomic
 coverage: LDFLAGS := --coverage
 coverage: build/tools
-	$(PIP) install -q 'coverage>=7.13'
+	$(PIP) install -q -r tools/requirements/mutants.txt
 	$(BUILD_WITH_CFLAGS) && rm -f build/.coverage*
 	$(IN_BUILD) PYTHONPATH=$(CURDIR)/build/coverage $(COVERAGE) run --rcfile=../tools/coverage.toml \
 	  -m $(subst python -m ,,$(PYTEST_HERE)) ../tests \
@@ -168,7 +167,7 @@ coverage: build/tools
 # Makes random mistakes, one at a time, and lists those that no test notices:
 # make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
 mutants: build/environment
-	$(PIP) install -q cosmic-ray coverage
+	$(PIP) install -q -r tools/requirements/mutants.txt
 	$(PY) tools/mutants.py $(MUTANTS)
 
 # Cross-compiles a wheel for aarch64, and tests it under qemu.

@@ -120,7 +120,7 @@ def test_audit_runs_under_every_python():
         assert re.search(r"; python_(full_)?version >= .3\.11", line)
 
 
-@pytest.mark.parametrize("name", ["audit", "release"])
+@pytest.mark.parametrize("name", ["audit", "docs", "lint", "mutants", "release", "test"])
 def test_tools_are_pinned_by_hash(name):
     folder = REPOSITORY / "tools/requirements"
     wanted = re.findall(r"^[a-z][\w.-]*", (folder / f"{name}.in").read_text(), re.MULTILINE)
@@ -129,6 +129,14 @@ def test_tools_are_pinned_by_hash(name):
     assert set(wanted) <= set(pinned)
     assert len(pinned) == len(re.findall(r"^[a-z]", lock, re.MULTILINE))
     assert "index-url" not in lock
+
+
+def test_make_pins_the_tools_it_installs():
+    """All but the wheels it builds, and what a build takes in any version: torch, the toolkit."""
+    text = (REPOSITORY / "Makefile").read_text().replace("\\\n", "")
+    for installed in re.findall(r"\$\(PIP\) install (.*)", text):
+        words = installed.removeprefix("-q ").split()
+        assert "--no-deps" in words or words[0].startswith(("-r", '"$$'))
 
 
 def steps(path):
@@ -171,10 +179,12 @@ def test_jobs_run_what_a_developer_runs(path):
 
 def test_wheels_are_rehearsed_when_their_build_changes():
     text = (REPOSITORY / ".github/workflows/wheels.yml").read_text()
-    block = re.search(r"pull_request:\n    paths:\n((?:      - .*\n)+)", text)[1]
-    paths = re.findall(r"- (\S+)", block)
-    assert {"setup.py", "pyproject.toml", "MANIFEST.in", "tools/**"} <= set(paths)
-    for path in paths:
+    blocks = re.findall(r"^    paths:\n((?:      - .*\n)+)", text, re.MULTILINE)
+    of_push, of_pull_request = (re.findall(r"- (\S+)", block) for block in blocks)
+    assert of_push == of_pull_request
+    files = {"setup.py", "pyproject.toml", "MANIFEST.in", "tools/**"}
+    assert files | {"csrc/**", "include/**", "kernels/**", "my_ops/include/**"} <= set(of_push)
+    for path in of_push:
         assert (REPOSITORY / path.removesuffix("/**")).exists()
 
 
