@@ -63,6 +63,7 @@ void gemm(std::istream& in, const DeviceFacts& device) {
   args.precision = high ? Precision::kHigh : Precision::kHighest;
   args.packed_b = packed ? args.b : nullptr;
   if constexpr (std::is_same_v<T, float>) {
+    args.mixed = variant != 0;
     if (variant == 1) args.half_a = std::exchange(args.a, nullptr);
     if (variant == 2) args.half_b = std::exchange(args.b, nullptr);
   }
