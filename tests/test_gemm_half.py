@@ -104,6 +104,19 @@ def test_linear_half_epilogues(dtype, size, activation, cuda):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+def test_linear_half_of_an_unaligned_weight(dtype, transposed, activation, cuda):
+    """There cuBLAS rounds a product before it adds a bias, which shows where the two cancel."""
+    m, k, n = 24, 40, 21808
+    x, weight = normal(m, k).to(dtype), normal(1, n * k + 1).to(dtype)[0, 1:]
+    weight = weight.view(k, n).mT if transposed else weight.view(n, k)
+    bias = -(x[0].double() @ weight.double().mT).to(dtype)
+    got = my_ops.linear(x, weight, bias, activation=activation)
+    assert linear_excess(got, x, weight, bias, activation) <= 1
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("size", HALF_LINEAR + BEHIND_CUBLAS)
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_linear_half_activations_of_special_values(dtype, size, activation, cuda):

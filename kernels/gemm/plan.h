@@ -39,12 +39,16 @@ constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
 // which it does not do if they are to stay in float; so few of those cost nothing.
 template <typename T, typename Out>
 LibraryCall library_call(const GemmArgs<T, Out>& args) {
-  if (!kIsHalf<T, Out> || !args.linear) return LibraryCall::kProduct;
-  if (args.n % 8 != 0 || args.k % 8 != 0) return LibraryCall::kSums;
-  if (half_sm90::library_fuses(args)) return LibraryCall::kGelu;
-  const bool few = few_outputs(args.m, args.n, args.k);
-  if (args.has_activation_or_residual() && few) return LibraryCall::kSums;
-  return args.has_activation_or_residual() ? LibraryCall::kProductAndBias : LibraryCall::kProduct;
+  if constexpr (kIsHalf<T, Out>) {
+    if (!args.linear) return LibraryCall::kProduct;
+    const bool unaligned = args.n % 8 != 0 || args.k % 8 != 0;
+    if (unaligned || (args.bias && half_sm90::workspace(args) > 0)) return LibraryCall::kSums;
+    if (half_sm90::library_fuses(args)) return LibraryCall::kGelu;
+    if (!args.has_activation_or_residual()) return LibraryCall::kProduct;
+    return few_outputs(args.m, args.n, args.k) ? LibraryCall::kSums : LibraryCall::kProductAndBias;
+  } else {
+    return LibraryCall::kProduct;
+  }
 }
 
 // Calls asked(kernel, why) for each kernel tried: why it does not take the product, or null for the
