@@ -1,10 +1,11 @@
 """LSTM, GRU and LLTM layers compared with cuDNN's, in the same run on the same data.
 
-    python benchmarks/recurrent.py [table] [sweep] [--output results.json]
+    python benchmarks/recurrent.py [table] [high] [sweep] [--output results.json]
 
-``table``: sizes that people train, forward and forward + backward, everything included. ``sweep``:
-sizes drawn evenly on a logarithmic scale. Times are medians of alternating runs, in microseconds of
-the GPU. The layers of both are called with their defaults, with the TF32 that each is allowed.
+``table``: sizes that people train, forward and forward + backward, everything included. ``high``:
+float32 layers with many rows while torch allows TF32 in products. ``sweep``: sizes drawn evenly on
+a logarithmic scale. Times are medians of alternating runs, in microseconds of the GPU. Except for
+``high`` the layers of both are called with their defaults, with the TF32 that each is allowed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ TABLE = [  # steps, batch, inputs and hidden
     (128, 32, 128),
     (16, 128, 512),
 ]
+HIGH = [(512, 64, 1024), (512, 256, 1024), (128, 8000, 256), (128, 1024, 512)]
 STEPS, BATCHES, SIZES = (16, 64, 256, 1024), (1, 8, 64, 512, 4096), (32, 96, 256, 768, 2048)
 MOST = 1 << 39  # multiply-adds of a forward pass in the sweep
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -36,8 +38,23 @@ LAYERS = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "LLTM": torch.nn.LSTM}
 GATES = {"LSTM": 4, "GRU": 3, "LLTM": 3}
 
 
-def cases(name: str, steps: int, batch: int, size: int, dtype: torch.dtype) -> Iterator[Case]:
-    kind = str(dtype).removeprefix("torch.")
+def with_tf32(run: Run) -> Run:
+    """torch allows TF32 in products meanwhile."""
+
+    def rounded() -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            return run()
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+
+    return rounded
+
+
+def cases(
+    name: str, steps: int, batch: int, size: int, dtype: torch.dtype, high: bool = False
+) -> Iterator[Case]:
+    kind = str(dtype).removeprefix("torch.") + " high" * high
     x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
     ours = getattr(my_ops.nn, name)(size, size, device="cuda", dtype=dtype)
     theirs = LAYERS[name](size, size, device="cuda", dtype=dtype)
@@ -52,11 +69,13 @@ def cases(name: str, steps: int, batch: int, size: int, dtype: torch.dtype) -> I
 
     for way, run, passes in (("forward", inference, 1), ("forward + backward", training, 3)):
         peers = {"cuDNN": run(theirs)}
-        if dtype == torch.float32:  # cuDNN's default is TF32
+        if high:
+            peers["my_ops strict"] = run(ours)
+        elif dtype == torch.float32:  # cuDNN's default is TF32
             peers["cuDNN strict"] = without_tf32(run(theirs))
         yield Case(
             f"{name} {kind} T{steps} B{batch} H{size} {way}",
-            run(ours),
+            with_tf32(run(ours)) if high else run(ours),
             peers,
             flops=4 * passes * GATES[name] * steps * batch * size * size,
         )
@@ -67,6 +86,12 @@ def table() -> Iterator[Case]:
         for dtype in DTYPES:
             for name in LAYERS:
                 yield from cases(name, steps, batch, size, dtype)
+
+
+def high() -> Iterator[Case]:
+    for steps, batch, size in HIGH:
+        for name in LAYERS:
+            yield from cases(name, steps, batch, size, torch.float32, high=True)
 
 
 def sweep() -> Iterator[Case]:
@@ -80,7 +105,7 @@ def sweep() -> Iterator[Case]:
 
 
 def main() -> None:
-    families = {"table": table, "sweep": sweep}
+    families = {"table": table, "high": high, "sweep": sweep}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("family", nargs="*", choices=[*families])
     parser.add_argument("--budget", type=float, default=0.6, help="seconds a case")

@@ -10,23 +10,9 @@
 #pragma weak aoti_torch_cuda_bmm_out
 #pragma weak aoti_torch_cuda_addmm_out
 #pragma weak aoti_torch_cuda_baddbmm_out
-#pragma weak torch_get_current_cuda_blas_handle
 
 namespace my_ops {
 namespace {
-
-// Whether cuBLAS may round products to TF32, or torch does not tell. torch sets its handle from all
-// of its flags and guards.
-bool library_may_round() {
-  using GetMathMode = int (*)(void*, int*);
-  static const auto get_math_mode =
-      reinterpret_cast<GetMathMode>(dlsym(RTLD_DEFAULT, "cublasGetMathMode"));
-  constexpr int kOfReducedPrecisionReductions = 16;  // these flags are for 16-bit types
-  void* handle = nullptr;
-  int mode = -1;
-  return !get_math_mode || torch_get_current_cuda_blas_handle(&handle) != TORCH_SUCCESS ||
-         get_math_mode(handle, &mode) != 0 || (mode & ~kOfReducedPrecisionReductions) != 0;
-}
 
 struct Cuda {
   static constexpr const char* kKey = "CUDA";
@@ -63,7 +49,7 @@ struct Cuda {
     args.residual_col = added.col;
     const cuda::GemmPlan plan = planned(args, p.a, op);
     if (!plan.on_tensor_cores()) return fast_fp32::Left::kPlan;
-    if (library_may_round()) return fast_fp32::Left::kPrecision;
+    if (library_rounds().value_or(true)) return fast_fp32::Left::kPrecision;
     args.out = out<float>(place());
     launch_plan(args, plan, p.a, device.stream(), op);
     return std::nullopt;

@@ -10,6 +10,9 @@
 #include "gemm_checks.h"
 #include "gemm_explain.h"
 
+// Weak, like the stream in binding_cuda.h.
+#pragma weak torch_get_current_cuda_blas_handle
+
 namespace my_ops {
 
 // A plain product; the caller adds an epilogue. In a float product one operand may have 16 bits.
@@ -94,6 +97,35 @@ cuda::GemmPlan planned(const cuda::GemmArgs<T, Out>& args, const Tensor& like, c
                  static_cast<long long>(args.batch), show(plan).c_str());
   }
   return plan;
+}
+
+// Whether cuBLAS may round float products to TF32, if torch tells. torch sets its handle from all
+// of its flags and guards.
+inline std::optional<bool> library_rounds() {
+  using GetMathMode = int (*)(void*, int*);
+  static const auto get_math_mode =
+      reinterpret_cast<GetMathMode>(dlsym(RTLD_DEFAULT, "cublasGetMathMode"));
+  constexpr int kOfReducedPrecisionReductions = 16;  // these flags are for 16-bit types
+  void* handle = nullptr;
+  int mode = -1;
+  if (!get_math_mode || torch_get_current_cuda_blas_handle(&handle) != TORCH_SUCCESS ||
+      get_math_mode(handle, &mode) != 0) {
+    return std::nullopt;
+  }
+  return (mode & ~kOfReducedPrecisionReductions) != 0;
+}
+
+// Plans a float product in torch's precision: TF32's where cuBLAS may use that. Only where the
+// tensor cores would take the product, because asking makes cuBLAS's handle.
+inline cuda::GemmPlan planned_as_torchs(cuda::GemmArgs<float, float>* args, const Tensor& like,
+                                        const char* op) {
+  cuda::GemmPlan strict;
+  check_launch(cuda::plan_gemm(*args, &strict), op);
+  if (strict.on_tensor_cores() && library_rounds().value_or(false)) {
+    args->precision = Precision::kHigh;
+    args->library_tf32 = true;
+  }
+  return planned(*args, like, op);
 }
 
 // Runs a plan; its kernel must not be kLibrary.

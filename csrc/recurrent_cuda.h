@@ -1,4 +1,5 @@
-// Recurrent ops on CUDA, for any cell. Pre-activations and c are float for the 16-bit types.
+// Recurrent ops on CUDA, for any cell. Pre-activations and c are float for the 16-bit types. Float
+// products have torch's precision, but those of the persistent kernels float's.
 #pragma once
 
 #include "gemm_cuda.h"
@@ -27,7 +28,7 @@ class Cuda {
     const Tensor a = empty(b, {rows, b.size(0)}), out = empty(b, {rows, b.size(1)});
     auto args = gemm_args<float, float>(product(a, b, out), std::nullopt);
     args.packed_b = in<float>(b);
-    if (!planned(args, b, Op::kLayer).reads_packed()) return {b};
+    if (!planned_as_torchs(&args, b, Op::kLayer).reads_packed()) return {b};
     return {b, packed(b, device_.stream(), Op::kLayer)};
   }
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
@@ -39,9 +40,15 @@ class Cuda {
     dispatch_floating<CudaTypes>(a.scalar_type(), [&]<typename T>() {
       auto args = gemm_args<T, acc_t<T>>(p, std::nullopt);
       if (factor.packed) args.packed_b = factor.packed->const_data_ptr();
-      const cuda::GemmPlan plan = launch_gemm(args, a, device_.stream(), Op::kLayer);
-      if (plan.kernel != cuda::GemmKernel::kLibrary) return;
-      if (a.scalar_type() == out.scalar_type()) {
+      cuda::GemmPlan plan;
+      if constexpr (std::is_same_v<T, float>) {
+        plan = planned_as_torchs(&args, a, Op::kLayer);
+      } else {
+        plan = planned(args, a, Op::kLayer);
+      }
+      if (plan.kernel != cuda::GemmKernel::kLibrary) {
+        launch_plan(args, plan, a, device_.stream(), Op::kLayer);
+      } else if (a.scalar_type() == out.scalar_type()) {
         aten_gemm(p);
       } else {
         aten("aten::mm", "dtype_out", a, b, out.scalar_type(), out);

@@ -109,6 +109,15 @@ def test_precision_follows_torch_and_reaches_every_product(
         assert seen and set(seen) == {passed}
 
 
+@pytest.mark.parametrize("cls", [my_ops.nn.LSTM, my_ops.nn.GRU, my_ops.nn.LLTM])
+def test_gradients_of_recurrent_layers_follow_torch(cls, device, torch_precision):
+    layer, x = cls(3, 4).to(device), torch.randn(5, 2, 3, device=device, requires_grad=True)
+    for setting, passed in ((STRICT[0], None), (TF32[0], "tf32")):
+        torch_precision(*setting)
+        seen = precisions_passed(lambda: layer(x)[0].sum().backward())
+        assert seen and set(seen) == {passed}
+
+
 def second_gradient(function, *tensors):
     tensors = [t.requires_grad_() for t in tensors]
     grads = torch.autograd.grad(function(*tensors).sin().sum(), tensors, create_graph=True)

@@ -36,6 +36,22 @@ def test_sequence_values_and_gradients(name, dtype, sizes, device):
     check_precision(*pair(name), recurrent_inputs(name, *sizes, dtype, device))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_products_have_the_precision_that_torch_allows(name, strict_cublas):
+    """Of a layer that runs step by step."""
+    function, oracle = pair(name)
+    tensors = recurrent_inputs(name, 2, 512, 1100, 1100, torch.float32, "cuda")
+    double = [t.double() for t in tensors]
+    grads = [torch.randn_like(result) for result in oracle(*double)]
+    want = with_gradients(oracle, double, grads)
+    strict = precision.errors(with_gradients(function, tensors, grads), want)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    rounded = precision.errors(with_gradients(function, tensors, grads), want)
+    for one, other in zip(strict, rounded, strict=True):
+        assert 20 * one.mean() < other.mean()
+        assert other.max() < 0.02
+
+
 @pytest.mark.parametrize("hidden", range(1, 41))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", NAMES)

@@ -161,9 +161,9 @@ def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` for a gradient, whatever torch's TF32 settings are, by the faster call."""
+    """``a @ b`` for a gradient, in the precision of torch's settings, by the faster call."""
     y = _torchs_gemm(a, b)
-    return _gemm(a, b, None) if y is None else y
+    return _gemm(a, b, effective_precision("gemm", None)) if y is None else y
 
 
 def gemm(
@@ -349,7 +349,9 @@ def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | No
 def linear_product(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight.T`` for a gradient, as :func:`product`."""
     y = torchs_linear(x, weight, None) if is_torchs_linear(x, weight) else None
-    return _linear(x, weight, None, "none", None, None, None) if y is None else y
+    if y is not None:
+        return y
+    return _linear(x, weight, None, "none", None, effective_precision("linear", None), None)
 
 
 def as_rows(*tensors: Tensor) -> Sequence[Tensor]:
