@@ -6,8 +6,8 @@
 
 If a result is wrong, it prints the lines of Python that repeat it, and ends with an error. Bounds
 are those of fuzzing/judge.py and precision.py. A product beyond its bound is wrong if torch's own,
-on the same device, is nearer to the exact result by more than a tenth. All products beyond their
-bounds are counted.
+on the same device, is nearer to the exact result by more than a tenth, whether or not it records a
+gradient. All products beyond their bounds are counted.
 Each process on a GPU may take its share of the memory; cases that need more are counted apart.
 Several processes work side by side on a GPU only under CUDA's Multi-Process Service, which
 "nvidia-cuda-mps-control -d" starts.

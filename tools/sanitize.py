@@ -77,7 +77,7 @@ def summary(tool: str, logs: list[str], seconds: float) -> dict[str, Any]:
     calls = [re.findall(r"^call: (.*)$", log, re.MULTILINE) for log in logs]
     return {
         "tool": tool,
-        "calls": sum(int(end[1]) for end in ended if end),
+        "calls": sum(len(began) - (not end) for began, end in zip(calls, ended, strict=True)),
         "ended in": [
             began[-1] if began else "" for began, end in zip(calls, ended, strict=True) if not end
         ],
