@@ -3,6 +3,8 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
+#include "gemm_tf32.h"
+
 // Weak, like the stream in binding_cuda.h. If torch lacks it, two kernels are used.
 #pragma weak aoti_torch_cuda__addmm_activation
 
@@ -16,13 +18,12 @@ Tensor float_product(const Tensor& a, const Tensor& b) {
   return product;
 }
 
-// Batches that share b are rows of one product. torch.matmul does not see that in a b with a batch
-// of 1; with few outputs cuBLAS may sum 16-bit rows in 16 bits, but batches in float.
-void library_gemm(const Tensor& a, const Tensor& b, const Tensor& out, const Product& p) {
-  if (p.out.element_size() != 2 || b.dim() != 3 || !cuda::few_outputs(p.m, p.n, p.k)) {
-    return aten_gemm(p);
-  }
-  aten("aten::matmul", "out", a, b, as_strided(out, sizes_of(out), strides_of(out)));
+// Batches that share b are rows of one product here. torch.matmul does not see that in a b with a
+// batch of 1; with few outputs cuBLAS may sum 16-bit rows in 16 bits, but batches in float.
+void library_gemm(const Product& p) {
+  const bool rows = p.batch == 1 && p.b.dim() == 3 && p.out.element_size() == 2;
+  if (!rows || !cuda::few_outputs(p.m, p.n, p.k)) return aten_gemm(p);
+  torch::stable::copy_(out_matrices(p), float_product(a_matrices(p), b_matrices(p)));
 }
 
 void compute(const Tensor& a, const Tensor& b, const Tensor& out,
@@ -32,7 +33,8 @@ void compute(const Tensor& a, const Tensor& b, const Tensor& out,
     const auto args = gemm_args<T, T>(p, precision);
     const cuda::GemmPlan plan = launch_gemm(args, out, device.stream(), "gemm");
     if (plan.kernel != cuda::GemmKernel::kLibrary) return;
-    if (plan.library != cuda::LibraryCall::kConverted) return library_gemm(a, b, out, p);
+    if (plan.library == cuda::LibraryCall::kTf32 && tf32_gemm(p, 0)) return;
+    if (plan.library != cuda::LibraryCall::kConverted) return library_gemm(p);
     const Operands converted = of_one_dtype(a, b);
     compute(converted.a, converted.b, out, precision, device);
   });
@@ -162,6 +164,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     case cuda::LibraryCall::kSums:
       return finish_linear(float_product(rows_of(x), transposed(weight)), y, bias_, act, residual_,
                            device.stream());
+    case cuda::LibraryCall::kTf32:
+      if (bias_) torch::stable::copy_(p.out, as_strided(*bias_, {p.m, p.n}, {0, 1}));
+      if (tf32_gemm(p, bias_ ? 1 : 0)) return y;
+      return aten_linear(x, weight, bias, activation, residual);
     case cuda::LibraryCall::kConverted: {
       const Operands converted = of_one_dtype(x, weight);
       return linear(converted.a, converted.b, bias, activation, residual, precision, packed);

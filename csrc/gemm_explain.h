@@ -38,6 +38,8 @@ inline const char* show(cuda::LibraryCall call) {
       return "its product with the bias, then one kernel for the rest";
     case cuda::LibraryCall::kSums:
       return "its product in float32, then one kernel for the rest";
+    case cuda::LibraryCall::kTf32:
+      return "its product in TF32";
     case cuda::LibraryCall::kConverted:
       return "the 16-bit operand in float32, then the plan of that product";
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "device.h"
 
@@ -59,10 +60,18 @@ struct GemmArgs {
   bool half_is_bfloat16 = false;
 
   bool has_activation_or_residual() const { return activation != Activation::kNone || residual; }
+  // Whether the library computes this product in TF32 although its settings say otherwise.
+  bool asks_for_tf32() const {
+    return std::is_same_v<T, float> && std::is_same_v<Out, float> &&
+           precision == Precision::kHigh && !library_tf32 && !has_activation_or_residual() &&
+           k > 0 && out_col == 1;
+  }
   // Less accurate than requested.
   bool library_too_inaccurate() const { return library_tf32 && precision == Precision::kHighest; }
   // As accurate as requested, at tensor core speed.
-  bool library_has_fast_tf32() const { return library_tf32 && precision == Precision::kHigh; }
+  bool library_has_fast_tf32() const {
+    return precision == Precision::kHigh && (library_tf32 || asks_for_tf32());
+  }
 };
 
 enum class GemmKernel {
@@ -84,6 +93,7 @@ enum class LibraryCall {
   kGelu,            // bias and kGeluTanh in the product's epilogue
   kProductAndBias,  // with the bias; then linear_epilogue
   kSums,            // a @ b in float; then linear_epilogue
+  kTf32,            // a @ b in TF32, whatever its settings, with the bias
   kConverted,       // convert the 16-bit operand to float, and plan that product
 };
 

@@ -4,6 +4,7 @@ An error is |got - a @ b| / (|a| @ |b|), element by element. Its mean is at most
 (1.5 times for short k), and its maximum at most 1.5 times.
 """
 
+import itertools
 import math
 import random
 
@@ -17,6 +18,7 @@ import my_ops
 MEAN_SHARE = 1.0
 SHORT_K, SHORT_K_MEAN_SHARE = 64, 1.5  # below this k, sums have few roundings to average out
 WORST_SHARE = 1.5
+TF32 = 2.0**-9  # two factors of 11 bits, truncated
 # For normal data on CUDA, where cuBLAS does not slice k to keep the device busy.
 LONG_K, LONG_K_MEAN_SHARE = 1024, 1 / 3
 
@@ -505,6 +507,37 @@ def check_high(family, size, layout):
         message = f"high, {label(family, size, layout)}: ours {ours}, TF32's {theirs}"
         assert ours[0] <= HIGH_SHARE * theirs[0], f"mean, {message}"
         assert ours[1] <= WORST_SHARE * theirs[1], f"maximum, {message}"
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+@pytest.mark.parametrize("sizes", [(400, 500, 300), (1, 9000, 600), (600, 9000, 1), (600, 1, 900)])
+def test_high_of_any_layout(sizes, batch, strict_cublas):
+    """cuBLAS takes these, in TF32 although torch does not allow it."""
+    m, k, n = sizes
+    batches = [] if batch is None else [batch]
+
+    def laid_out(rows, columns, how):
+        x = torch.randn(*batches, rows, columns, device="cuda")
+        if how == "by columns":
+            return x.mT.contiguous().mT
+        if how == "spaced":
+            return x.repeat_interleave(2, -1)[..., ::2]
+        return x[..., :1].expand_as(x) if how == "repeated" else x
+
+    for how_a, how_b in itertools.product(
+        ("by rows", "by columns", "spaced", "repeated"), repeat=2
+    ):
+        a, b = laid_out(m, k, how_a), laid_out(k, n, how_b)
+        size = a.double().abs() @ b.double().abs()
+        whole = torch.full((*batches, m, n + 3), 7.0, device="cuda")
+        for out in (None, whole[..., 1:-2], torch.empty(*batches, n, m, device="cuda").mT):
+            got = my_ops.gemm(a, b, out=out, precision="high")
+            error = (got.double() - a.double() @ b.double()).abs()
+            assert (error <= TF32 * size).all()
+            assert error.max() > 2.0**-20 * size.mean() / k**0.5  # not float's accuracy
+        whole[..., 1:-2].fill_(7)
+        assert (whole == 7).all()
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 @pytest.mark.parametrize("size", [(2048, 2048, 2048), (2000, 3001, 1003), (300, 4096, 4096)])

@@ -47,7 +47,7 @@ LibraryCall library_call(const GemmArgs<T, Out>& args) {
     if (!args.has_activation_or_residual()) return LibraryCall::kProduct;
     return few_outputs(args.m, args.n, args.k) ? LibraryCall::kSums : LibraryCall::kProductAndBias;
   } else {
-    return LibraryCall::kProduct;
+    return args.asks_for_tf32() ? LibraryCall::kTf32 : LibraryCall::kProduct;
   }
 }
 

@@ -182,9 +182,9 @@ def gemm(
         precision: for float32 products on the GPU. ``"highest"`` has float32's accuracy;
             ``"high"`` allows that of TF32, 11 bits of each factor. None follows torch's settings
             (``torch.set_float32_matmul_precision`` or ``torch.backends.cuda.matmul``) at the time
-            of the call or of tracing. If torch lets cuBLAS use TF32 and that is faster, None and
-            ``"high"`` use cuBLAS; ``"highest"`` then avoids cuBLAS. On the CPU torch computes all
-            products.
+            of the call or of tracing. Where cuBLAS with TF32 is faster, ``"high"`` uses it whatever
+            these settings are, and None if they allow it; ``"highest"`` then avoids cuBLAS. On the
+            CPU torch computes all products.
 
     Returns:
         ``out``, or a new tensor ``(m, n)`` or ``(batch, m, n)``. Products of 16-bit types are
