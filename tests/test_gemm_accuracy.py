@@ -12,6 +12,7 @@ import pytest
 import torch
 from fp32_sm80 import gemm_fp32_sm80
 from test_cuda_kernels import FEW_ROWS, SMALL_OUTPUTS
+from test_explain import answer
 
 import my_ops
 
@@ -320,7 +321,16 @@ def test_gemm_where_cublas_cuts_k(family, size, layout, strict_cublas):
 # ------------------------------------------------ weight gradients: a long k, contiguous in neither
 
 # Their exponents are guessed from a sample of k. Data that suit no sample are split again.
-WEIGHT_GRADIENTS = [(512, 4096, 384), (511, 2500, 301), (768, 8192, 768), (130, 20000, 1000)]
+WEIGHT_GRADIENTS = [(512, 4096, 384), (511, 4100, 701), (768, 8192, 768), (301, 5003, 1001)]
+WEIGHT_GRADIENTS += [(766, 2500, 701)]  # k is not sliced
+
+
+@pytest.mark.parametrize("gpu", ["h200", "h100"])
+@pytest.mark.parametrize("size", WEIGHT_GRADIENTS)
+def test_weight_gradient_is_ours(size, gpu):
+    """Otherwise the tests below compare cuBLAS with itself. Needs no GPU."""
+    m, k, n = size
+    assert answer(f"gemm {m} {n} {k} --a-transposed --gpu {gpu}")[-1].startswith("  fp32_sm90,")
 
 
 def outliers(x):
@@ -387,17 +397,48 @@ def test_weight_gradient_of_batches(family, strict_cublas):
         check(product, x, y, f"batch, {label(family, size, 'TN')}", MEAN_SHARE, WORST_SHARE)
 
 
+@pytest.mark.parametrize(("offset", "gap"), [(1, 0), (0, 3), (0, 4), (2, 4), (3, 1)])
+def test_weight_gradient_of_views(offset, gap, strict_cublas):
+    """Starts and pitches of every alignment. Outliers: most tiles are split twice."""
+
+    def view(x):
+        whole = torch.full((offset + x.shape[0] * (x.shape[1] + gap),), math.nan, device=x.device)
+        lines = whole[offset:].view(x.shape[0], -1)[:, : x.shape[1]]
+        return lines.copy_(x)
+
+    m, k, n = 516, 4100, 640
+    x, y = outliers(normal(m, k, "cuda")).mT.contiguous(), normal(k, n, "cuda")
+    want = my_ops.gemm(x.mT, y)
+    check(want, x.mT, y, label("outliers", (m, k, n), "TN"), MEAN_SHARE, WORST_SHARE)
+    assert torch.equal(my_ops.gemm(view(x).mT, view(y)), want)
+
+
+def test_weight_gradient_of_repeated_lines(strict_cublas):
+    """Strides of 0 along k, and from matrix to matrix."""
+    x, y = normal(2500, 516, "cuda"), torch.randn(3, 2500, 640, device="cuda")
+    line = x[:1].expand(2500, -1)
+    assert torch.equal(my_ops.gemm(line.mT, y[0]), my_ops.gemm(line.contiguous().mT, y[0]))
+    want = my_ops.gemm(torch.stack([x] * 3).mT, y)
+    for a in (x.mT, x.mT.expand(3, -1, -1)):
+        assert torch.equal(my_ops.gemm(a, y), want)
+    want = my_ops.gemm(y.mT, torch.stack([x] * 3))
+    assert torch.equal(my_ops.gemm(y.mT, x.expand(3, -1, -1)), want)
+
+
 # Powers of two on a and on b: largest elements close to FLT_MAX, and outputs that are denormal.
 EXTREMES = {"tiny": (-115, 0), "huge": (124, -20), "denormal": (-70, -70)}
 
 
-@pytest.mark.parametrize("size", [*SMALL_SIZES, (700, 800, 1024)])
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    [*((size, "NN") for size in SMALL_SIZES), ((700, 800, 1024), "NN"), ((700, 2200, 640), "TN")],
+)
 @pytest.mark.parametrize("extreme", EXTREMES)
-def test_gemm_of_extreme_magnitudes(extreme, size, strict_cublas):
-    a, b = operands("normal", size, "cuda")
+def test_gemm_of_extreme_magnitudes(extreme, size, layout, strict_cublas):
+    a, b = operands("normal", size, "cuda", layout)
     a, b = (t * 2.0**power for t, power in zip((a, b), EXTREMES[extreme], strict=True))
     assert a.isfinite().all()
-    check_repeated(a, b, label(extreme, size))
+    check_repeated(a, b, label(extreme, size, layout))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ struct ProductGrid {
   int cluster_tiles;                     // cluster_tiles_m * cluster_tiles_n * batch * slices
 };
 
-// Parts of a [parts * batch * m, ld] and of b [parts * batch * n, ld], and how to walk them.
+// Parts of a [parts * batch * m, ld] and of b [parts * batch * n, ld], and how to walk them. Stored
+// along the rows they are [2 * batch * ld, m] and [2 * batch * ld, n].
 struct ProductSource {
   CUtensorMap a, b;
   ProductGrid grid;

@@ -10,8 +10,8 @@
 
 namespace my_ops::cuda {
 
-// fp16 parts, exponents and status of both operands, in one launch, or two if an operand is
-// kSlices.
+// fp16 parts, exponents and status of both operands, in one launch, or two if an operand is kSlices
+// or both are kSampled.
 cudaError_t split_fp16(const Split& split, cudaStream_t stream);
 
 // bf16 parts of both operands, if the status says kBf16; otherwise does nothing.

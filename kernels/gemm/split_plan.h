@@ -31,7 +31,7 @@ enum class SplitMode : uint8_t {
   kColumns,  // one pass, rows of floats are contiguous: a block takes eight
   kSlices,   // two passes: a block takes 32 rows of one k-slice
   kSampled,  // one pass, rows of floats are contiguous: exponents are guessed from a sample of k,
-             // and rows for which they do not suit are split again
+             // so e may be up to 5 more; rows for which they do not suit are split again
 };
 
 // What x holds. 16-bit elements become one fp16 part, which is exact for |x| >= 2^(e-27).

@@ -40,7 +40,8 @@ struct SampledStats {
   }
 };
 
-// What follows from a guessed exponent.
+// What follows from a guessed exponent. The absolute error of the few elements that too_many
+// tolerates is up to 2^-45 of the row's maximum, not 2^-50.
 struct Guess {
   int exponent;
   uint32_t limit;  // larger elements would overflow
