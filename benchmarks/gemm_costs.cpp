@@ -35,7 +35,9 @@ template <typename Use>
 auto with_args(const Problem& problem, Use use) {
   const std::string_view dtype = problem.dtype;
   const auto args = [&]<typename T>() {
-    return args_of<T>(problem, activation_of(problem.activation), dtype == "bfloat16");
+    auto args = args_of<T>(problem, activation_of(problem.activation), dtype == "bfloat16");
+    args.library_tf32_call = false;  // the library's times are those of its settings
+    return args;
   };
   if (dtype == "float64") return use(args.template operator()<double>());
   if (dtype == "float32") return use(args.template operator()<float>());

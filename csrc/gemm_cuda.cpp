@@ -30,7 +30,8 @@ void compute(const Tensor& a, const Tensor& b, const Tensor& out,
              const std::optional<Name>& precision, const Device& device) {
   const Product p = product(a, b, out);
   dispatch_floating<CudaTypes>(out.scalar_type(), [&]<typename T>() {
-    const auto args = gemm_args<T, T>(p, precision);
+    auto args = gemm_args<T, T>(p, precision);
+    args.library_tf32_call = has_tf32_gemm<T>();
     const cuda::GemmPlan plan = launch_gemm(args, out, device.stream(), "gemm");
     if (plan.kernel != cuda::GemmKernel::kLibrary) return;
     if (plan.library == cuda::LibraryCall::kTf32 && tf32_gemm(p, 0)) return;
@@ -141,6 +142,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     args.bias = in<T>(bias_);
     args.activation = act;
     args.linear = true;
+    args.library_tf32_call = has_tf32_gemm<T>();
     // As accurate as ours: to 2^-18, which is enough for bfloat16 but not for float16.
     args.library_gelu = std::is_same_v<T, __nv_bfloat16> && aoti_torch_cuda__addmm_activation;
     if (residual_) {

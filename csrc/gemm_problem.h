@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../include/gemm.h"
 #include "../my_ops/include/my_ops/c_api.h"
@@ -42,6 +43,7 @@ cuda::GemmArgs<T, T> args_of(const my_ops_gemm_problem& problem, Activation acti
   args.linear = problem.linear;
   args.library_tf32 = problem.library_tf32;
   args.library_gelu = bfloat16;
+  args.library_tf32_call = std::is_same_v<T, float>;
   return args;
 }
 

@@ -28,23 +28,34 @@ inline ColumnMajor column_major(const Tensor& t) {
   return {as_contiguous(t), 0, static_cast<int>(columns)};
 }
 
-// out = a @ b + beta out; false if it cannot be asked. out has contiguous rows.
-inline bool tf32_gemm(const Product& p, float beta) {
-  using Multiply = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
-                           const void*, int, int, const void*, void*, int, int, int, int);
-  using MultiplyBatch = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
-                                long long, const void*, int, int, long long, const void*, void*,
-                                int, int, long long, int, int, int);
-  constexpr int kFloat = 0, kTf32 = 77, kDefaultAlgorithm = -1;
-  static const auto multiply = reinterpret_cast<Multiply>(dlsym(RTLD_DEFAULT, "cublasGemmEx"));
-  static const auto multiply_batch =
+using Multiply = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
+                         const void*, int, int, const void*, void*, int, int, int, int);
+using MultiplyBatch = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
+                              long long, const void*, int, int, long long, const void*, void*, int,
+                              int, long long, int, int, int);
+struct CublasProducts {
+  Multiply one = reinterpret_cast<Multiply>(dlsym(RTLD_DEFAULT, "cublasGemmEx"));
+  MultiplyBatch batch =
       reinterpret_cast<MultiplyBatch>(dlsym(RTLD_DEFAULT, "cublasGemmStridedBatchedEx"));
+};
+inline const CublasProducts& cublas_products() {
+  static const CublasProducts products;
+  return products;
+}
+
+// Whether tf32_gemm can be called for float products.
+template <typename T>
+bool has_tf32_gemm() {
+  return std::is_same_v<T, float> && cublas_products().one && cublas_products().batch;
+}
+
+// out = a @ b + beta out, where out has contiguous rows; false if a size is beyond cuBLAS's.
+inline bool tf32_gemm(const Product& p, float beta) {
+  constexpr int kFloat = 0, kTf32 = 77, kDefaultAlgorithm = -1;
   const int64_t ld = p.m == 1 ? p.n : p.out_row;
+  if (std::max({p.batch, p.m, p.n, p.k, ld}) > INT_MAX || ld < p.n) return false;
   void* handle = nullptr;
-  if (std::max({p.batch, p.m, p.n, p.k, ld}) > INT_MAX || ld < p.n || !multiply ||
-      !multiply_batch || torch_get_current_cuda_blas_handle(&handle) != TORCH_SUCCESS) {
-    return false;
-  }
+  check_torch(torch_get_current_cuda_blas_handle(&handle), "cuBLAS's handle");
   const ColumnMajor a = column_major(a_matrices(p)), b = column_major(b_matrices(p));
   const auto m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);
   const float alpha = 1;
@@ -52,14 +63,14 @@ inline bool tf32_gemm(const Product& p, float beta) {
   void* const out = p.out.mutable_data_ptr();
   // The transposed product, since a matrix by rows is its transpose by columns.
   const int status =
-      p.batch == 1
-          ? multiply(handle, b.transposed, a.transposed, n, m, k, &alpha, b_data, kFloat, b.ld,
-                     a_data, kFloat, a.ld, &beta, out, kFloat, static_cast<int>(ld), kTf32,
-                     kDefaultAlgorithm)
-          : multiply_batch(handle, b.transposed, a.transposed, n, m, k, &alpha, b_data, kFloat,
-                           b.ld, b.matrix.stride(0), a_data, kFloat, a.ld, a.matrix.stride(0),
-                           &beta, out, kFloat, static_cast<int>(ld), p.out_batch,
-                           static_cast<int>(p.batch), kTf32, kDefaultAlgorithm);
+      p.batch == 1 ? cublas_products().one(handle, b.transposed, a.transposed, n, m, k, &alpha,
+                                           b_data, kFloat, b.ld, a_data, kFloat, a.ld, &beta, out,
+                                           kFloat, static_cast<int>(ld), kTf32, kDefaultAlgorithm)
+                   : cublas_products().batch(handle, b.transposed, a.transposed, n, m, k, &alpha,
+                                             b_data, kFloat, b.ld, b.matrix.stride(0), a_data,
+                                             kFloat, a.ld, a.matrix.stride(0), &beta, out, kFloat,
+                                             static_cast<int>(ld), p.out_batch,
+                                             static_cast<int>(p.batch), kTf32, kDefaultAlgorithm);
   check(status == 0, "gemm: cuBLAS failed with status ", status, " in a product ", m, " x ", n,
         " x ", k);
   return true;

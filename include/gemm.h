@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "device.h"
 
@@ -51,6 +50,7 @@ struct GemmArgs {
   bool linear;        // bias and the rest are added before a single rounding, by a library too
   bool library_tf32;  // the vendor library's float products have TF32's accuracy
   bool library_gelu;  // it has kGeluTanh in the epilogue of a bfloat16 product
+  bool library_tf32_call = false;  // it can be asked for TF32: LibraryCall::kTf32
   const void* packed_b = nullptr;  // b packed by gemm_pack, or null; b itself is needed too
   // In a float product one operand may have 16 bits: mixed. It is then here, with its strides
   // above, where its pointer is null. Empty operands may have null pointers too.
@@ -62,9 +62,8 @@ struct GemmArgs {
   bool has_activation_or_residual() const { return activation != Activation::kNone || residual; }
   // Whether the library computes this product in TF32 although its settings say otherwise.
   bool asks_for_tf32() const {
-    return std::is_same_v<T, float> && std::is_same_v<Out, float> &&
-           precision == Precision::kHigh && !library_tf32 && !has_activation_or_residual() &&
-           k > 0 && out_col == 1;
+    return library_tf32_call && precision == Precision::kHigh && !library_tf32 &&
+           !has_activation_or_residual() && k > 0 && out_col == 1;
   }
   // Less accurate than requested.
   bool library_too_inaccurate() const { return library_tf32 && precision == Precision::kHighest; }
