@@ -23,7 +23,8 @@ Tensor float_product(const Tensor& a, const Tensor& b) {
 void library_gemm(const Product& p) {
   const bool rows = p.batch == 1 && p.b.dim() == 3 && p.out.element_size() == 2;
   if (!rows || !cuda::few_outputs(p.m, p.n, p.k)) return aten_gemm(p);
-  torch::stable::copy_(out_matrices(p), float_product(a_matrices(p), b_matrices(p)));
+  Tensor out = out_matrices(p);
+  torch::stable::copy_(out, float_product(a_matrices(p), b_matrices(p)));
 }
 
 void compute(const Tensor& a, const Tensor& b, const Tensor& out,
@@ -166,10 +167,11 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     case cuda::LibraryCall::kSums:
       return finish_linear(float_product(rows_of(x), transposed(weight)), y, bias_, act, residual_,
                            device.stream());
-    case cuda::LibraryCall::kTf32:
-      if (bias_) torch::stable::copy_(p.out, as_strided(*bias_, {p.m, p.n}, {0, 1}));
-      if (tf32_gemm(p, bias_ ? 1 : 0)) return y;
-      return aten_linear(x, weight, bias, activation, residual);
+    case cuda::LibraryCall::kTf32: {
+      Tensor out = p.out;
+      if (bias_) torch::stable::copy_(out, as_strided(*bias_, {p.m, p.n}, {0, 1}));
+      return tf32_gemm(p, bias_ ? 1 : 0) ? y : aten_linear(x, weight, bias, activation, residual);
+    }
     case cuda::LibraryCall::kConverted: {
       const Operands converted = of_one_dtype(x, weight);
       return linear(converted.a, converted.b, bias, activation, residual, precision, packed);
