@@ -293,7 +293,7 @@ def test_choice_of_a_product(name, product, out_layout, high, tf32, want, plan):
 )
 def test_shared_memory_at_the_edge(shared_bytes, want, plan):
     device = DEVICES["A10"]._replace(shared_bytes=shared_bytes * KIB)
-    ((kernel, _, needed, *_),) = plan([("gemm", *device, *FLOAT, 0, 0, 0, 1, 0)])
+    ((kernel, _, needed, *_),) = plan([("gemm", *device, *FLOAT, 0, 0, 0, 1, 0, 0)])
     assert kernel == want
     assert needed <= shared_bytes * KIB
 
