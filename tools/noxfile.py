@@ -129,7 +129,7 @@ def trainers(session):
 @nox.session
 def index(session):
     folder, _ = named(session, "FOLDER")
-    session.install("packaging", "pip", "uv")
+    session.install("-r", RELEASE)
     session.run("python", f"{ROOT}/tools/make_index.py", folder)
     sys.path.insert(0, f"{ROOT}/tools")
     import make_index
@@ -150,7 +150,7 @@ def index(session):
 @nox.session
 def recipe(session):
     sdist, _ = named(session, "SDIST")
-    session.install("packaging", "py-rattler-build")
+    session.install("-r", RELEASE)
     session.run("python", f"{ROOT}/tools/conda_recipe.py", sdist, f"{ROOT}/dist/recipe")
 
 
