@@ -357,12 +357,12 @@ class Results(Reliability):
         return table(head, rows)
 
     def compatibility_short(self) -> str:
-        groups: dict[tuple[str, str, str, str], list[str]] = {}
+        groups: dict[tuple[str, str, str], list[str]] = {}
         for run in self.runs:
-            alike = run["python"], run["processor"], run["tests"], run["commit"]
+            alike = run["python"], run["processor"], f"{run['tests']}, at {run['commit']}"
             groups.setdefault(alike, []).append(run["torch"])
         rows = [[", ".join(versions), *alike] for alike, versions in groups.items()]
-        return table(["torch", "Python", "processor", "tests passed", "at commit"], rows)
+        return table(["torch", "Python", "processor", "tests passed"], rows)
 
     def environment(self) -> str:
         return environment(self.sections)
