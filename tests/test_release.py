@@ -148,7 +148,7 @@ class Session:
 
     def __init__(self, folder):
         self.invoked_from = self.folder = folder
-        self.installed, self.ran = [], []
+        self.installed, self.ran, self.said = [], [], []
         self.create_tmp = lambda: str(folder / "tmp")
 
     def install(self, *arguments):
@@ -162,7 +162,7 @@ class Session:
         return ""
 
     def log(self, text):
-        pass
+        self.said.append(text)
 
 
 @pytest.fixture
@@ -195,6 +195,14 @@ def test_wheel_is_tested_outside_the_source_tree(jobs, tmp_path, name):
     assert any(str(tmp_path / "my_ops.whl") in arguments for arguments in session.installed)
     assert any("pytest" in command for _, command in session.ran)
     assert {folder for folder, _ in session.ran} == {tmp_path / "tmp"}
+
+
+def test_wheel_job_says_how_much_disk_it_took(jobs, monkeypatch, tmp_path):
+    session = Session(tmp_path)
+    free = itertools.chain([20e9], itertools.repeat(6.5e9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=next(free)))
+    jobs["wheel"](session)
+    assert session.said == ["disk: 13.5 GB taken at the peak, 20.0 GB were free"]
 
 
 def test_wheels_and_sdist_are_attested():
