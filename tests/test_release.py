@@ -197,6 +197,15 @@ def test_wheel_is_tested_outside_the_source_tree(jobs, tmp_path, name):
     assert {folder for folder, _ in session.ran} == {tmp_path / "tmp"}
 
 
+@pytest.mark.parametrize("arguments", [(), ("-k", "gemm")])
+def test_only_a_run_of_the_whole_suite_is_recorded(jobs, tmp_path, arguments):
+    session = Session(tmp_path)
+    session.posargs += arguments
+    jobs["suite"](session, "torch")
+    recorded = [command[-1] for _, command in session.ran if "record_suite" in command[1]]
+    assert recorded == ([] if arguments else ["all"])
+
+
 def test_wheel_job_says_how_much_disk_it_took(jobs, monkeypatch, tmp_path):
     session = Session(tmp_path)
     free = itertools.chain([20e9], itertools.repeat(6.5e9))
