@@ -417,17 +417,20 @@ PROGRESS = [sys.executable, REPOSITORY / "tools/build/progress.py"]
 COMPILES = """
 echo '[1/2] c++ -O3 -c -c /somewhere/csrc/one.cpp -o /elsewhere/csrc/one.o'
 echo 'two.cu(7): warning'
+echo 'ptxas info : (C7515) Potential Performance Loss: wgmma.mma_async is serialized'
 echo '{last}'
 exit {status}
 """
 
 
 def test_progress_of_a_build(tmp_path):
+    """It names each file, and kernels that ptxas serialises; the rest goes to the log."""
     last = "[2/2] nvcc -c /somewhere/kernels/two.cu -o /elsewhere/kernels/two.o --threads=2"
     build = script(tmp_path / "build", COMPILES.format(last=last, status=0))
     printed = subprocess.check_output([*PROGRESS, tmp_path / "log", build], text=True)
     assert re.sub(r"\d+ s$", "0 s", printed, flags=re.MULTILINE).splitlines() == [
         "[1/2] csrc/one.cpp, 0 s",
+        "ptxas info : (C7515) Potential Performance Loss: wgmma.mma_async is serialized",
         "[2/2] kernels/two.cu, 0 s",
     ]
     assert "two.cu(7): warning" in (tmp_path / "log").read_text()

@@ -97,11 +97,24 @@ def test_cmake_needs_no_cuda_toolkit(tmp_path, layout):
     subprocess.run(command, check=True)
 
 
+TORCH_CONFIG = """
+add_library(torch SHARED IMPORTED)
+set_target_properties(torch PROPERTIES IMPORTED_LOCATION "{torch}/lib/libtorch.so"
+  INTERFACE_INCLUDE_DIRECTORIES "{torch}/include"
+  INTERFACE_LINK_LIBRARIES "{torch}/lib/libtorch_cpu.so;{torch}/lib/libc10.so")
+"""
+
+
 @NEEDS_CMAKE
-@pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch")
 def test_cmake_program_that_finds_torch_itself(tmp_path):
+    """With a stand-in for the package of a CUDA build of torch, which asks for a toolkit."""
+    prefix = Path(torch.utils.cmake_prefix_path)
+    if torch.version.cuda is not None:
+        prefix = tmp_path
+        config = TORCH_CONFIG.format(torch=Path(torch.__file__).parent)
+        (prefix / "TorchConfig.cmake").write_text(config)
     before = "find_package(Torch REQUIRED)"
-    command = build(tmp_path, "int main() {}", torch.utils.cmake_prefix_path, before=before)
+    command = build(tmp_path, "int main() {}", prefix, before=before)
     subprocess.run(command, check=True)
 
 

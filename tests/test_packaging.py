@@ -116,19 +116,22 @@ def test_downloading_the_sdist_compiles_nothing(tmp_path):
 # --------------------------------------------------------------------------- the same bytes again
 
 
-def wheel(folder):
-    """Builds for the CPU; returns the wheel's files by name."""
-    source = copy_source(folder)
-    command = [*PIP, "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", folder / "dist"]
-    run([*command, source], folder, MY_OPS_WITH_CUDA="0", SOURCE_DATE_EPOCH="1767225600")
-    (path,) = (folder / "dist").glob("*.whl")
+def wheel(source, **environment):
+    """Builds the source; returns the path of its wheel."""
+    target = source.parent / "dist"
+    command = [*PIP, "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", target]
+    run([*command, source], source.parent, SOURCE_DATE_EPOCH="1767225600", **environment)
+    (path,) = target.glob("*.whl")
     return path
 
 
 @NEEDS_PIP
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
 def test_two_builds_give_the_same_wheel(tmp_path):
-    first, second = wheel(tmp_path / "one"), wheel(tmp_path / "a folder of another name")
+    first, second = (
+        wheel(copy_source(tmp_path / name / f"source {name}"), MY_OPS_WITH_CUDA="0")
+        for name in ("one", "two")
+    )
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
     with zipfile.ZipFile(first) as archive:
@@ -147,34 +150,33 @@ def toolkit():
         pytest.skip(str(unfit))
 
 
-def test_two_compilations_give_the_same_kernels(toolkit, tmp_path):
-    """With the flags of setup.py. nvcc puts its process id into some kernels' names."""
+# Few of the files, so that it takes a minute: flags, link and archive are those of all. The module
+# lacks names, and is not loaded.
+SOME = {"elementwise_cuda.cpp", "ragged.cu"}
+
+
+@NEEDS_PIP
+def test_two_builds_give_the_same_cuda_wheel(toolkit, tmp_path):
+    """In one place: nvcc makes names from the path. It also puts its process id into some."""
     if not toolkit.takes("--frandom-seed"):
         pytest.skip("this nvcc can put nothing else there")
-    script = (
-        "import json, pathlib, sys; sys.argv[1:] = ['clean', '-q']; import preflight, setup; "
-        f"toolkit = preflight.Toolkit(pathlib.Path({str(toolkit.home)!r}), {toolkit.version!r}); "
-        "print(json.dumps(setup.extension((toolkit, ['8.0'])).extra_compile_args['nvcc']))"
-    )
-    source = copy_source(tmp_path / "source")
-    said = run([sys.executable, "-c", script], source, PYTHONPATH="tools/build")
-    flags = json.loads(said.splitlines()[-1])
-    modules = []
-    for number in range(2):
-        module = tmp_path / f"{number}.so"
-        command = [
-            toolkit.home / "bin/nvcc",
-            *flags,
-            "-DMY_OPS_WITH_CUDA",
-            "-arch=sm_80",
-            f"-I{source}/include",
-            f"-I{source}/kernels",
-        ]
-        command += ["-Xcompiler=-fPIC", "-shared", "-cudart=none", "-Xlinker=-s"]
-        run([*command, source / "kernels/recurrent/ragged.cu", "-o", module], tmp_path)
-        modules.append(module.read_bytes())
-    assert b"_ragged_cu_" in modules[0]
-    assert modules[0] == modules[1]
+    environment = {"CUDA_HOME": str(toolkit.home), "TORCH_CUDA_ARCH_LIST": "8.0;9.0a+PTX"}
+    source, wheels = tmp_path / "source", []
+    for name in ("first", "second"):
+        copy_source(source)
+        for file in [*source.glob("csrc/*.cpp"), *source.glob("kernels/*/*.c*")]:
+            if file.suffix in (".cpp", ".cu") and file.name not in SOME:
+                file.unlink()
+        built = wheel(source, MY_OPS_WITH_CUDA="1", **environment)
+        (tmp_path / name).mkdir()
+        wheels.append(built.rename(tmp_path / name / built.name))
+        shutil.rmtree(source)
+    first, second = wheels
+    with zipfile.ZipFile(first) as archive:
+        assert b"_ragged_cu_" in archive.read("my_ops/_C.so")
+        assert json.loads(archive.read("my_ops/_build.json"))["nvcc"] == toolkit.version
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
 
 
 # ------------------------------------------------------------------------- the bill of materials

@@ -6,9 +6,11 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import types
 import zipfile
 from pathlib import Path
 
@@ -137,6 +139,102 @@ def test_make_pins_the_tools_it_installs():
     for installed in re.findall(r"\$\(PIP\) install (.*)", text):
         words = installed.removeprefix("-q ").split()
         assert "--no-deps" in words or words[0].startswith(("-r", '"$$'))
+
+
+class Session:
+    """A stand-in for nox's: notes what a job installs, and runs, and in which folder."""
+
+    posargs = ("my_ops.whl",)
+
+    def __init__(self, folder):
+        self.invoked_from = self.folder = folder
+        self.installed, self.ran, self.said = [], [], []
+        self.create_tmp = lambda: str(folder / "tmp")
+
+    def install(self, *arguments):
+        self.installed.append(arguments)
+
+    def chdir(self, folder):
+        self.folder = Path(folder)
+
+    def run(self, *command, **options):
+        self.ran.append((self.folder, command))
+        return ""
+
+    def log(self, text):
+        self.said.append(text)
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    """tools/noxfile.py, with a stand-in for nox: each job is a function."""
+    nox = types.SimpleNamespace(
+        session=lambda job: job, parametrize=lambda *_, **__: lambda job: job, options=Session
+    )
+    monkeypatch.setitem(sys.modules, "nox", nox)
+    names = runpy.run_path(str(REPOSITORY / "tools/noxfile.py"))
+    return {name: job for name, job in names.items() if callable(job)}
+
+
+def test_jobs_pin_their_tools_by_hash(jobs, tmp_path):
+    """Except those that test a wheel as users have it, with whatever pip takes."""
+    (tmp_path / "my_ops.whl").mkdir()
+    for name in ("sdist", "wheel", "audit", "recipe", "index", "publish"):
+        session = Session(tmp_path)
+        jobs[name](session)
+        locks = {f"{REPOSITORY}/tools/requirements/{lock}.txt" for lock in ("audit", "release")}
+        assert session.installed
+        assert all(option == "-r" and lock in locks for option, lock in session.installed), name
+
+
+@pytest.mark.parametrize("name", ["suite", "trainers"])
+def test_wheel_is_tested_outside_the_source_tree(jobs, tmp_path, name):
+    """There, Python would import the source's my_ops, which is not compiled."""
+    session = Session(tmp_path)
+    jobs[name](session, **({"torch": "torch"} if name == "suite" else {}))
+    assert any(str(tmp_path / "my_ops.whl") in arguments for arguments in session.installed)
+    assert any("pytest" in command for _, command in session.ran)
+    assert {folder for folder, _ in session.ran} == {tmp_path / "tmp"}
+
+
+@pytest.mark.parametrize("arguments", [(), ("-k", "gemm")])
+def test_only_a_run_of_the_whole_suite_is_recorded(jobs, tmp_path, arguments):
+    session = Session(tmp_path)
+    session.posargs += arguments
+    jobs["suite"](session, "torch")
+    recorded = [command[-1] for _, command in session.ran if "record_suite" in command[1]]
+    assert recorded == ([] if arguments else ["all"])
+
+
+def test_wheel_job_says_how_much_disk_it_took(jobs, monkeypatch, tmp_path):
+    session = Session(tmp_path)
+    free = itertools.chain([20e9], itertools.repeat(6.5e9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=next(free)))
+    jobs["wheel"](session)
+    assert session.said == ["disk: 13.5 GB taken at the peak, 20.0 GB were free"]
+
+
+def test_wheels_and_sdist_are_attested():
+    """On PyPI, and on the page of the release, which has all wheels."""
+    text = (REPOSITORY / ".github/workflows/wheels.yml").read_text()
+    publish, release = re.findall(r"^  (?:publish|release):\n(?:    .*\n|\n)+", text, re.MULTILINE)
+    assert 'pattern: "{sdist,wheel-plain-*}"' in publish
+    assert re.search(
+        r"gh-action-pypi-publish@.*\n        with:\n          attestations: true", publish
+    )
+    assert re.search(
+        r"attest-build-provenance@.*\n        with:\n          subject-path: \|\n"
+        r"            dist/\*\.whl\n            dist/\*\.tar\.gz\n",
+        release,
+    )
+    for job in (publish, release):
+        assert "      id-token: write" in job
+
+
+def test_pages_name_the_processors_of_the_release():
+    for page in ("README.md", "docs/install.md", "docs/compatibility.md"):
+        text = (REPOSITORY / page).read_text().replace("x86-64", "x86_64")
+        assert [name for name in check_release.PROCESSORS if name not in text] == []
 
 
 def steps(path):

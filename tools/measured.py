@@ -6,6 +6,7 @@ python tools/measured.py --check    fail if that would change anything
 """
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -54,6 +55,10 @@ class Results(Reliability):
         self.host = load("cpu")
         self.host_layers = load("cpu-layers")
         self.runs = load("compatibility")
+        self.by_compiler = {
+            compiler: [load(f"cuda12/{path.stem}") for path in folder.glob(f"cuda12/{compiler}*")]
+            for compiler in ("cuda12.9", "cuda13.0")
+        }
 
     def case(self, section: str, name: str) -> dict[str, Any]:
         return next(row for row in self.sections[section] if row["case"] == name)
@@ -309,6 +314,37 @@ class Results(Reliability):
             ["layer", *(f"{p}, {n}" for p in passes for n in one_two)], list(rows.values())
         )
 
+    def cuda12(self) -> str:
+        """Rows in which the file by CUDA 12.9 is more than 3 % slower, in the mean of all runs."""
+
+        def means(compiler: str, who: str) -> dict[str, float]:
+            times: dict[str, list[float]] = {}
+            for run in self.by_compiler[compiler]:
+                sections = (rows for rows in run.values() if isinstance(rows, list))
+                for row in itertools.chain(*sections):
+                    if who in row:
+                        times.setdefault(row["case"], []).append(row[who])
+            return {case: statistics.mean(several) for case, several in times.items()}
+
+        def compared(who: str) -> dict[str, tuple[float, float, float]]:
+            old, new = means("cuda13.0", who), means("cuda12.9", who)
+            return {case: (old[case], new[case], new[case] / old[case]) for case in old}
+
+        ours, cublas = compared("my_ops us"), compared("cuBLAS us")
+        slower = sorted(((r, case) for case, (_, _, r) in ours.items() if r > 1.03), reverse=True)
+        rows = []
+        for _, case in slower:
+            cells = [case]
+            for times in (ours[case], cublas.get(case)):
+                cells += [*map(figure, times[:2]), f"{times[2]:.3f}"] if times else [""] * 3
+            rows.append(cells)
+        median = statistics.median(r for _, _, r in ours.values())
+        head = ["case", "by 13.0, us", "by 12.9", "ratio", "cuBLAS beside 13.0", "12.9", "ratio"]
+        return (
+            f"The median ratio of {len(ours)} rows is {median:.3f}; "
+            f"{len(slower)} are more than 3 % slower:\n\n{table(head, rows)}"
+        )
+
     def compatibility(self) -> str:
         rows = []
         for run in self.runs:
@@ -323,7 +359,7 @@ class Results(Reliability):
     def compatibility_short(self) -> str:
         groups: dict[tuple[str, str, str], list[str]] = {}
         for run in self.runs:
-            alike = run["python"], run["processor"], run["tests"]
+            alike = run["python"], run["processor"], f"{run['tests']}, at {run['commit']}"
             groups.setdefault(alike, []).append(run["torch"])
         rows = [[", ".join(versions), *alike] for alike, versions in groups.items()]
         return table(["torch", "Python", "processor", "tests passed"], rows)

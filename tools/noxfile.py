@@ -112,8 +112,8 @@ def suite(session, torch):
         *("python", "-m", "pytest", f"{ROOT}/tests", "-c", f"{ROOT}/pyproject.toml"),
         *("--rootdir", ROOT, "-p", "no:cacheprovider", "-q", "--junitxml=suite.xml", *arguments),
     )
-    what = " ".join(arguments) or "all"
-    session.run("python", f"{ROOT}/tools/record_suite.py", "suite.xml", what)
+    if not arguments:  # part of the suite would replace the record of all of it
+        session.run("python", f"{ROOT}/tools/record_suite.py", "suite.xml", "all")
 
 
 @nox.session
@@ -129,7 +129,7 @@ def trainers(session):
 @nox.session
 def index(session):
     folder, _ = named(session, "FOLDER")
-    session.install("packaging", "pip", "uv")
+    session.install("-r", RELEASE)
     session.run("python", f"{ROOT}/tools/make_index.py", folder)
     sys.path.insert(0, f"{ROOT}/tools")
     import make_index
@@ -150,7 +150,7 @@ def index(session):
 @nox.session
 def recipe(session):
     sdist, _ = named(session, "SDIST")
-    session.install("packaging", "py-rattler-build")
+    session.install("-r", RELEASE)
     session.run("python", f"{ROOT}/tools/conda_recipe.py", sdist, f"{ROOT}/dist/recipe")
 
 

@@ -1,5 +1,6 @@
 """Runs a build and prints a line for each file it has compiled: progress.py LOG COMMAND...
 
+It also prints what ptxas says of kernels whose matrix instructions it serialises, which are slow.
 The output goes to the file LOG. If the build fails, its end is printed, from the first failure on.
 """
 
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 COMPILED = re.compile(r"\[(\d+/\d+)\] .* -c (?:.*/)?(\w+/\w+\.\w+) -o ")  # ninja's line
+SERIALISED = "Potential Performance Loss: wgmma"
 LAST_LINES = 40
 
 
@@ -30,6 +32,8 @@ def main(log: str, *command: str) -> int:
             if match := COMPILED.search(line):
                 seconds = time.monotonic() - began
                 print(f"[{match[1]}] {match[2]}, {seconds:.0f} s", flush=True)
+            if SERIALISED in line:
+                print(line, end="", flush=True)
     if build.returncode != 0:
         failed = next((i for i, line in enumerate(lines) if "FAILED: " in line), -LAST_LINES)
         sys.stderr.writelines(lines[failed:][:LAST_LINES])
