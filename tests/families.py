@@ -2,6 +2,7 @@
 
 python tests/families.py --part 1/4         every fourth of them, from the second on
 python tests/families.py --only "gemm f"    those whose name holds this
+python tests/families.py --without "TMA"    all but those
 python tests/families.py --kernels FILE     also writes the names of the kernels that they launch
 
 A call's name is printed before it starts. All that it computes is copied to the CPU, where a value
@@ -24,7 +25,7 @@ RECURRENT = [  # dtype, and steps, batch, inputs, hidden, for all cells
     *[("float32", (3, 3, 5, 33)), ("bfloat16", (2, 60, 5, 65)), ("float16", (2, 4, 5, 145))],
     *[("float32", (3, 3, 5, 300)), ("bfloat16", (2, 60, 5, 300))],  # grids
     *[("float64", (2, 3, 5, 7)), ("float32", (2, 2, 5, 1100))],  # a product per step
-    ("bfloat16", (2, 1040, 5, 64)),  # warpgroups
+    *[("bfloat16", (2, 1040, 5, 64)), ("bfloat16", (1, 1040, 5, 64))],  # warpgroups
 ]
 # m, k, n
 SMALL = [("float32", 33, 5, 7), ("float32", 33, 40, 50), ("float64", 9, 30, 11)]
@@ -40,7 +41,7 @@ LINEAR = [(300, 80, 304, "float32", True), (260, 300, 270, "float32", True)]
 LINEAR += [(33, 40, 50, "float32", True), (260, 64, 136, "bfloat16", True)]
 FEW_OUTPUTS = (24, 2000, 1000)  # cuBLAS's sums, and an epilogue
 LINEAR += [(2800, 1024, 3072, "bfloat16", False), (*FEW_OUTPUTS, "bfloat16", False)]
-BY_TMA = "stored by TMA"
+BY_TMA, READS_TMA = "stored by TMA", "reads what TMA stored for cuBLAS"
 
 
 def cases(device):
@@ -125,7 +126,8 @@ def cases(device):
     for m, k, n, dtype, residual in LINEAR:
         how = {"precision": "highest"} if k == 300 else {}  # the first is cuBLAS's, and an epilogue
         name = f"linear {dtype} {m}x{n}x{k}, silu{', residual' * residual}"
-        name += f", {BY_TMA}" * (dtype == "bfloat16" and (m, k, n) != FEW_OUTPUTS)
+        by_tma = READS_TMA if (m, k, n) == FEW_OUTPUTS else BY_TMA
+        name += f", {by_tma}" * (dtype == "bfloat16")
         yield name, call(epilogue, m, k, n, dtype, residual, **how)
     for dtype, sizes in RECURRENT:
         for name in ("lltm", "lstm", "gru"):
@@ -143,6 +145,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--only", default="")
+    parser.add_argument("--without", nargs="*", default=[])
     parser.add_argument("--kernels", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -152,7 +155,8 @@ def main():
     done = 0
     with recording if options.kernels else contextlib.nullcontext():
         for number, (name, call) in enumerate(cases(options.device)):
-            if number % step == first and options.only in name:
+            left_out = any(part in name for part in options.without)
+            if number % step == first and options.only in name and not left_out:
                 print(f"call: {name}", flush=True)
                 results = call()
                 if BY_TMA not in name:

@@ -27,6 +27,12 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 PROGRAM = ROOT / "tests/families.py"
 PARTS = {"racecheck": 10, "initcheck": 2, "memcheck": 2, "synccheck": 2}  # processes of a tool
+# Calls that a tool cannot judge: initcheck does not see what cuBLAS stores by TMA, and with
+# racecheck the kernel that all steps of backward share never ends, though with one step it does.
+WITHOUT = {
+    "initcheck": ["reads what TMA stored for cuBLAS"],
+    "racecheck": ["bfloat16 (2, 1040, 5, 64), backward"],
+}
 OURS = ["--kernel-name", "kernel_substring=my_ops"]
 PREFIX = "========="
 NOT_REPORTS = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "LEAK SUMMARY")
@@ -114,6 +120,7 @@ def sanitize(tools: list[str], sanitizer: str, timeout: float) -> list[tuple[str
         command += ["--port", str(49152 + 20 * number)]  # each takes up to ten
         begin = time.monotonic()
         arguments = [sys.executable, str(PROGRAM), "--part", f"{part}/{PARTS[tool]}"]
+        arguments += ["--without", *WITHOUT.get(tool, [])]
         log = run([*command, *arguments], timeout)
         took = time.monotonic() - begin
         print(f"{tool} {part}: {took:.0f} s", flush=True)
@@ -123,8 +130,13 @@ def sanitize(tools: list[str], sanitizer: str, timeout: float) -> list[tuple[str
         return list(pool.map(one, range(len(jobs))))
 
 
-def launched(folder: Path) -> tuple[int, list[str]]:
-    """The number of calls, and the names of the kernels that they launch."""
+def watched(tool: str, calls: list[str]) -> int:
+    """How many of the calls a tool can judge."""
+    return sum(not any(part in call for part in WITHOUT.get(tool, [])) for call in calls)
+
+
+def launched(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of the calls, and of the kernels that they launch."""
     names = folder / "kernels"
     log = subprocess.run(
         [sys.executable, str(PROGRAM), "--kernels", str(names)],
@@ -132,7 +144,7 @@ def launched(folder: Path) -> tuple[int, list[str]]:
         stdout=subprocess.PIPE,
         text=True,
     ).stdout
-    return log.count("call: "), names.read_text().splitlines()
+    return re.findall(r"^call: (.*)$", log, re.MULTILINE), names.read_text().splitlines()
 
 
 def main() -> int:
@@ -153,7 +165,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         calls, names = launched(Path(folder))
     missing = not_reached(names)
-    print(f"{calls} calls; families not reached: {', '.join(missing) or 'none'}", flush=True)
+    print(f"{len(calls)} calls; families not reached: {', '.join(missing) or 'none'}", flush=True)
     done = sanitize(options.tools, options.sanitizer, options.timeout)
     rows = []
     for tool in options.tools:
@@ -164,11 +176,13 @@ def main() -> int:
             options.logs.mkdir(parents=True, exist_ok=True)
             (options.logs / f"{tool}.log").write_text("\n".join(logs))
     if options.output:
-        found = {"families": len(families()), "not reached": missing, "calls": calls}
+        found = {"families": len(families()), "not reached": missing, "calls": len(calls)}
         release = re.search(r"Version (\S+)", version)
         found |= {"compute-sanitizer": release[1] if release else version, "tools": rows}
         measure.save(options.output, found)
-    clean = all(row["calls"] == calls and not row["reports in my_ops"] for row in rows)
+    clean = all(
+        row["calls"] == watched(row["tool"], calls) and not row["reports in my_ops"] for row in rows
+    )
     return int(not clean)
 
 
