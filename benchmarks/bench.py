@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from cpu_cases import cpu, cpu_layers
 from measure import (
     Case,
-    Run,
     calls_in,
     ceilings,
     gpu_times,
@@ -30,6 +29,7 @@ from measure import (
     save,
     show,
     wall_times,
+    with_tf32,
     without_tf32,
 )
 
@@ -263,17 +263,6 @@ def sweep() -> Iterator[Case]:
         a = torch.randn(m, k, device="cuda", dtype=dtype)
         b = torch.randn(k, n, device="cuda", dtype=dtype)
         yield product_of(f"{name_of(dtype)} {m}x{n}x{k}", a, b)
-
-
-def with_tf32(run: Run) -> Run:
-    def allowed() -> Any:
-        torch.backends.cuda.matmul.allow_tf32 = True
-        try:
-            return run()
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = False
-
-    return allowed
 
 
 def lltm_weights(inputs: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -48,6 +48,19 @@ def no_grad(run: Run) -> Run:
     return torch.no_grad()(run)
 
 
+def with_tf32(run: Run) -> Run:
+    """For products: torch allows TF32 meanwhile."""
+
+    def allowed() -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            return run()
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+
+    return allowed
+
+
 def without_tf32(run: Run) -> Run:
     """For a run by cuDNN."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Case, Run, gpu_times, row, save, show, without_tf32
+from measure import Case, Run, gpu_times, row, save, show, with_tf32, without_tf32
 
 import my_ops
 
@@ -36,19 +36,6 @@ MOST = 1 << 39  # multiply-adds of a forward pass in the sweep
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LAYERS = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "LLTM": torch.nn.LSTM}
 GATES = {"LSTM": 4, "GRU": 3, "LLTM": 3}
-
-
-def with_tf32(run: Run) -> Run:
-    """torch allows TF32 in products meanwhile."""
-
-    def rounded() -> Any:
-        torch.backends.cuda.matmul.allow_tf32 = True
-        try:
-            return run()
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = False
-
-    return rounded
 
 
 def cases(
