@@ -33,20 +33,20 @@ using Multiply = int (*)(void*, int, int, int, int, int, const void*, const void
 using MultiplyBatch = int (*)(void*, int, int, int, int, int, const void*, const void*, int, int,
                               long long, const void*, int, int, long long, const void*, void*, int,
                               int, long long, int, int, int);
-struct CublasProducts {
+struct LibraryProducts {
   Multiply one = reinterpret_cast<Multiply>(dlsym(RTLD_DEFAULT, "cublasGemmEx"));
   MultiplyBatch batch =
       reinterpret_cast<MultiplyBatch>(dlsym(RTLD_DEFAULT, "cublasGemmStridedBatchedEx"));
 };
-inline const CublasProducts& cublas_products() {
-  static const CublasProducts products;
+inline const LibraryProducts& library_products() {
+  static const LibraryProducts products;
   return products;
 }
 
 // Whether tf32_gemm can be called for float products.
 template <typename T>
 bool has_tf32_gemm() {
-  return std::is_same_v<T, float> && cublas_products().one && cublas_products().batch;
+  return std::is_same_v<T, float> && library_products().one && library_products().batch;
 }
 
 // out = a @ b + beta out, where out has contiguous rows; false if a size is beyond cuBLAS's.
@@ -63,14 +63,14 @@ inline bool tf32_gemm(const Product& p, float beta) {
   void* const out = p.out.mutable_data_ptr();
   // The transposed product, since a matrix by rows is its transpose by columns.
   const int status =
-      p.batch == 1 ? cublas_products().one(handle, b.transposed, a.transposed, n, m, k, &alpha,
-                                           b_data, kFloat, b.ld, a_data, kFloat, a.ld, &beta, out,
-                                           kFloat, static_cast<int>(ld), kTf32, kDefaultAlgorithm)
-                   : cublas_products().batch(handle, b.transposed, a.transposed, n, m, k, &alpha,
-                                             b_data, kFloat, b.ld, b.matrix.stride(0), a_data,
-                                             kFloat, a.ld, a.matrix.stride(0), &beta, out, kFloat,
-                                             static_cast<int>(ld), p.out_batch,
-                                             static_cast<int>(p.batch), kTf32, kDefaultAlgorithm);
+      p.batch == 1 ? library_products().one(handle, b.transposed, a.transposed, n, m, k, &alpha,
+                                            b_data, kFloat, b.ld, a_data, kFloat, a.ld, &beta, out,
+                                            kFloat, static_cast<int>(ld), kTf32, kDefaultAlgorithm)
+                   : library_products().batch(handle, b.transposed, a.transposed, n, m, k, &alpha,
+                                              b_data, kFloat, b.ld, b.matrix.stride(0), a_data,
+                                              kFloat, a.ld, a.matrix.stride(0), &beta, out, kFloat,
+                                              static_cast<int>(ld), p.out_batch,
+                                              static_cast<int>(p.batch), kTf32, kDefaultAlgorithm);
   check(status == 0, "gemm: cuBLAS failed with status ", status, " in a product ", m, " x ", n,
         " x ", k);
   return true;
