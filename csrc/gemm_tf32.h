@@ -7,13 +7,13 @@
 
 namespace my_ops {
 
-// A matrix as cuBLAS takes it: by columns, of which the transposed one may be contiguous.
+// A matrix, or a batch of them, for cuBLAS: by columns, or transposed.
 struct ColumnMajor {
   Tensor matrix;
   int transposed, ld;
 };
 
-// The transpose of t, (rows, columns) or a batch of them, copied if neither index is contiguous.
+// The transpose of t, which is copied if neither of its indices is contiguous.
 inline ColumnMajor column_major(const Tensor& t) {
   const int64_t dim = t.dim(), rows = t.size(dim - 2), columns = t.size(dim - 1);
   const int64_t row = rows == 1 ? columns : t.stride(dim - 2);
