@@ -31,7 +31,7 @@ demo: build/runnable
 	@$(PY) examples/char_lm.py --output demo.png
 
 test: build/installed
-	$(SAY) 'Testing: 15 to 20 minutes on two cores'
+	$(SAY) 'Testing: 13 to 20 minutes on two cores'
 	@$(IN_BUILD) $(ONE_THREAD_EACH) $(PYTEST_HERE) $(TWO_AT_A_TIME) loadfile ../tests $(PYTEST)
 
 # Compares random calls of every op and layer with their specifications in float64, on the CPU and on
