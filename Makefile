@@ -9,9 +9,8 @@ PIP := $(PY) -m pip --disable-pip-version-check
 SAY := @printf '\n%s\n'
 IN_BUILD := cd build && PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PYTEST_HERE := python -m pytest -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
-# Two tests at a time: on two cores three quarters of the time that one takes with both.
-ONE_THREAD_EACH := OMP_NUM_THREADS=1
-TWO_AT_A_TIME := -n 2 --dist
+# On two cores three quarters of the time that one test at a time takes with both.
+TWO_AT_A_TIME := OMP_NUM_THREADS=1 $(PYTEST_HERE) -n 2 --dist
 SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
   $(wildcard csrc/* kernels/*/* kernels/*/*/* include/* tools/build/*.py my_ops/*.py my_ops/*/*.py) \
   $(shell find my_ops/include my_ops/share -type f)
@@ -32,7 +31,7 @@ demo: build/runnable
 
 test: build/installed
 	$(SAY) 'Testing: 13 to 20 minutes on two cores'
-	@$(IN_BUILD) $(ONE_THREAD_EACH) $(PYTEST_HERE) $(TWO_AT_A_TIME) loadfile ../tests $(PYTEST)
+	@$(IN_BUILD) $(TWO_AT_A_TIME) loadfile ../tests $(PYTEST)
 
 # Compares random calls of every op and layer with their specifications in float64, on the CPU and on
 # a GPU if there is one: make fuzz SECONDS=3600 SEED=7 OUTPUT=benchmarks/results/fuzz-NAME.json
@@ -44,7 +43,7 @@ fuzz: build/installed
 
 # The programs of examples/, built and run as their READMEs say.
 examples: build/installed
-	$(IN_BUILD) $(ONE_THREAD_EACH) $(PYTEST_HERE) $(TWO_AT_A_TIME) worksteal ../examples
+	$(IN_BUILD) $(TWO_AT_A_TIME) worksteal ../examples
 
 # The guide, into build/site. Runs its Python and checks its links; a warning is an error.
 docs: build/installed

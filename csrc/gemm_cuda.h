@@ -85,17 +85,22 @@ inline Tensor packed(const Tensor& b, cudaStream_t stream, const char* op) {
   return parts;
 }
 
+template <typename T, typename Out>
+void log_plan(const cuda::GemmArgs<T, Out>& args, const cuda::GemmPlan& plan, const Tensor& like,
+              const char* op) {
+  if (!logs_plans()) return;
+  std::fprintf(stderr, "my_ops: %s of %s, m %lld n %lld k %lld batch %lld: %s\n", op,
+               show(like.scalar_type()).c_str(), static_cast<long long>(args.m),
+               static_cast<long long>(args.n), static_cast<long long>(args.k),
+               static_cast<long long>(args.batch), show(plan).c_str());
+}
+
 // Plans a product for the current device, which is the device of like.
 template <typename T, typename Out>
 cuda::GemmPlan planned(const cuda::GemmArgs<T, Out>& args, const Tensor& like, const char* op) {
   cuda::GemmPlan plan;
   check_launch(cuda::plan_gemm(args, &plan), op);
-  if (logs_plans()) {
-    std::fprintf(stderr, "my_ops: %s of %s, m %lld n %lld k %lld batch %lld: %s\n", op,
-                 show(like.scalar_type()).c_str(), static_cast<long long>(args.m),
-                 static_cast<long long>(args.n), static_cast<long long>(args.k),
-                 static_cast<long long>(args.batch), show(plan).c_str());
-  }
+  log_plan(args, plan, like, op);
   return plan;
 }
 
@@ -119,13 +124,15 @@ inline std::optional<bool> library_rounds() {
 // tensor cores would take the product, because asking makes cuBLAS's handle.
 inline cuda::GemmPlan planned_as_torchs(cuda::GemmArgs<float, float>* args, const Tensor& like,
                                         const char* op) {
-  cuda::GemmPlan strict;
-  check_launch(cuda::plan_gemm(*args, &strict), op);
-  if (strict.on_tensor_cores() && library_rounds().value_or(false)) {
+  cuda::GemmPlan plan;
+  check_launch(cuda::plan_gemm(*args, &plan), op);
+  if (plan.on_tensor_cores() && library_rounds().value_or(false)) {
     args->precision = Precision::kHigh;
     args->library_tf32 = true;
+    check_launch(cuda::plan_gemm(*args, &plan), op);
   }
-  return planned(*args, like, op);
+  log_plan(*args, plan, like, op);
+  return plan;
 }
 
 // Runs a plan; its kernel must not be kLibrary.

@@ -49,7 +49,7 @@ def test_products_have_the_precision_that_torch_allows(name, strict_cublas):
     rounded = precision.errors(with_gradients(function, tensors, grads), want)
     for one, other in zip(strict, rounded, strict=True):
         assert 20 * one.mean() < other.mean()
-        assert other.max() < 0.1
+    check_precision(function, oracle, tensors)  # the reference's products are in TF32 now
 
 
 @pytest.mark.parametrize("hidden", range(1, 41))

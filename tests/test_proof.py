@@ -119,6 +119,13 @@ def test_every_family_of_kernels_is_sanitized(cuda, monkeypatch, tmp_path):
     assert sanitize.not_reached(names) == ["probe_kernel"]
 
 
+def test_what_the_sanitizers_leave_out_is_called(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    without = importlib.import_module("sanitize").WITHOUT
+    names = [name for name, _ in importlib.import_module("families").cases("cpu")]
+    assert all(any(part in name for name in names) for parts in without.values() for part in parts)
+
+
 RACECHECK = """========= COMPUTE-SANITIZER
 call: gemm
 ========= Error: Race reported between Write access at void my_ops::cuda::a_kernel<int>(int)+0x10
