@@ -1,6 +1,6 @@
 """LSTM, GRU and LLTM layers compared with cuDNN's, in the same run on the same data.
 
-    python benchmarks/recurrent.py [table] [high] [sweep] [--output results.json]
+    python benchmarks/recurrent.py [table] [high] [sweep] [--alone] [--output results.json]
 
 ``table``: sizes that people train, forward and forward + backward, everything included. ``high``:
 float32 layers with many rows while torch allows TF32 in products. ``sweep``: sizes drawn evenly on
@@ -96,13 +96,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("family", nargs="*", choices=[*families])
     parser.add_argument("--budget", type=float, default=0.6, help="seconds a case")
+    parser.add_argument("--alone", action="store_true", help="without cuDNN, to compare builds")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     sections: dict[str, Any] = {}
     for family in arguments.family or families:
         sections[family] = []
         for case in families[family]():
-            times = gpu_times({"my_ops": case.ours, **case.others}, budget=arguments.budget)
+            others = {} if arguments.alone else case.others
+            times = gpu_times({"my_ops": case.ours, **others}, budget=arguments.budget)
             sections[family].append(row(case, times, {}))
             show(sections[family][-1])
         if arguments.output:
