@@ -77,7 +77,7 @@ def test_gemm_batch_layouts(dtypes, device):
 
 
 @pytest.mark.parametrize("dtypes", PAIRS)
-def test_repeated_elements_are_converted_once(dtypes, device):
+def test_profiler_sees_one_conversion_of_repeated_elements(dtypes, device):
     a, b = normal((7, 1, 6), dtypes[0], device), normal((6, 8), dtypes[1], device)
     a, b = a.expand(7, 5, 6), b.expand(7, 6, 8)
     activities = [torch.profiler.ProfilerActivity.CPU]
