@@ -77,14 +77,19 @@ def gpu_times(runs: dict[str, Run], repeats: int = 30, budget: float = 1.5) -> d
     run.
 
     The device is kept busy until the run is queued, so that host time does not count; wall_times
-    measures that. The order is random because every fourth run, whatever it is, takes 0.9 us
-    longer.
+    measures that. Only of runs with more launches than fit into the queue, about a thousand, it
+    counts. The order is random because every fourth run, whatever it is, takes 0.9 us longer.
     """
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
+    cycles: dict[str, int] = {}  # of sleep, about 2e9 a second
+    for name, run in runs.items():
         for _ in range(3):
+            synchronize()
+            begin = time.perf_counter()
             run()
+            queued = time.perf_counter() - begin
+        cycles[name] = int(2e9 * min(max(2 * queued, 0.25e-3), 10e-3))
     synchronize()
     begin = time.monotonic()
     order, generator = list(runs.items()), random.Random(0)
@@ -93,7 +98,7 @@ def gpu_times(runs: dict[str, Run], repeats: int = 30, budget: float = 1.5) -> d
         for name, run in order:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush.zero_()
-            torch.cuda._sleep(500_000)  # cycles, about 0.25 ms
+            torch.cuda._sleep(cycles[name])
             start.record()
             run()
             end.record()

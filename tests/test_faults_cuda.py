@@ -227,7 +227,7 @@ def test_python_ends_before_the_gpu(cuda, run_python):
     run_python("""
         import my_ops, torch
         layer = my_ops.nn.LSTM(64, 512, device="cuda")
-        x = torch.randn(2000, 64, 64, device="cuda")
+        x = torch.randn(2000, 4, 64, device="cuda")
         for _ in range(20):
             y, _ = layer(x)
             y.sum().backward()

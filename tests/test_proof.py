@@ -235,10 +235,16 @@ def test_what_a_run_of_the_suite_found(monkeypatch, tmp_path):
       <testcase classname="tests.test_faults_cuda" name="test_a_fork"><skipped/></testcase>
       <testcase classname="tests.test_cuda" name="test_a_refused_launch_of_a_layer[steps]"/>
       <testcase classname="tests.test_cuda" name="test_a_refused_launch_of_a_layer[grid]">
-        <failure/></testcase></testsuite></testsuites>""")
-    found = record_tests.recorded([tmp_path / "junit.xml"])
-    assert [found[kind] for kind in ("passed", "failed", "skipped")] == [3, 1, 1]
-    assert found["seconds in tests"] == 61.5
+        <failure/></testcase>
+      <testcase classname="tests.test_cuda" name="test_streams"><failure/></testcase>
+      </testsuite></testsuites>""")
+    (tmp_path / "alone.xml").write_text("""<testsuites><testsuite>
+      <testcase classname="tests.test_cuda" name="test_streams" time="1"/>
+      </testsuite></testsuites>""")
+    found = record_tests.recorded([tmp_path / "junit.xml", tmp_path / "alone.xml"])
+    assert [found[kind] for kind in ("passed", "failed", "skipped")] == [4, 1, 1]
+    assert found["seconds in tests"] == 62.5
+    assert found["ran again"] == ["tests.test_cuda::test_streams"]
     assert found["names of failed"] == ["tests.test_cuda::test_a_refused_launch_of_a_layer[grid]"]
     assert found["faults"] == [
         {"test": "test_cuda::test_a_refused_launch_of_a_layer", "passed": 1, "failed": 1},

@@ -155,9 +155,10 @@ class Reliability:
         rows = []
         for run in self.tests:
             counts = [f"{run[kind]:,}" for kind in ("passed", "failed", "skipped")]
+            counts.append(str(len(run.get("ran again", []))))
             minutes = f"{run['seconds in tests'] / 60:.0f}"
             rows.append([machine(run), run["environment"]["torch"], *counts, minutes, *record(run)])
-        head = ["on", "torch", "passed", "failed", "skipped", "minutes of tests"]
+        head = ["on", "torch", "passed", "failed", "skipped", "run again", "minutes of tests"]
         return table([*head, "date", "commit"], rows) if rows else ""
 
     def faults(self) -> str:

@@ -3,7 +3,8 @@
     python tools/record_tests.py benchmarks/results/tests-nvidia-h200.json JUNIT.xml ...
 
 Must run with the Python and on the machine that ran the tests. Several files are the parts of one
-run. tools/measured.py writes the table: all tests, and those of faults by name.
+run. A test that stands in two of them ran again, with fewer beside it: it counts as it ended then,
+and is named. tools/measured.py writes the table: all tests, and those of faults by name.
 """
 
 from __future__ import annotations
@@ -28,22 +29,25 @@ def outcome(case: ElementTree.Element) -> str:
 
 def recorded(junits: list[Path]) -> dict[str, Any]:
     """The counts of all tests, and of those of faults: by name, without parameters."""
-    total: Counter[str] = Counter()
-    faults: dict[str, Counter[str]] = {}
-    failed, seconds = [], 0.0
+    outcomes: dict[str, str] = {}
+    again, seconds = [], 0.0
     for case in (case for path in junits for case in ElementTree.parse(path).iter("testcase")):
-        found, name = outcome(case), f"{case.get('classname')}::{case.get('name')}"
-        total[found] += 1
+        name = f"{case.get('classname')}::{case.get('name')}"
+        if name in outcomes:
+            again.append(name)
+        outcomes[name] = outcome(case)
         seconds += float(case.get("time", 0))
-        if found == "failed":
-            failed.append(name)
+    total = Counter(outcomes.values())
+    faults: dict[str, Counter[str]] = {}
+    for name, found in outcomes.items():
         if found != "skipped" and any(fault in name for fault in FAULTS):
             of = name.split("[")[0].rpartition(".")[2]
             faults.setdefault(of, Counter())[found] += 1
     return {
         **{kind: total[kind] for kind in ("passed", "failed", "skipped")},
         "seconds in tests": round(seconds, 1),
-        "names of failed": failed,
+        "names of failed": [name for name, found in outcomes.items() if found == "failed"],
+        "ran again": again,
         "faults": [
             {"test": name, "passed": counts["passed"], "failed": counts["failed"]}
             for name, counts in sorted(faults.items())
