@@ -19,7 +19,8 @@ from my_ops._private import declinable, inductor_tables
 from my_ops.ops._checks import HALF
 from my_ops.ops._common import ops
 from my_ops.ops._strides import known
-from my_ops.ops.gemm import as_rows, in_whole_vectors
+from my_ops.ops.gemm import in_whole_vectors
+from my_ops.ops.linear import as_rows
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # ATen has no arithmetic for these
 

@@ -1,25 +1,26 @@
-"""How accurate float32 products are, compared with torch.mm's in float32, both against float64.
+"""How accurate float32 products are, compared with torch.mm's in float32: accuracy.py."""
 
-An error is |got - a @ b| / (|a| @ |b|), element by element. Its mean is at most that of torch.mm
-(1.5 times for short k), and its maximum at most 1.5 times.
-"""
-
-import itertools
 import math
 import random
 
 import pytest
 import torch
+from accuracy import (
+    CONTRACT,
+    FAMILIES,
+    MEAN_SHARE,
+    WORST_SHARE,
+    check,
+    check_repeated,
+    label,
+    mean_share,
+    operands,
+)
 from fp32_sm80 import gemm_fp32_sm80
 from test_cuda_kernels import FEW_ROWS, SMALL_OUTPUTS
-from test_explain import answer
 
 import my_ops
 
-MEAN_SHARE = 1.0
-SHORT_K, SHORT_K_MEAN_SHARE = 64, 1.5  # below this k, sums have few roundings to average out
-WORST_SHARE = 1.5
-TF32 = 2.0**-9  # two factors of 11 bits, truncated
 # For normal data on CUDA, where cuBLAS does not slice k to keep the device busy.
 LONG_K, LONG_K_MEAN_SHARE = 1024, 1 / 3
 
@@ -27,82 +28,11 @@ KS = [1, 7, 16, 33, 64, 257, 1024, 4096, 16384]
 INVERSE_KS = [64, 257, 1024, 2048]
 
 
-def normal(rows, k, device):
-    return torch.randn(rows, k, device=device)
-
-
-def one_hot(rows, k, device):
-    places = torch.randint(k, (rows, 1), device=device)
-    return (torch.arange(k, device=device) == places).float()
-
-
-def scaled_rows(rows, k, device):
-    exponents = torch.randint(-60, 61, (rows, 1), device=device)
-    return torch.ldexp(normal(rows, k, device), exponents)
-
-
-def scaled_elements(rows, k, device):
-    """Magnitudes too far apart for scaling a row: they need the path for the full range."""
-    exponents = torch.randint(-30, 31, (rows, k), device=device)
-    return torch.ldexp(normal(rows, k, device), exponents)
-
-
-# Data for a, and for b transposed, except that one-hot rows pick from normal data.
-FAMILIES = {
-    "normal": normal,
-    "uniform": lambda rows, k, device: torch.rand(rows, k, device=device),
-    "exp2": lambda rows, k, device: normal(rows, k, device).exp2(),
-    "exp4": lambda rows, k, device: (4 * normal(rows, k, device)).exp(),
-    "one-hot": one_hot,
-    "scaled-rows": scaled_rows,
-    "scaled-elements": scaled_elements,
-}
-CONTRACT = [family for family in FAMILIES if family != "scaled-elements"]
-
-
-def in_layout(rows_of_k, letter):
-    """(rows, k): row-major for N, column-major for T."""
-    return rows_of_k.contiguous() if letter == "N" else rows_of_k.mT.contiguous().mT
-
-
-def operands(family, size, device, layout="NN"):
-    m, k, n = size
-    right = "normal" if family == "one-hot" else family
-    a = in_layout(FAMILIES[family](m, k, device), layout[0])
-    return a, in_layout(FAMILIES[right](n, k, device).mT, layout[1])
-
-
 def inverse_operands(k, device):
     """Products that cancel to almost nothing off the diagonal."""
     a = torch.randn(k, k, dtype=torch.float64, device=device) / k**0.5
     a.diagonal().add_(2)  # far from singular
     return a.float(), a.inverse().float()
-
-
-def errors(got, a, b):
-    """Mean and maximum. An element whose products are all 0 must be 0."""
-    assert got.dtype == torch.float32
-    a, b = a.double(), b.double()
-    error = (got.double() - a @ b).abs() / (a.abs() @ b.abs()).clamp(min=1e-300)
-    return error.mean().item(), error.max().item()
-
-
-def check(got, a, b, what, mean_share, worst_share):
-    """Compares with torch.mm's errors. ``what`` is for the message."""
-    assert got.shape == (a.shape[0], b.shape[1])
-    ours, theirs = errors(got, a, b), errors(torch.mm(a, b), a, b)
-    message = f"{what}: ours {ours}, torch.mm's {theirs} (mean, maximum)"
-    assert ours[0] <= mean_share * theirs[0], f"mean, {message}"
-    assert ours[1] <= worst_share * theirs[1], f"maximum, {message}"
-
-
-def mean_share(k):
-    return SHORT_K_MEAN_SHARE if k < SHORT_K else MEAN_SHARE
-
-
-def label(family, size, layout="NN"):
-    m, k, n = size
-    return f"{family}, {m} x {n} outputs, k = {k}, {layout}"
 
 
 # ---------------------------------------------------------------------------------- large products
@@ -304,125 +234,11 @@ SPLIT_K += [((512, 1024, 1024), "TN"), ((640, 1024, 768), "TT"), ((1792, 1024, 1
 SPLIT_K += [((1024, 4096, 2048), "NN"), ((1024, 16384, 1536), "NN"), ((2560, 16384, 2560), "NT")]
 
 
-def check_repeated(a, b, what):
-    first = my_ops.gemm(a, b)
-    check(first, a, b, what, MEAN_SHARE, WORST_SHARE)
-    for _ in range(3):
-        assert torch.equal(my_ops.gemm(a, b), first), f"{what}: not the same bits again"
-
-
 @pytest.mark.parametrize(("size", "layout"), SPLIT_K)
 @pytest.mark.parametrize("family", CONTRACT)
 def test_gemm_where_cublas_cuts_k(family, size, layout, strict_cublas):
     a, b = operands(family, size, "cuda", layout)
     check_repeated(a, b, label(family, size, layout))
-
-
-# ------------------------------------------------ weight gradients: a long k, contiguous in neither
-
-# Their exponents are guessed from a sample of k. Data that suit no sample are split again.
-WEIGHT_GRADIENTS = [(512, 4096, 384), (511, 4100, 701), (768, 8192, 768), (301, 5003, 1001)]
-WEIGHT_GRADIENTS += [(766, 2500, 701)]  # k is not sliced
-
-
-@pytest.mark.parametrize("gpu", ["h200", "h100"])
-@pytest.mark.parametrize("size", WEIGHT_GRADIENTS)
-def test_weight_gradient_is_ours(size, gpu):
-    """Otherwise the tests below compare cuBLAS with itself. Needs no GPU."""
-    m, k, n = size
-    assert answer(f"gemm {m} {n} {k} --a-transposed --gpu {gpu}")[-1].startswith("  fp32_sm90,")
-
-
-def outliers(x):
-    """One element of each row is far larger than the rest."""
-    places = torch.randint(x.shape[1], (x.shape[0], 1), device=x.device)
-    return x.scatter(1, places, x.gather(1, places) * 1e4)
-
-
-def dead_rows(x):
-    """Half of the elements are zero, as behind relu, and all of some rows."""
-    x = x.relu()
-    x[::7] = 0.0
-    return x
-
-
-def few_nonzeros(x):
-    """Rows with too few nonzeros for fp16 parts, which the sample may miss."""
-    return x * (torch.rand_like(x) < 40 / x.shape[1])
-
-
-UNEVEN = {
-    "plain": lambda x: x,
-    "outliers": outliers,
-    "dead rows": dead_rows,
-    "few nonzeros": few_nonzeros,
-    "first k only": lambda x: x * (torch.arange(x.shape[1], device=x.device) < 200),
-    "growing": lambda x: x * torch.linspace(-20, 20, x.shape[1], device=x.device).exp2(),
-}
-
-
-@pytest.mark.parametrize("size", WEIGHT_GRADIENTS)
-@pytest.mark.parametrize("family", CONTRACT)
-def test_weight_gradient(family, size, strict_cublas):
-    a, b = operands(family, size, "cuda", "TN")
-    check_repeated(a, b, label(family, size, "TN"))
-
-
-@pytest.mark.parametrize("size", WEIGHT_GRADIENTS)
-@pytest.mark.parametrize("of_a", UNEVEN)
-@pytest.mark.parametrize("of_b", ["plain", "outliers", "dead rows"])
-def test_weight_gradient_of_uneven_data(of_a, of_b, size, strict_cublas):
-    m, k, n = size
-    a = in_layout(UNEVEN[of_a](normal(m, k, "cuda")), "T")
-    b = in_layout(UNEVEN[of_b](normal(n, k, "cuda")).mT, "N")
-    check_repeated(a, b, label(f"{of_a} by {of_b}", size, "TN"))
-
-
-@pytest.mark.parametrize("bits", [6, 12, 24])
-@pytest.mark.parametrize("size", WEIGHT_GRADIENTS)
-def test_weight_gradient_of_opposed_magnitudes(size, bits, strict_cublas):
-    """Rows of a batch in different units, and gradients in the inverse ones."""
-    a, b = operands("normal", size, "cuda", "TN")
-    units = torch.randint(-bits, bits + 1, (size[1],), device="cuda")
-    a, b = torch.ldexp(a.mT, units[:, None]).mT, torch.ldexp(b, -units[:, None])
-    check_repeated(a, b, label(f"opposed within 2^{2 * bits}", size, "TN"))
-
-
-@pytest.mark.parametrize("family", ["normal", "exp4"])
-def test_weight_gradient_of_batches(family, strict_cublas):
-    size = 768, 4096, 640
-    pairs = [operands(family, size, "cuda", "TN") for _ in range(3)]
-    a, b = torch.stack([a.mT for a, _ in pairs]).mT, torch.stack([b for _, b in pairs])
-    for product, (x, y) in zip(my_ops.gemm(a, b), pairs, strict=True):
-        check(product, x, y, f"batch, {label(family, size, 'TN')}", MEAN_SHARE, WORST_SHARE)
-
-
-@pytest.mark.parametrize(("offset", "gap"), [(1, 0), (0, 3), (0, 4), (2, 4), (3, 1)])
-def test_weight_gradient_of_views(offset, gap, strict_cublas):
-    """Starts and pitches of every alignment. Outliers: most tiles are split twice."""
-
-    def view(x):
-        whole = torch.full((offset + x.shape[0] * (x.shape[1] + gap),), math.nan, device=x.device)
-        lines = whole[offset:].view(x.shape[0], -1)[:, : x.shape[1]]
-        return lines.copy_(x)
-
-    m, k, n = 516, 4100, 640
-    x, y = outliers(normal(m, k, "cuda")).mT.contiguous(), normal(k, n, "cuda")
-    want = my_ops.gemm(x.mT, y)
-    check(want, x.mT, y, label("outliers", (m, k, n), "TN"), MEAN_SHARE, WORST_SHARE)
-    assert torch.equal(my_ops.gemm(view(x).mT, view(y)), want)
-
-
-def test_weight_gradient_of_repeated_lines(strict_cublas):
-    """Strides of 0 along k, and from matrix to matrix."""
-    x, y = normal(2500, 516, "cuda"), torch.randn(3, 2500, 640, device="cuda")
-    line = x[:1].expand(2500, -1)
-    assert torch.equal(my_ops.gemm(line.mT, y[0]), my_ops.gemm(line.contiguous().mT, y[0]))
-    want = my_ops.gemm(torch.stack([x] * 3).mT, y)
-    for a in (x.mT, x.mT.expand(3, -1, -1)):
-        assert torch.equal(my_ops.gemm(a, y), want)
-    want = my_ops.gemm(y.mT, torch.stack([x] * 3))
-    assert torch.equal(my_ops.gemm(y.mT, x.expand(3, -1, -1)), want)
 
 
 # Powers of two on a and on b: largest elements close to FLT_MAX, and outputs that are denormal.
@@ -459,141 +275,6 @@ def test_gemm_special_values(place, value, size, layout, strict_cublas):
     infinite = want.isinf()
     assert torch.equal(got.isinf(), infinite)
     assert torch.equal(got[infinite], want[infinite])
-
-
-# --------------------------------------------------------------- where torch lets cuBLAS use TF32
-
-
-def while_cublas_uses_tf32(call):
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        return call()
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
-
-
-# cuBLAS takes these otherwise: few rows, few columns, short k, sizes in between, many blocks.
-CUBLAS_SIZES = [(1, 4096, 4096), (64, 4096, 4096), (4096, 1100, 1), (7, 3000, 500), (20, 50001, 40)]
-CUBLAS_SIZES += [(1000, k, 1024) for k in (1, 7, 16, 33, 64, 95, 96)]
-CUBLAS_SIZES += [(300, 300, 300), (96, 192, 1000), (257, 2000, 130), (90, 4000, 3000)]
-CUBLAS_SIZES += [(20, 100, 5000), (500, 120, 800), (16, 512, 4096), (2000, 150, 16)]
-CUBLAS_SIZES += [(700_000, 5, 70), (300_000, 40, 70), (70, 40, 300_000), (2, 5, 9_000_000)]
-
-
-@pytest.mark.parametrize("size", CUBLAS_SIZES)
-@pytest.mark.parametrize("family", CONTRACT)
-def test_highest_while_cublas_uses_tf32(family, size, strict_cublas):
-    layout = random.choice(["NN", "NT", "TN", "TT"])
-    a, b = operands(family, size, "cuda", layout)
-    got = while_cublas_uses_tf32(lambda: my_ops.gemm(a, b, precision="highest"))
-    check(got, a, b, label(family, size, layout), mean_share(size[1]), WORST_SHARE)
-
-
-def test_highest_of_other_operands_while_cublas_uses_tf32(strict_cublas):
-    a, b = torch.randn(3, 200, 300, device="cuda"), torch.randn(3, 300, 150, device="cuda")
-    x, weight = torch.randn(70, 500, device="cuda"), torch.randn(3000, 500, device="cuda")
-    residual = torch.randn(70, 3000, device="cuda")
-    out = torch.empty(3000, 70, device="cuda").mT
-
-    def call():
-        assert errors(torch.mm(x, weight.mT), x, weight.mT)[0] > 1e-6  # TF32's error
-        batches = my_ops.gemm(a, b, precision="highest")
-        my_ops.gemm(x, weight.mT, out=out, precision="highest")
-        y = my_ops.linear(
-            x, weight, None, activation="relu", residual=residual, precision="highest"
-        )
-        return batches, y
-
-    batches, y = while_cublas_uses_tf32(call)
-    for z in range(3):
-        check(batches[z], a[z], b[z], f"batch {z}", MEAN_SHARE, WORST_SHARE)
-    check(out, x, weight.mT, "out=, by columns", MEAN_SHARE, WORST_SHARE)
-    want = (x.double() @ weight.double().mT).relu() + residual
-    sizes = x.double().abs() @ weight.double().abs().mT + residual.abs()
-    assert ((y - want).abs() <= 2.0**-21 * sizes).all()
-
-
-# One fp16 product, three of them where cuBLAS has more than TF32, and cuBLAS's TF32.
-HIGH_SIZES = [(2048, 2048, 2048), (2000, 3001, 1003), (4096, 1024, 4096), (700, 1200, 800)]
-HIGH_SIZES += [(100, 300, 200), (1000, 16384, 1024), (1024, 1100, 1024), (1003, 2500, 601)]
-HIGH_SHARE = 1.001  # both round to 11 bits; the rest is chance
-
-
-@pytest.mark.parametrize("size", HIGH_SIZES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_high(family, size, strict_cublas):
-    check_high(family, size, random.choice(["NN", "NT", "TN", "TT"]))
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_high_of_random_shapes(family, seed, strict_cublas):
-    choose = random.Random(f"high {family} {seed}")
-    size = tuple(round(2 ** choose.uniform(9, 12.5)) for _ in range(3))
-    if choose.random() < 0.5:
-        size = tuple(-(-x // 64) * 64 for x in size)
-    check_high(family, size, choose.choice(["NN", "NT", "TN", "TT"]))
-
-
-def check_high(family, size, layout):
-    """The error is not larger than that of cuBLAS with TF32."""
-    a, b = operands(family, size, "cuda", layout)
-    theirs = errors(while_cublas_uses_tf32(lambda: torch.mm(a, b)), a, b)
-    for got in (
-        my_ops.gemm(a, b, precision="high"),
-        while_cublas_uses_tf32(lambda: my_ops.gemm(a, b, precision="high")),
-        while_cublas_uses_tf32(lambda: my_ops.gemm(a, b)),
-    ):
-        ours = errors(got, a, b)
-        message = f"high, {label(family, size, layout)}: ours {ours}, TF32's {theirs}"
-        assert ours[0] <= HIGH_SHARE * theirs[0], f"mean, {message}"
-        assert ours[1] <= WORST_SHARE * theirs[1], f"maximum, {message}"
-
-
-@pytest.mark.parametrize("batch", [None, 3])
-@pytest.mark.parametrize("sizes", [(400, 500, 300), (1, 9000, 600), (600, 9000, 1), (600, 1, 900)])
-def test_high_of_any_layout(sizes, batch, strict_cublas):
-    """cuBLAS takes these, in TF32 although torch does not allow it, unless out is by columns."""
-    m, k, n = sizes
-    batches = [] if batch is None else [batch]
-
-    def laid_out(rows, columns, how):
-        x = torch.randn(*batches, rows, columns, device="cuda")
-        if how == "by columns":
-            return x.mT.contiguous().mT
-        if how == "spaced":
-            return x.repeat_interleave(2, -1)[..., ::2]
-        return x[..., :1].expand_as(x) if how == "repeated" else x
-
-    layouts = ("by rows", "by columns", "spaced", "repeated")
-    for how_a, how_b in itertools.product(layouts, repeat=2):
-        a, b = laid_out(m, k, how_a), laid_out(k, n, how_b)
-        size = a.double().abs() @ b.double().abs()
-        whole = torch.full((*batches, m, n + 3), 7.0, device="cuda")
-        for out in (None, whole[..., 1:-2], torch.empty(*batches, n, m, device="cuda").mT):
-            got = my_ops.gemm(a, b, out=out, precision="high")
-            error = (got.double() - a.double() @ b.double()).abs()
-            assert (error <= TF32 * size).all()
-            if min(m, k, n) > 1 and out is None:
-                assert error.max() > 2.0**-20 * size.mean() / k**0.5  # not float's accuracy
-        whole[..., 1:-2].fill_(7)
-        assert (whole == 7).all()
-    assert not torch.backends.cuda.matmul.allow_tf32
-
-
-@pytest.mark.parametrize("size", [(2048, 2048, 2048), (2000, 3001, 1003), (300, 4096, 4096)])
-def test_high_prepacked(size, strict_cublas):
-    x, weight_t = operands("uniform", size, "cuda", "NT")
-    theirs = errors(while_cublas_uses_tf32(lambda: torch.mm(x, weight_t)), x, weight_t)
-    packed = my_ops.prepack(weight_t.mT)
-    for got in (
-        my_ops.linear(x, packed, precision="high"),
-        while_cublas_uses_tf32(lambda: my_ops.linear(x, packed)),
-    ):
-        ours = errors(got, x, weight_t)
-        message = f"prepacked, high, {label('uniform', size, 'NT')}: {ours}, TF32's {theirs}"
-        assert ours[0] <= HIGH_SHARE * theirs[0], f"mean, {message}"
-        assert ours[1] <= WORST_SHARE * theirs[1], f"maximum, {message}"
 
 
 # ------------------------------------------- the kernel of compute capability 8.0, on any device

@@ -11,7 +11,7 @@ from test_gemm import linear_excess, normal
 
 import my_ops
 from my_ops import reference
-from my_ops.ops.gemm import activation_backward
+from my_ops.ops.linear import activation_backward
 
 
 @pytest.mark.parametrize("precision", ["medium", "", "Highest"])

@@ -71,6 +71,7 @@ TESTS = {  # the first prefix that fits counts
     "my_ops/ops/_": "fake_kernels elementwise gemm lltm registration",
     "my_ops/ops/elementwise": f"{ELEMENTWISE} fake_kernels overrides",
     "my_ops/ops/gemm": f"{GEMM} fake_kernels overrides",
+    "my_ops/ops/linear": f"{GEMM} fake_kernels overrides",
     "my_ops/recurrent/_layers": LAYERS,
     "my_ops/recurrent/_calls": f"{LAYERS} torch_layers reset",
     "my_ops/recurrent/_torch_layers": "torch_layers nn reset",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
-from my_ops.ops.gemm import is_torchs_linear, torchs_linear
+from my_ops.ops.linear import is_torchs_linear, torchs_linear
 from my_ops.reference import ACTIVATIONS, activate
 
 _PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)

@@ -8,7 +8,7 @@ from my_ops.ops.elementwise import custom_add as custom_add
 from my_ops.ops.elementwise import d_sigmoid as d_sigmoid
 from my_ops.ops.elementwise import fill_index as fill_index
 from my_ops.ops.elementwise import round_ste as round_ste
-from my_ops.ops.gemm import PackedWeight as PackedWeight
 from my_ops.ops.gemm import gemm as gemm
-from my_ops.ops.gemm import linear as linear
-from my_ops.ops.gemm import prepack as prepack
+from my_ops.ops.linear import PackedWeight as PackedWeight
+from my_ops.ops.linear import linear as linear
+from my_ops.ops.linear import prepack as prepack

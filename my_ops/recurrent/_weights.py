@@ -23,7 +23,8 @@ from my_ops.ops._checks import (
     check_sizes,
     show,
 )
-from my_ops.ops.gemm import as_rows, linear_product, product
+from my_ops.ops.gemm import product
+from my_ops.ops.linear import as_rows, linear_product
 
 if TYPE_CHECKING:
     from my_ops.recurrent._cell import Cell
