@@ -230,6 +230,23 @@ class Results(Reliability):
         head = ["steps, batch, H", "type", "LSTM, ms", "cuDNN's", "GRU, ms", "cuDNN's"]
         return table(head, rows)
 
+    def slower_layers(self) -> str:
+        """Sizes at which a layer has less than 0.97 of cuDNN's speed, forward / with backward."""
+        sizes: dict[tuple[str, ...], dict[str, list[float]]] = {}
+        cases = [*self.layers["table"], *self.layers.get("sweep", [])]
+        for row in cases:
+            name, dtype, steps, batch, hidden, _ = row["case"].split(" ", 5)
+            size = ", ".join(part[1:] for part in (steps, batch, hidden)), SHORT[dtype]
+            sizes.setdefault(size, {}).setdefault(name, []).append(row["x cuDNN"])
+        below = sum(row["x cuDNN"] < 0.97 for row in cases)
+        rows = []
+        for size, layers in sizes.items():
+            if min(itertools.chain(*layers.values())) < 0.97:
+                cells = (layers.get(name, []) for name in ("LSTM", "GRU", "LLTM"))
+                rows.append([*size, *(" / ".join(f"{x:.2f}" for x in pair) for pair in cells)])
+        head = ["steps, batch, H", "type", "LSTM", "GRU", "LLTM"]
+        return f"Below 0.97 are {below} of {len(cases)} cases:\n\n{table(head, rows)}"
+
     def overhead(self) -> str:
         rows = []
         for device in ("cuda", "cpu"):
