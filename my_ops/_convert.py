@@ -21,6 +21,10 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
+# Attributes of our layers that torch's do not have.
+OPTIONS = ("weight_dropout", "zoneout", "_has_weight_dropout", "_has_zoneout")
+
+
 @dataclass(frozen=True)
 class Conversion:
     """What :func:`convert` did. Printed, it has one line per module.
@@ -37,13 +41,19 @@ class Conversion:
     )
 
     def undo(self) -> None:
-        """Restores the swapped modules, except those whose class has changed since."""
+        """Restores the swapped modules. One whose class has changed since, as a parametrization
+        does, is left, and restored by an ``undo()`` after that has been removed."""
+        left = []
         for module, kind in self._modules:
-            if type(module) is KINDS[kind]:
-                module.__class__ = kind
-                if isinstance(module, nn.RNNBase):
-                    module.flatten_parameters()
-        self._modules.clear()
+            if type(module) is not KINDS[kind]:
+                left.append((module, kind))
+                continue
+            module.__class__ = kind
+            for name in OPTIONS:
+                module.__dict__.pop(name, None)
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()
+        self._modules[:] = left
 
     def __str__(self) -> str:
         lines = [

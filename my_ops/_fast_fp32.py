@@ -8,9 +8,11 @@ itself overrides in Python, such as ``bmm`` for outer products (torch >= 2.13, f
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from my_ops._private import dispatch_table
 
 PRODUCTS = ("mm", "mm.out", "bmm", "bmm.out")
 SUMS = ("addmm", "addmm.out", "baddbmm", "baddbmm.out")
+SHOWN = 30  # shapes in the report's table
 TESTED_TORCH = (2, 15)  # the newest whose C++ symbols csrc/fast_fp32.h may call
 
 
@@ -37,7 +40,8 @@ class Taken(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the switch has done since the process began. ``str()`` gives a table."""
+    """What the switch has done since the process began. ``str()`` gives a table, of at most 30
+    shapes."""
 
     on: bool
     taken: tuple[Taken, ...]
@@ -52,9 +56,13 @@ class Report(NamedTuple):
                 lines[0] += ": torch sees no GPU"
             elif not _switch.has_kernels():
                 lines[0] += ": this build of my_ops is for the CPU only"
-        for op, batch, m, n, k, times in self.taken:
+        most = sorted(self.taken, key=lambda taken: -taken.times)
+        for op, batch, m, n, k, times in most[:SHOWN]:
             shape = f"{m} x {n} x {k}" + (f", batch {batch}" if batch != 1 else "")
             lines.append(f"  taken  {times:>8}  {op} {shape}")
+        if len(most) > SHOWN:
+            total = sum(taken.times for taken in most[SHOWN:])
+            lines.append(f"  taken  {total:>8}  of {len(most) - SHOWN} other shapes")
         lines += [f"  left   {times:>8}  {why}" for why, times in self.left.items()]
         lines += [f"  not touched: {op}, another package's" for op in self.others]
         return "\n".join(lines)
@@ -189,7 +197,8 @@ _switch = Switch(Path(__file__).with_name("_C.so"), "CUDA")
 class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in the same way
     """Computes torch's float32 products on CUDA with :func:`gemm`'s kernels where they are faster.
 
-    A call switches it on or off. At the end of a ``with`` statement the previous state returns::
+    A call switches it on or off. At the end of a ``with`` statement the previous state returns. As
+    a decorator, it does so around every call of the function::
 
         my_ops.fast_fp32()  # from here on
         with my_ops.fast_fp32(False):
@@ -202,16 +211,18 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
     stays torch's: other dtypes, products that torch computes as fast, and all products while
     torch's settings allow TF32.
 
-    There is one switch for the process, with all its threads and GPUs, as with ``torch.backends``.
-    Products check it when they run, in compiled code too, but not when a CUDA graph is replayed.
-    ``python -m my_ops run SCRIPT`` switches it on for a script.
+    There is one switch for the process, with all its threads and GPUs, as with ``torch.backends``;
+    ``with`` statements of several threads should not overlap. Products check it when they run, in
+    compiled code too, but not when a CUDA graph is replayed. ``python -m my_ops run SCRIPT``
+    switches it on for a script.
 
     Args:
         mode: whether to switch it on.
 
     Raises:
         TypeError: ``mode`` is not a bool.
-        RuntimeError: it was called inside a function that ``torch.compile`` compiles.
+        RuntimeError: it was called inside a function that ``torch.compile`` compiles with
+            ``fullgraph=True``. Without that, torch runs the whole function uncompiled.
     """
 
     def __init__(self, mode: bool = True) -> None:
@@ -227,6 +238,16 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
 
     def __exit__(self, *_: object) -> None:
         _switch.set(self._previous)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        _switch.set(self._previous)
+
+        @functools.wraps(function)
+        def switched(*args: Any, **kwargs: Any) -> Any:
+            with fast_fp32(self._mode):
+                return function(*args, **kwargs)
+
+        return switched
 
     @staticmethod
     def report() -> Report:

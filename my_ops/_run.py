@@ -1,7 +1,13 @@
-"""``python -m my_ops run``: runs a program as Python would, with :class:`my_ops.fast_fp32` on."""
+"""``python -m my_ops run``: runs a program much as Python would, with :class:`my_ops.fast_fp32` on.
+
+``runpy`` runs it, so ``sys.argv[0]`` is absolute, and functions of ``atexit`` no longer find the
+program as ``__main__``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -37,7 +43,10 @@ def run_program(arguments: list[str]) -> None:
             sys.argv = arguments
             if not getattr(sys.flags, "safe_path", False):
                 sys.path[0] = str(Path(arguments[0]).resolve().parent)
-            runpy.run_path(arguments[0], run_name="__main__")
+            program = arguments[0]
+            if os.path.isfile(program):  # a relative __file__ would be wrong after os.chdir
+                program = os.path.abspath(program)
+            runpy.run_path(program, run_name="__main__")
     except (ImportError, OSError) as error:
         found = not _is_runpys(error)
         if found:
@@ -46,8 +55,10 @@ def run_program(arguments: list[str]) -> None:
         why = error.strerror if isinstance(error, OSError) else error
         raise SystemExit(f"run: cannot run {program}: {why}") from None
     finally:
-        if found:
-            print(my_ops.fast_fp32.report(), file=sys.stderr)
+        stderr = getattr(sys, "stderr", None)
+        if found and stderr is not None:
+            with contextlib.suppress(OSError, ValueError):  # the program closed it
+                print(my_ops.fast_fp32.report(), file=stderr, flush=True)
 
 
 def _is_runpys(error: BaseException) -> bool:

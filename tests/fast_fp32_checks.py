@@ -348,6 +348,20 @@ def test_calls_and_blocks():
     assert is_on()
 
 
+def test_a_decorator_switches_around_every_call():
+    my_ops.fast_fp32(False)
+
+    @my_ops.fast_fp32()
+    def inside(x, *, y):
+        return is_on(), x, y
+
+    assert not is_on()
+    assert inside(1, y=2) == (True, 1, 2)
+    assert not is_on()
+    assert inside.__name__ == "inside"
+    my_ops.fast_fp32()
+
+
 def test_an_exception_ends_the_block():
     with pytest.raises(KeyError), my_ops.fast_fp32(False):
         raise KeyError

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, prune, spectral_norm
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
 
 import my_ops
 
@@ -208,3 +208,25 @@ def test_products_of_odd_sizes_become_ours(layer):
 def test_a_model_is_asked_for():
     with pytest.raises(TypeError, match=r"convert: model must be a torch\.nn\.Module, got dict"):
         my_ops.convert({})
+
+
+def test_undo_after_a_parametrization_was_removed():
+    layer = nn.LSTM(4, 3)
+    report = my_ops.convert(layer)
+    parametrizations.weight_norm(layer, "weight_hh_l0")
+    report.undo()
+    parametrize.remove_parametrizations(layer, "weight_hh_l0")
+    assert type(layer) is my_ops.nn.LSTM
+    report.undo()
+    assert type(layer) is nn.LSTM
+
+
+def test_undo_takes_our_options_away():
+    layer = nn.GRU(4, 3)
+    report = my_ops.convert(layer)
+    layer.zoneout = layer.weight_dropout = 0.5
+    report.undo()
+    my_ops.convert(layer)
+    assert layer.zoneout == layer.weight_dropout == 0.0
+    x = torch.randn(5, 2, 4)
+    assert torch.equal(layer(x)[0], layer(x)[0])

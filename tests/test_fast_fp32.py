@@ -184,6 +184,15 @@ def test_report_without_products_says_why(gpu, kernels, why, monkeypatch):
     assert str(report._replace(on=False)) == "fast_fp32 is off"
 
 
+def test_report_shows_the_most_frequent_shapes():
+    taken = tuple(_fast_fp32.Taken("mm", 1, m, 8, 8, m) for m in range(1, 101))
+    lines = str(_fast_fp32.Report(True, taken, {}, ())).splitlines()
+    assert len(lines) == 2 + _fast_fp32.SHOWN
+    assert lines[1].split() == ["taken", "100", "mm", "100", "x", "8", "x", "8"]
+    others = sum(range(1, 101 - _fast_fp32.SHOWN))
+    assert lines[-1].split() == ["taken", str(others), "of", "70", "other", "shapes"]
+
+
 @NEEDS_SOURCE
 def test_the_page_shows_a_report():
     taken = (_fast_fp32.Taken("addmm", 1, 8192, 1024, 1024, 600),)
@@ -220,6 +229,19 @@ def test_run(tmp_path, as_module):
         assert done.returncode == status, done.stderr
         assert done.stdout.strip() == str(arguments)
         assert done.stderr.startswith("fast_fp32 is on")
+
+
+def test_run_of_a_program_that_moves_and_closes_stderr(tmp_path):
+    program = "import os, sys\nos.chdir('/')\nprint(__file__, *sys.argv[1:])\nos.close(2)\n"
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "my_ops", "run", "program.py", "x"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.split() == [str(tmp_path / "program.py"), "x"]
 
 
 def test_run_without_a_program():

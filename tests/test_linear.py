@@ -137,6 +137,20 @@ def test_linear_gradient_values(dtype, activation, device):
         torch.testing.assert_close(ours.double(), theirs, rtol=limit, atol=limit)
 
 
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("rows", [(4,), (2, 3)])
+def test_linear_batched_gradients(rows, activation, device):
+    """is_grads_batched runs backward under a vmap of its own kind."""
+    args = [normal(s, torch.float64, device) for s in ((*rows, 5), (6, 5), (6,))]
+    args = [t.requires_grad_() for t in args]
+    y = my_ops.linear(*args, activation=activation)
+    grads = normal((3, *rows, 6), torch.float64, device)
+    got = torch.autograd.grad(y, args, grads, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(y, args, grad, retain_graph=True) for grad in grads]
+    for ours, wanted in zip(got, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(wanted))
+
+
 @pytest.mark.parametrize("activation", [None, "gelu"])
 @pytest.mark.parametrize("sizes", [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
 def test_linear_gradients_of_empty_problems(sizes, activation, device):

@@ -318,6 +318,47 @@ def test_exported_and_run_at_another_batch_size(name, strict, device):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+def test_exported_and_run_at_another_length(name, device):
+    """With resets in both directions; from two steps on."""
+    layer, _ = pair(name, device, torch.float32, **FORM)
+    length = torch.export.Dim("length", min=2, max=500)
+
+    def inputs(steps):
+        x, hx = drawn(name, layer, device, torch.float32, steps=steps)
+        return x, hx, None, torch.rand(steps, BATCH, device=device) < 0.3
+
+    state = (None, None) if name == "LSTM" else None
+    shapes = ({0: length}, state, None, {0: length})
+    program = torch.export.export(layer, inputs(STEPS), dynamic_shapes=shapes)
+    for steps in (2, 9):
+        arguments = inputs(steps)
+        close(program.module()(*arguments), layer(*arguments), 1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_batched_gradients(name, device):
+    layer, _ = pair(name, device, **FORM)
+    x, hx = drawn(name, layer, device)
+    output, parameters = layer(x, hx)[0], list(layer.parameters())
+    grads = torch.randn(3, *output.shape, dtype=output.dtype, device=device)
+    got = torch.autograd.grad(output, parameters, grads, is_grads_batched=True, retain_graph=True)
+    for k, grad in enumerate(grads):
+        want = torch.autograd.grad(output, parameters, grad, retain_graph=True)
+        close([batch[k] for batch in got], want)
+
+
+def test_methods_of_torch_s_lstm(device):
+    layer, like = pair("LSTM", device)
+    x, hx = drawn("LSTM", layer, device)
+    order = torch.tensor([2, 0, 1], device=device)
+    close(layer.permute_hidden(hx, order), like.permute_hidden(hx, order))
+    assert layer.get_expected_cell_size(x, None) == like.get_expected_cell_size(x, None)
+    layer.check_forward_args(x, hx, None)
+    with pytest.raises(RuntimeError, match="Expected hidden"):
+        layer.check_forward_args(x, (hx[0][:, :1], hx[1]), None)
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_an_ensemble_by_vmap(name, device):
     layers = [pair(name, device, **FORM)[0] for _ in range(3)]
     parameters, buffers = torch.func.stack_module_state(layers)

@@ -52,7 +52,8 @@ def test_values_and_gradients(name, training, device):
     got = seeded(layer, x, None, lengths, reset)
     torch.manual_seed(3)
     shares = torch.full((7, 3, 4), 0.3, dtype=torch.float64, device=device)
-    shares = torch.bernoulli(shares) if training else shares
+    if training:
+        shares = (torch.rand(7, 3, 4, device=device) < 0.3).double()
     want = step_by_step(name, parameters_of(layer), x, shares, lengths, reset)
     grads = [torch.randn_like(t) for t in want]
     inputs = [x, *parameters_of(layer)]
@@ -73,6 +74,16 @@ def test_zoneout_keeps_its_share_of_h(name, device):
     for h in (forward, backward.flip(0)):
         kept = (h[1:] == h[:-1]).double()
         assert abs(kept.mean().item() - 0.2) < 5 * (0.2 * 0.8 / kept.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_draws_under_vmap(name, device):
+    layer = made(name, device, zoneout=0.5)
+    x = torch.randn(7, 3, 5, dtype=torch.float64, device=device).expand(2, -1, -1, -1)
+    one, other = torch.vmap(lambda x: layer(x)[0], randomness="same")(x)
+    assert torch.equal(one, other)
+    one, other = torch.vmap(lambda x: layer(x)[0], randomness="different")(x)
+    assert not torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])

@@ -28,6 +28,20 @@ PAGES = [
 FILES = [ROOT / "README.md", *(ROOT / f"docs/{page}.md" for page in PAGES)]
 RESULTS = ROOT / "benchmarks/results"
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+WAYS = ("forward", "forward + backward")
+LAYER_TARGETS = (  # ms of LSTM, GRU and LLTM
+    ("T512 B16 H512", "bfloat16 float16", ("0.65 / 1.9", "0.60 / 1.8", "0.50 / 1.4")),
+    ("T512 B16 H512", "float32", ("1.35 / 4.4", "1.25 / 4.0", "1.1 / 3.6")),
+    ("T1024 B16 H768", "bfloat16 float16", ("1.7 / 5.0", "1.5 / 4.6", "1.3 / 3.8")),
+    ("T512 B64 H1024", "bfloat16 float16", ("2.0 / 5.6", "1.6 / 4.8", "1.3 / 4.2")),
+    ("T512 B64 H1024", "float32", ("6.5 / 22", "5.5 / 18", "5.0 / 16")),
+    ("T512 B256 H1024", "bfloat16", ("5.0 / 13", "4.5 / 12", "4.5 / 12")),
+    ("T512 B256 H1024", "float32", ("16 / 42", "13 / 36", "12 / 34")),
+    ("T128 B8000 H256", "float32", ("12 / 36", "10 / 32", "9 / 28")),
+    ("T1024 B1 H256", "bfloat16 float16 float32", ("0.75 / 1.8", "0.75 / 1.8", "0.60 / 1.6")),
+    ("T128 B32 H128", "bfloat16 float16 float32", ("0.12 / 0.6", "0.12 / 0.6", "0.10 / 0.5")),
+    ("T16 B128 H512", "bfloat16 float16 float32", ("0.10 / 0.6", "0.10 / 0.6", "0.10 / 0.5")),
+)
 
 
 def figure(value: float | None) -> str:
@@ -228,6 +242,27 @@ class Results(Reliability):
                     cells += [times[0], ", strict ".join(times[1:])]
                 rows.append(cells)
         head = ["steps, batch, H", "type", "LSTM, ms", "cuDNN's", "GRU, ms", "cuDNN's"]
+        return table(head, rows)
+
+    def layer_targets(self) -> str:
+        """Times and targets of the three layers in ms, forward / forward + backward."""
+        cases = {row["case"]: row["my_ops us"] / 1e3 for row in self.layers["table"]}
+        rows = []
+        for size, dtypes, targets in LAYER_TARGETS:
+            label = ", ".join(part[1:] for part in size.split())
+            for dtype in dtypes.split():
+                cells = [label, SHORT[dtype]]
+                for name, target in zip(("LSTM", "GRU", "LLTM"), targets, strict=True):
+                    ways = [cases[f"{name} {dtype} {size} {way}"] for way in WAYS]
+                    shown = " / ".join(
+                        f"**{figure(time)}**" if time > float(limit) else figure(time)
+                        for time, limit in zip(ways, target.split(" / "), strict=True)
+                    )
+                    cells += [shown, target]
+                rows.append(cells)
+        head = ["steps, batch, H", "type"]
+        for name in ("LSTM", "GRU", "LLTM"):
+            head += [name, "target"]
         return table(head, rows)
 
     def slower_layers(self) -> str:

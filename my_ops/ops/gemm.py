@@ -166,7 +166,8 @@ def gemm(
             float32 and the other float16 or bfloat16. A batch of 1 is repeated, and so is a matrix
             whose other operand has a batch.
         out: a tensor that receives the result and has its dtype. It may have any strides, but must
-            not overlap ``a`` or ``b``. Not allowed while a gradient is recorded.
+            not overlap ``a`` or ``b``, nor lie between their elements. Not allowed while a gradient
+            is recorded.
         precision: for float32 products on the GPU. ``"highest"`` has float32's accuracy;
             ``"high"`` allows that of TF32, 11 bits of each factor. None follows torch's settings
             (``torch.set_float32_matmul_precision`` or ``torch.backends.cuda.matmul``) at the time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,7 +165,8 @@ def as_rows(*tensors: Tensor) -> Sequence[Tensor]:
         from my_ops.distributed import flattenable  # imported only for DTensors, as it takes time
 
         tensors = flattenable(tensors)
-    return [t.flatten(0, -2) if t.dim() > 1 else t.unsqueeze(0) for t in tensors]
+    # Not by flatten, for which batched gradients (is_grads_batched) have no rule.
+    return [t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
 
 
 def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:

@@ -320,7 +320,8 @@ def reverse_reset(reset: Tensor, lengths: MaybeTensor) -> Tensor:
     zero before the step that precedes the reset step in time.
     """
     from_end = reverse(reset.unsqueeze(2), lengths).squeeze(2)
-    return torch.cat([torch.zeros_like(reset[:1]), from_end[:-1]])
+    # Not cut before it is joined: torch.export would ask whether steps - 1 is 1.
+    return torch.cat([torch.zeros_like(reset[:1]), from_end])[:-1]
 
 
 def check_probability(layer: str, name: str, p: Any) -> None:
@@ -330,5 +331,9 @@ def check_probability(layer: str, name: str, p: Any) -> None:
 
 def zoneout_shares(x: Tensor, hidden: int, p: float, training: bool) -> Tensor:
     """The ops' ``zoneout``: drawn in training, and its expected value in evaluation."""
-    shares = x.new_full([x.size(0), x.size(1), hidden], p)
-    return torch.bernoulli(shares) if training else shares
+    sizes = [x.size(0), x.size(1), hidden]
+    if not training:
+        return x.new_full(sizes, p)
+    # torch.bernoulli of probabilities would not work under vmap with randomness="same".
+    drawn = torch.rand_like(x.new_empty(sizes, dtype=torch.float32))
+    return (drawn < p).to(x.dtype)

@@ -220,7 +220,9 @@ class CarryingLayer(CarryingLayerCall, nn.Module):
         weight_dropout = self.weight_dropout if self._has_weight_dropout else None
         zoneout = self.zoneout if self._has_zoneout else None
         directions = 2 if self.bidirectional else 1
-        from_end = None if reset is None else reverse_reset(reset, lengths)
+        from_end: MaybeTensor = None
+        if reset is not None and self.bidirectional:
+            from_end = reverse_reset(reset, lengths)
         h_0, c_0 = states[0], states[1]
         h_n: Tensors = []
         c_n: Tensors = []

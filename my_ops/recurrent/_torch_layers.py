@@ -107,7 +107,9 @@ class TorchLayer(LayerCall, nn.RNNBase):
         parameters = self._in_a_row()
         directions = 2 if self.bidirectional else 1
         each = len(parameters) // (self.num_layers * directions)
-        from_end = None if reset is None else reverse_reset(reset, lengths)
+        from_end: MaybeTensor = None
+        if reset is not None and self.bidirectional:
+            from_end = reverse_reset(reset, lengths)
         ends: list[Tensors] = [[] for _ in states]
         outputs: Tensors = []
         for k in range(self.num_layers * directions):

@@ -213,6 +213,11 @@ class LSTM(CarryingLayerCall, TorchLayer):
         self.weight_dropout = weight_dropout
         self.zoneout = zoneout
 
+    # What torch.nn.LSTM overrides of RNNBase, for programs that call it.
+    get_expected_cell_size = nn.LSTM.get_expected_cell_size
+    check_forward_args = nn.LSTM.check_forward_args  # type: ignore[assignment]
+    permute_hidden = nn.LSTM.permute_hidden  # type: ignore[assignment]
+
     def _sizes(self) -> list[int]:
         return [self.proj_size if self.proj_size > 0 else self.hidden_size, self.hidden_size]
 
