@@ -13,7 +13,8 @@ constexpr int64_t kGrainProducts = 1 << 20;  // multiplications per thread: 10 u
 constexpr int64_t kRowsOfARead = 16;  // reading a weight takes as long as multiplying it so often
 constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-level cache
 constexpr int64_t kFewRows = 3;       // for so few, ATen's products are faster than by_units
-constexpr int64_t kRowsOfAPacking = 32;  // of all steps: packing costs more than it saves below
+constexpr int64_t kRowsOfAPacking = 32;  // of all steps: packing costs more than it saves below,
+                                         // and always in a single step
 
 template <typename Op>
 struct Cpu {
@@ -57,7 +58,7 @@ struct Cpu {
     const int64_t steps = s.output.size(0), batch = s.output.size(1);
     if (stays_in_cache(weights, s.output)) {
       by_rows(s, weights);
-    } else if (batch > kFewRows && steps * batch >= kRowsOfAPacking) {
+    } else if (batch > kFewRows && steps > 1 && steps * batch >= kRowsOfAPacking) {
       by_units(s);
     } else {
       return false;
