@@ -325,8 +325,8 @@ def test_export_at_another_batch_size(layer):
 
 
 def test_inductor_package(tmp_path, device):
-    """Compiled ahead of time, loaded from its file and run with another batch size, in a separate
-    process, as in a program that serves a model."""
+    """Compiled ahead of time, loaded from its file and run with another length and batch size, in a
+    separate process, as in a program that serves a model."""
     script = """
         import sys, torch, my_ops
 
@@ -334,20 +334,24 @@ def test_inductor_package(tmp_path, device):
             def __init__(self):
                 super().__init__()
                 self.embed = my_ops.nn.LinearActivation(3, 4, activation="silu")
-                self.layer = my_ops.nn.LLTM(4, 4)
+                self.layers = torch.nn.ModuleList(
+                    getattr(my_ops.nn, name)(4, 4) for name in ("LLTM", "LSTM", "GRU")
+                )
 
             def forward(self, x):
-                y = self.layer(self.embed(x))[0]
+                y = self.embed(x)
+                for layer in self.layers:
+                    y = layer(y)[0]
                 return my_ops.round_ste(my_ops.custom_add(y, my_ops.d_sigmoid(y))) + y
 
         device, path = sys.argv[1:]
         model, x = Model().to(device).eval(), torch.randn(5, 2, 3, device=device)
-        batch = torch.export.Dim("batch", min=2, max=99)
+        sizes = {k: torch.export.Dim(name, min=2, max=99) for k, name in enumerate("tb")}
         with torch.no_grad():
-            program = torch.export.export(model, (x,), dynamic_shapes=({1: batch},))
+            program = torch.export.export(model, (x,), dynamic_shapes=(sizes,))
             path = torch._inductor.aoti_compile_and_package(program, package_path=path)
             loaded = torch._inductor.aoti_load_package(path)
-            for input in (x, torch.randn(5, 7, 3, device=device)):
+            for input in (x, torch.randn(9, 7, 3, device=device)):
                 got = loaded(input)
                 got = got[0] if isinstance(got, (list, tuple)) else got
                 torch.testing.assert_close(got, model(input), rtol=2.0**-21, atol=2.0**-21)
