@@ -230,11 +230,15 @@ class Model(torch.nn.Module):
     def __init__(self, dtype=torch.float64, bias=True):
         super().__init__()
         self.layer = my_ops.nn.LLTM(4, 6, 2, bias, dtype=dtype)
+        self.lstm = my_ops.nn.LSTM(6, 6, bias=bias, dtype=dtype)
+        self.gru = my_ops.nn.GRU(6, 6, bias=bias, dtype=dtype)
         self.up = my_ops.nn.LinearActivation(6, 8, bias, activation="gelu", dtype=dtype)
         self.down = my_ops.nn.Linear(8, 4, bias, dtype=dtype)
 
     def forward(self, x):
-        return self.down(self.up(self.layer(x)[0]))
+        for layer in (self.layer, self.lstm, self.gru):
+            x = layer(x)[0]
+        return self.down(self.up(x))
 
 
 def batch(dtype=torch.float64):
@@ -295,7 +299,7 @@ def fully_sharded(mesh, mixed, by_cell, bias):
         model = Model(dtype, bias)
     options = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)} if mixed else {}
     layers = (*model.layer.cells, model.up.linear) if by_cell else (model.layer, model.up)
-    for part in (*layers, model.down, model):
+    for part in (*layers, model.lstm, model.gru, model.down, model):
         fully_shard(part, mesh=mesh, **options)
     model.to_empty(device=mesh.device_type)
     options = StateDictOptions(full_state_dict=True)
