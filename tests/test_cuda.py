@@ -155,14 +155,15 @@ def test_graph_capture_and_replay(name, call, cuda, captures):
         assert_equal(captured, function(*inputs))
 
 
-def test_graph_of_an_lltm_training_step(cuda, captures):
+@pytest.mark.parametrize("name", ["LLTM", "LSTM", "GRU"])
+def test_graph_of_a_training_step(name, cuda, captures):
     """The captured step trains like the eager one, from the same weights on the same batches."""
-    start = my_ops.nn.LLTM(5, 8, device=cuda).state_dict()
+    start = getattr(my_ops.nn, name)(5, 8, device=cuda).state_dict()
     shapes = (6, 4, 5), (6, 4, 8)
     batches = [[torch.randn(s, device=cuda) for s in shapes] for _ in range(3)]
 
     def build():
-        layer = my_ops.nn.LLTM(5, 8, device=cuda)
+        layer = getattr(my_ops.nn, name)(5, 8, device=cuda)
         layer.load_state_dict(start)
         return layer, torch.optim.SGD(layer.parameters(), lr=0.1)
 
