@@ -146,21 +146,22 @@ class Switch:
         ours = getattr(getattr(torch.ops.my_ops, f"fast_fp32_{name}"), overload or "default")
 
         # tensors include the one that is added; rest has out, and scalars other than the default,
-        # the integer 1. We never take outer products. Small products come first and cheaply.
+        # the integer 1. We never take outer products. The first test of sizes is the cheapest.
         def kernel(keys: Any, *tensors: Tensor, **rest: Any) -> Tensor:
-            if self._on and tensors[-2].numel() * tensors[-1].numel() >= least:
-                *_, a, b = tensors
-                if (
-                    a.dtype is torch.float32
-                    and a.dim() == b.dim() > 1
-                    and a.numel() * b.size(-1) >= least
-                    and a.size(-1) > 1
-                    and rest.get("beta", 1) == 1 == rest.get("alpha", 1)
-                ):
-                    try:
-                        return ours(*tensors, out=rest["out"]) if overload else ours(*tensors)
-                    except RuntimeError:
-                        pass  # torch raises its own error below
+            *_, a, b = tensors
+            if (
+                self._on
+                and a.numel() * b.numel() >= least
+                and a.dtype is torch.float32
+                and a.dim() == b.dim() > 1
+                and a.numel() * b.size(-1) >= least
+                and a.size(-1) > 1
+                and rest.get("beta", 1) == 1 == rest.get("alpha", 1)
+            ):
+                try:
+                    return ours(*tensors, out=rest["out"]) if overload else ours(*tensors)
+                except RuntimeError:
+                    pass  # torch raises its own error below
             return call_torchs(keys, *tensors, **rest)
 
         assert self._library is not None

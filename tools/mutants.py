@@ -49,7 +49,7 @@ ENVIRONMENT = os.environ | {
 ELEMENTWISE = "elementwise memory registration c_api autograd vmap integration bounds"
 GEMM = "gemm gemm_options registration autograd vmap integration autocast nn bounds"
 LLTM = "lltm memory lltm_layer registration autograd vmap autocast integration bounds"
-OF_TORCH = "lstm_gru torch_layers registration autograd vmap autocast"
+OF_TORCH = "lstm_gru torch_layers torch_layer_tools registration autograd vmap autocast"
 LAYERS = "nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
 TESTS = {  # the first prefix that fits counts
     "my_ops/__main__": "report",
@@ -73,12 +73,12 @@ TESTS = {  # the first prefix that fits counts
     "my_ops/ops/gemm": f"{GEMM} fake_kernels overrides",
     "my_ops/ops/linear": f"{GEMM} fake_kernels overrides",
     "my_ops/recurrent/_layers": LAYERS,
-    "my_ops/recurrent/_calls": f"{LAYERS} torch_layers reset",
-    "my_ops/recurrent/_torch_layers": "torch_layers nn reset",
+    "my_ops/recurrent/_calls": f"{LAYERS} torch_layers torch_layer_tools reset",
+    "my_ops/recurrent/_torch_layers": "torch_layers torch_layer_tools nn reset",
     "my_ops/recurrent/_vmap": "vmap lltm_layer autocast reset",
     "my_ops/recurrent/lstm": f"{OF_TORCH} fake_kernels overrides",
     "my_ops/recurrent/gru": f"{OF_TORCH} fake_kernels overrides",
-    "my_ops/recurrent": f"{LLTM} fake_kernels overrides lstm_gru torch_layers reset",
+    "my_ops/recurrent": f"{LLTM} fake_kernels overrides {OF_TORCH} reset",
     "my_ops/reference": "gemm lltm lstm_gru elementwise",
     "my_ops": f"fake_kernels {ELEMENTWISE} gemm gemm_options lltm lltm_layer private_names",
     "csrc/elementwise": f"{ELEMENTWISE} fake_kernels cpp",

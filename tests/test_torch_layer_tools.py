@@ -1,0 +1,267 @@
+"""nn.LSTM, GRU and their cells with torch's tools: state dicts, copies, TorchScript, compilation,
+export, vmap, autocast, and whatever acts on parameters."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from test_torch_layers import (
+    BATCH,
+    CELLS,
+    FORM,
+    HIDDEN,
+    INPUTS,
+    LAYERS,
+    STEPS,
+    close,
+    drawn,
+    flat,
+    ids,
+    pair,
+    with_gradients,
+)
+from torch.nn.utils import parametrizations, prune
+
+
+@pytest.mark.parametrize("form", [{}, FORM, {"bias": False}], ids=ids)
+@pytest.mark.parametrize("name", LAYERS)
+def test_state_dict_both_ways(name, form, device):
+    layer, like = pair(name, device, **form)
+    assert list(layer.state_dict()) == list(like.state_dict())
+    torch.nn.init.normal_(like.weight_hh_l0)
+    layer.load_state_dict(like.state_dict())
+    x, hx = drawn(name, layer, device)
+    close(layer(x, hx), like(x, hx))
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *CELLS])
+def test_drawn_and_shown_as_torch_does(name):
+    kinds = {**LAYERS, **CELLS}[name]
+    form = {} if name in CELLS else {**FORM, "batch_first": True}
+    made = []
+    for kind in kinds:
+        torch.manual_seed(1)
+        made.append(kind(INPUTS, HIDDEN, bias=name != "GRU", **form))
+    layer, like = made
+    for (ours, p), (theirs, q) in zip(
+        layer.named_parameters(), like.named_parameters(), strict=True
+    ):
+        assert ours == theirs
+        assert torch.equal(p, q)
+    assert repr(layer) == repr(like)
+    assert isinstance(layer, torch.nn.RNNBase if name in LAYERS else kinds[1])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_has_what_programs_ask_of_torch_s(name, device):
+    layer, like = pair(name, device, **FORM)
+    for attribute in ("mode", "input_size", "hidden_size", "num_layers", "bias", "batch_first"):
+        assert getattr(layer, attribute) == getattr(like, attribute)
+    assert (layer.dropout, layer.bidirectional, layer.proj_size) == (0.0, True, 0)
+    assert layer.flatten_parameters() is None
+    for own, theirs in zip(layer.all_weights, like.all_weights, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(own, theirs, strict=True))
+    assert layer.all_weights[1][0] is layer.weight_ih_l0_reverse
+    x, hx = drawn(name, layer, device)
+    close(layer(input=x, hx=hx), layer(x, hx))
+    if name == "LSTM":
+        close(layer(x, list(hx)), layer(x, hx))
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *CELLS])
+def test_copies_and_torchscript(name, device):
+    layer, _ = pair(name, device, **(FORM if name in LAYERS else {}))
+    file, saved = io.BytesIO(), io.BytesIO()
+    torch.jit.save(torch.jit.script(layer), file)
+    torch.save(layer, saved)
+    file.seek(0)
+    saved.seek(0)
+    others = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.jit.load(file)]
+    others.append(torch.load(saved, weights_only=False))
+    if name in CELLS:
+        calls = [(torch.randn(BATCH, INPUTS, device=device, dtype=torch.float64),)]
+    else:
+        x, hx = drawn(name, layer, device)
+        lengths = torch.tensor([7, 0, 3], device=device)
+        reset = torch.rand(STEPS, BATCH, device=device) < 0.3
+        calls = [(x,), (x, hx), (x, hx, lengths), (x, hx, None, reset), (x, hx, lengths, reset)]
+    for other in others:
+        for call in calls:
+            got, want = flat([other(*call)]), flat([layer(*call)])
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled_to_one_graph_for_many_sizes(name, masked, device):
+    layer, _ = pair(name, device, torch.float32, **FORM, dropout=0.2)
+    layer.eval()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for steps, batch in ((7, 3), (5, 4), (9, 2)):
+        x, hx = drawn(name, layer, device, torch.float32, steps, batch)
+        masks = [None, None]
+        if masked:
+            lengths = torch.randint(0, steps + 1, (batch,), device=device)
+            masks = [lengths, torch.rand(steps, batch, device=device) < 0.3]
+        close(compiled(x, hx, *masks), layer(x, hx, *masks), 1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_trained_when_compiled(name, device):
+    layer, _ = pair(name, device, torch.float32, **FORM)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x, hx = drawn(name, layer, device, torch.float32)
+    close(with_gradients(compiled, x, hx), with_gradients(layer, x, hx), 1e-5)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_exported_and_run_at_another_batch_size(name, strict, device):
+    layer, _ = pair(name, device, torch.float32, **FORM)
+    x, hx = drawn(name, layer, device, torch.float32)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    state = ({1: batch}, {1: batch}) if name == "LSTM" else {1: batch}
+    program = torch.export.export(layer, (x, hx), dynamic_shapes=({1: batch}, state), strict=strict)
+    targets = {getattr(node.target, "name", str)() for node in program.graph.nodes}
+    assert f"my_ops::{name.lower()}" in targets
+    x, hx = drawn(name, layer, device, torch.float32, batch=5)
+    close(program.module()(x, hx), layer(x, hx), 1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_exported_and_run_at_another_length(name, device):
+    """With resets in both directions; from two steps on."""
+    layer, _ = pair(name, device, torch.float32, **FORM)
+    length = torch.export.Dim("length", min=2, max=500)
+
+    def inputs(steps):
+        x, hx = drawn(name, layer, device, torch.float32, steps=steps)
+        return x, hx, None, torch.rand(steps, BATCH, device=device) < 0.3
+
+    state = (None, None) if name == "LSTM" else None
+    shapes = ({0: length}, state, None, {0: length})
+    program = torch.export.export(layer, inputs(STEPS), dynamic_shapes=shapes)
+    for steps in (2, 9):
+        arguments = inputs(steps)
+        close(program.module()(*arguments), layer(*arguments), 1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_batched_gradients(name, device):
+    layer, _ = pair(name, device, **FORM)
+    x, hx = drawn(name, layer, device)
+    output, parameters = layer(x, hx)[0], list(layer.parameters())
+    grads = torch.randn(3, *output.shape, dtype=output.dtype, device=device)
+    got = torch.autograd.grad(output, parameters, grads, is_grads_batched=True, retain_graph=True)
+    for k, grad in enumerate(grads):
+        want = torch.autograd.grad(output, parameters, grad, retain_graph=True)
+        close([batch[k] for batch in got], want)
+
+
+def test_methods_of_torch_s_lstm(device):
+    layer, like = pair("LSTM", device)
+    x, hx = drawn("LSTM", layer, device)
+    order = torch.tensor([2, 0, 1], device=device)
+    close(layer.permute_hidden(hx, order), like.permute_hidden(hx, order))
+    assert layer.get_expected_cell_size(x, None) == like.get_expected_cell_size(x, None)
+    layer.check_forward_args(x, hx, None)
+    with pytest.raises(RuntimeError, match="Expected hidden"):
+        layer.check_forward_args(x, (hx[0][:, :1], hx[1]), None)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_ensemble_by_vmap(name, device):
+    layers = [pair(name, device, **FORM)[0] for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    x, hx = drawn(name, layers[0], device)
+    reset = torch.rand(STEPS, BATCH, device=device) < 0.3
+
+    def loss(parameters, buffers, x):
+        output, _ = torch.func.functional_call(
+            layers[0], (parameters, buffers), (x, hx, None, reset)
+        )
+        return output.sin().sum()
+
+    got = torch.vmap(torch.func.grad(loss), (0, 0, None))(parameters, buffers, x)
+    for k, layer in enumerate(layers):
+        total = layer(x, hx, None, reset)[0].sin().sum()
+        want = torch.autograd.grad(total, list(layer.parameters()))
+        close([got[n][k] for n, _ in layer.named_parameters()], want)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_gradient_of_each_sample(name, device):
+    layer, _ = pair(name, device)
+    x, _ = drawn(name, layer, device)
+    own = dict(layer.named_parameters())
+
+    def loss(own, row):
+        return torch.func.functional_call(layer, own, (row,))[0].sin().sum()
+
+    got = torch.vmap(torch.func.grad(loss), (None, 1))(own, x)
+    for b in range(BATCH):
+        want = torch.autograd.grad(layer(x[:, b])[0].sin().sum(), list(own.values()))
+        close([g[b] for g in got.values()], want)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast(name, device):
+    layer, _ = pair(name, device, torch.float32, **FORM)
+    x, hx = drawn(name, layer, device, torch.float32)
+    want = layer(x, hx)
+    with torch.autocast(device, torch.bfloat16):
+        got = layer(x, hx)
+    assert {t.dtype for t in flat(got)} == {torch.bfloat16}
+    for ours, exact in zip(flat(got), flat(want), strict=True):
+        torch.testing.assert_close(ours.float(), exact, rtol=0.05, atol=0.05)
+    flat(got)[0].float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_acts_on_parameters_by_name(name, device):
+    """Parametrizations, pruning and replaced parameters, as in DropConnect."""
+    layer, _ = pair(name, device)
+    x, hx = drawn(name, layer, device)
+    parametrizations.weight_norm(layer, "weight_hh_l0")
+    for scale in (1, 2):
+        with torch.no_grad():
+            layer.parametrizations.weight_hh_l0.original0.mul_(scale)
+        normed, like = layer.weight_hh_l0.detach(), pair(name, device)[1]
+        like.load_state_dict(
+            {n: normed if n == "weight_hh_l0" else getattr(layer, n) for n in like.state_dict()}
+        )
+        close(layer(x, hx), like(x, hx))
+
+    layer, like = pair(name, device)
+    prune.l1_unstructured(layer, "weight_hh_l0", 0.5)
+    prune.l1_unstructured(like, "weight_hh_l0", 0.5)
+    close(layer(x, hx), like(x, hx))
+
+    layer, like = pair(name, device)
+    for module in (layer, like):
+        weight = module.weight_hh_l0
+        del module.weight_hh_l0
+        module.weight_hh_l0 = weight.detach() * 0.5
+    close(layer(x, hx), like(x, hx))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_shared_memory_of_gradients(name, device):
+    """The two biases of LSTM have equal gradients, but each has its own memory."""
+    layer, _ = pair(name, device)
+    x, hx = drawn(name, layer, device)
+    tensors = [layer.bias_ih_l0, layer.bias_hh_l0]
+    grads = torch.autograd.grad(layer(x, hx)[0].sum(), tensors)
+    assert grads[0].data_ptr() != grads[1].data_ptr()
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *CELLS])
+def test_in_a_traced_model(name):
+    layer, _ = pair(name, "cpu", torch.float32)
+    model = torch.nn.Sequential(torch.nn.Linear(INPUTS, INPUTS), layer)
+    traced = torch.fx.symbolic_trace(model)
+    x = torch.randn(STEPS, INPUTS)
+    assert all(torch.equal(a, b) for a, b in zip(flat([traced(x)]), flat([model(x)]), strict=True))
