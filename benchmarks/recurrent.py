@@ -1,22 +1,38 @@
 """LSTM, GRU and LLTM layers compared with cuDNN's, in the same run on the same data.
 
-    python benchmarks/recurrent.py [table] [high] [sweep] [--alone] [--output results.json]
+    python benchmarks/recurrent.py [FAMILY ...] [--alone] [--output results.json]
 
 ``table``: sizes that people train, forward and forward + backward, everything included. ``high``:
 float32 layers with many rows while torch allows TF32 in products. ``sweep``: sizes drawn evenly on
-a logarithmic scale. Times are medians of alternating runs, in microseconds of the GPU. Except for
-``high`` the layers of both are called with their defaults, with the TF32 that each is allowed.
+a logarithmic scale. ``reset``: a layer with resets, beside the same layer without. ``host``: short
+training steps on the host's clock. ``memory``: what a layer holds between forward and backward,
+the output included, in MiB. Times are medians of alternating runs, in microseconds; those of the
+GPU but for ``host``. Except for ``high`` the layers of both are called with their defaults, with
+the TF32 that each is allowed.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Case, Run, gpu_times, row, save, show, with_tf32, without_tf32
+from measure import (
+    Case,
+    Run,
+    gpu_times,
+    name_of,
+    row,
+    save,
+    show,
+    wall_times,
+    with_tf32,
+    without_tf32,
+)
+from torch import Tensor
 
 import my_ops
 
@@ -31,8 +47,9 @@ TABLE = [  # steps, batch, inputs and hidden
     (16, 128, 512),
 ]
 HIGH = [(512, 64, 1024), (512, 256, 1024), (128, 8000, 256), (128, 1024, 512)]
-STEPS, BATCHES, SIZES = (16, 64, 256, 1024), (1, 8, 64, 512, 4096), (32, 96, 256, 768, 2048)
-MOST = 1 << 39  # multiply-adds of a forward pass in the sweep
+STEPS, SIZES = (16, 64, 256, 1024), (32, 96, 256, 768, 2048)
+BATCHES = (1, 4, 16, 64, 256, 1024, 8192)
+MOST = 1 << 38  # multiply-adds of a forward pass in the sweep
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LAYERS = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "LLTM": torch.nn.LSTM}
 GATES = {"LSTM": 4, "GRU": 3, "LLTM": 3}
@@ -91,22 +108,99 @@ def sweep() -> Iterator[Case]:
                             yield from cases(name, steps, batch, size, dtype)
 
 
+def reset() -> Iterator[Case]:
+    for steps, batch, size in TABLE:
+        for dtype in DTYPES:
+            x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
+            grad, leaf = torch.randn_like(x), x.clone().requires_grad_()
+            starts = torch.rand(steps, batch, device="cuda") < 1 / 64
+            for name in LAYERS:
+                layer = getattr(my_ops.nn, name)(size, size, device="cuda", dtype=dtype)
+
+                @torch.no_grad()
+                def inference(
+                    reset: Tensor | None = None, x: Tensor = x, layer: Any = layer
+                ) -> Any:
+                    return layer(x, reset=reset)
+
+                def training(
+                    reset: Tensor | None = None,
+                    leaf: Tensor = leaf,
+                    grad: Tensor = grad,
+                    layer: Any = layer,
+                ) -> Any:
+                    return layer(leaf, reset=reset)[0].backward(grad)
+
+                for way, run in (("forward", inference), ("forward + backward", training)):
+                    yield Case(
+                        f"{name} {name_of(dtype)} T{steps} B{batch} H{size} {way}",
+                        partial(run, starts),
+                        {"no reset": run},
+                    )
+
+
+def host() -> Iterator[Case]:
+    for batch, size in ((1, 128), (16, 128), (16, 512)):
+        for dtype in DTYPES:
+            for name in LAYERS:
+                *_, training = cases(name, 4, batch, size, dtype)
+                yield training
+
+
+def memory() -> Iterator[dict[str, Any]]:
+    def held(layer: Any, leaf: Tensor) -> float:
+        layer(leaf)[0].sum().backward()  # workspaces and gradients stay
+        before = torch.cuda.memory_allocated()
+        result = layer(leaf)
+        kept = torch.cuda.memory_allocated() - before
+        del result
+        return kept / (1 << 20)
+
+    for steps, batch, size in TABLE:
+        for dtype in DTYPES:
+            leaf = torch.randn(steps, batch, size, device="cuda", dtype=dtype, requires_grad=True)
+            for name in LAYERS:
+                ours = held(getattr(my_ops.nn, name)(size, size, device="cuda", dtype=dtype), leaf)
+                theirs = held(LAYERS[name](size, size, device="cuda", dtype=dtype), leaf)
+                yield {
+                    "case": f"{name} {name_of(dtype)} T{steps} B{batch} H{size}",
+                    "my_ops MiB": round(ours, 2),
+                    "cuDNN MiB": round(theirs, 2),
+                    "x cuDNN": round(theirs / ours, 3),
+                }
+
+
+def timed(
+    found: Iterator[Case], times: Callable[[dict[str, Run]], dict[str, float]], alone: bool
+) -> Iterator[dict[str, Any]]:
+    for case in found:
+        others = {} if alone else case.others
+        yield row(case, times({"my_ops": case.ours, **others}), {})
+
+
 def main() -> None:
-    families = {"table": table, "high": high, "sweep": sweep}
+    on_gpu = {"table": table, "high": high, "sweep": sweep, "reset": reset}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("family", nargs="*", choices=[*families])
+    parser.add_argument("family", nargs="*", choices=[*on_gpu, "host", "memory"])
     parser.add_argument("--budget", type=float, default=0.6, help="seconds a case")
     parser.add_argument("--alone", action="store_true", help="without cuDNN, to compare builds")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
+    by_gpu = partial(gpu_times, budget=arguments.budget)
+    by_host = partial(wall_times, calls=200)
+    families = {
+        **{
+            name: partial(timed, cases(), by_gpu, arguments.alone) for name, cases in on_gpu.items()
+        },
+        "host": partial(timed, host(), by_host, arguments.alone),
+        "memory": memory,
+    }
     sections: dict[str, Any] = {}
     for family in arguments.family or families:
         sections[family] = []
-        for case in families[family]():
-            others = {} if arguments.alone else case.others
-            times = gpu_times({"my_ops": case.ours, **others}, budget=arguments.budget)
-            sections[family].append(row(case, times, {}))
-            show(sections[family][-1])
+        for result in families[family]():
+            sections[family].append(result)
+            show(result)
         if arguments.output:
             save(arguments.output, sections)
 
