@@ -179,7 +179,12 @@ def timed(
 
 
 def main() -> None:
-    on_gpu = {"table": table, "high": high, "sweep": sweep, "reset": reset}
+    on_gpu: dict[str, Callable[[], Iterator[Case]]] = {
+        "table": table,
+        "high": high,
+        "sweep": sweep,
+        "reset": reset,
+    }
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("family", nargs="*", choices=[*on_gpu, "host", "memory"])
     parser.add_argument("--budget", type=float, default=0.6, help="seconds a case")
@@ -187,7 +192,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     by_gpu = partial(gpu_times, budget=arguments.budget)
-    by_host = partial(wall_times, calls=200)
+    by_host = partial(wall_times, calls=100)
     families = {
         **{
             name: partial(timed, cases(), by_gpu, arguments.alone) for name, cases in on_gpu.items()
