@@ -21,6 +21,7 @@ from test_explain import answer
 import my_ops
 
 WEIGHT_GRADIENTS = [(512, 4096, 384), (511, 4100, 701), (768, 8192, 768), (301, 5003, 1001)]
+WEIGHT_GRADIENTS += [(256, 16384, 1024), (300, 9001, 500)]  # slices of at most 1024
 WEIGHT_GRADIENTS += [(766, 2500, 701)]  # k is not sliced
 
 

@@ -184,7 +184,11 @@ cudaError_t run(Prepared* prepared, cudaStream_t stream) {
 
 template <typename Tile>
 cudaError_t run_parts(Prepared* prepared, cudaStream_t stream) {
-  if (prepared->split.along_rows) return run<Fp16AlongRowsScheme, Tile>(prepared, stream);
+  if (prepared->split.along_rows) {
+    // The sums of six products in slices of k need compensation.
+    using FullTile = std::conditional_t<std::is_same_v<Tile, LargeTile>, WideTile, Tile>;
+    return run<Fp16AlongRowsScheme, Tile, FullTile>(prepared, stream);
+  }
   return prepared->product.args.mixed ? run<MixedScheme, Tile>(prepared, stream)
                                       : run<Fp16Scheme, Tile>(prepared, stream);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "common/ceil_div.h"
 #include "device.h"
@@ -192,8 +193,21 @@ struct Cover {
 
 // slowdown: of the tile relative to the large one, per unit of area.
 template <typename Tile>
+double cost_of_slices(const Args& args, int64_t slices, int sm_count, double slowdown,
+                      const GemmCosts::Fp32Sm90& costs) {
+  const int64_t blocks = ceil_div(ceil_div(args.k, kSplitBlockK), slices);
+  const int64_t waves =
+      ceil_div(cluster_tiles_of<Tile>(args) * slices, resident_clusters<Tile>(sm_count));
+  const double cost = slowdown * Tile::kM * Tile::kN * static_cast<double>(waves * blocks);
+  if (slices == 1) return cost;
+  return cost + costs.reduce +
+         costs.reduce_element * static_cast<double>(args.batch * args.m * args.n * slices);
+}
+
+inline constexpr int64_t kMinBlocks = 8, kMaxSlices = 64;  // k-blocks per slice; slices
+
+template <typename Tile>
 Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp32Sm90& costs) {
-  constexpr int64_t kMinBlocks = 8, kMaxSlices = 64;  // k-blocks per slice; slices
   constexpr int64_t kMoreWaves = 2;
   const int64_t k_blocks = ceil_div(args.k, kSplitBlockK);
   const int64_t resident = resident_clusters<Tile>(sm_count),
@@ -205,15 +219,28 @@ Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp
         std::min({waves * resident / cluster_tiles, k_blocks / kMinBlocks, kMaxSlices});
     const int64_t blocks = ceil_div(k_blocks, std::max<int64_t>(most, 1));
     const int64_t slices = ceil_div(k_blocks, blocks);
-    double cost = slowdown * Tile::kM * Tile::kN *
-                  static_cast<double>(ceil_div(cluster_tiles * slices, resident) * blocks);
-    if (slices > 1) {
-      cost += costs.reduce +
-              costs.reduce_element * static_cast<double>(args.batch * args.m * args.n * slices);
-    }
+    const double cost = cost_of_slices<Tile>(args, slices, sm_count, slowdown, costs);
     if (waves == fewest || cost < (1 - costs.more_waves_min_gain) * best.cost) {
       best = {static_cast<int>(slices), cost};
     }
+  }
+  return best;
+}
+
+// With slices so short that their sums need no compensation to be as accurate as the library's. For
+// shorter k, the library's own slices are short.
+inline constexpr int64_t kShortSlicesMinK = 8192;
+template <typename Tile>
+Cover cover_in_short_slices(const Args& args, int sm_count, const GemmCosts::Fp32Sm90& costs) {
+  constexpr int64_t kShort = 16;  // k-blocks
+  const int64_t k_blocks = ceil_div(args.k, kSplitBlockK);
+  Cover best{0, std::numeric_limits<double>::infinity()};
+  const int64_t fewest = ceil_div(k_blocks, kShort);
+  for (int64_t wanted = fewest; wanted <= std::min(2 * fewest, kMaxSlices); ++wanted) {
+    const int64_t blocks = ceil_div(k_blocks, wanted), slices = ceil_div(k_blocks, blocks);
+    if (blocks < kMinBlocks && slices > 1) break;
+    const double cost = cost_of_slices<Tile>(args, slices, sm_count, 1.0, costs);
+    if (cost < best.cost) best = {static_cast<int>(slices), cost};
   }
   return best;
 }
@@ -234,6 +261,13 @@ inline bool promotes(const Args& args, int sm_count, double slowdown) {
              wave_area<SingleTile>(args, sm_count);
 }
 
+// Whether k is long, and contiguous in neither operand.
+inline bool is_weight_gradient(const Args& args) {
+  constexpr int64_t kLimit = int64_t{1} << 29;  // indices of both parts' k stay within int
+  return !args.packed_b && !args.mixed && args.a_row == 1 && args.a_col != 1 && args.b_col == 1 &&
+         args.b_row != 1 && args.k > fp32_split::kMaxColumnK && args.batch * args.k < kLimit;
+}
+
 struct Choice {
   TileChoice tile;
   int slices;
@@ -244,14 +278,18 @@ inline Choice choose_tile(const Args& args, int sm_count, const GemmCosts::Fp32S
     const bool promoted = promotes(args, sm_count, costs.promoted_slowdown);
     return {promoted ? TileChoice::kSinglePromoted : TileChoice::kSingle, 1};
   }
-  const Cover large = cover<LargeTile>(args, sm_count, 1.0, costs);
+  const bool compensate =
+      args.precision == Precision::kHighest && library_may_cut_k(args, sm_count);
+  const bool short_slices = compensate && is_weight_gradient(args) && args.k >= kShortSlicesMinK;
+  const Cover large = short_slices ? cover_in_short_slices<LargeTile>(args, sm_count, costs)
+                                   : cover<LargeTile>(args, sm_count, 1.0, costs);
   const Cover wide = cover<WideTile>(args, sm_count, costs.wide_slowdown, costs);
   const Cover medium = cover<MediumTile>(args, sm_count, costs.medium_slowdown, costs);
   const Cover small = cover<SmallTile>(args, sm_count, costs.small_slowdown, costs);
   const double compensated = std::min({wide.cost, medium.cost, small.cost});
-  const bool compensate =
-      args.precision == Precision::kHighest && library_may_cut_k(args, sm_count);
-  if (large.cost <= compensated && !compensate) return {TileChoice::kLarge, large.slices};
+  if (large.cost <= compensated && (!compensate || short_slices)) {
+    return {TileChoice::kLarge, large.slices};
+  }
   if (wide.cost == compensated) return {TileChoice::kWide, wide.slices};
   if (medium.cost == compensated) return {TileChoice::kMedium, medium.slices};
   return {TileChoice::kSmall, small.slices};
@@ -271,10 +309,7 @@ inline bool splits_bf16(const Args& args, int slices) {
 
 // Whether both operands are split in one pass although k is long, and contiguous in neither.
 inline bool splits_along_rows(const Args& args, const GemmPlan& plan) {
-  constexpr int64_t kLimit = int64_t{1} << 29;  // indices of both parts' k stay within int
-  return !args.packed_b && !args.mixed && !is_single(plan) && args.a_row == 1 && args.a_col != 1 &&
-         args.b_col == 1 && args.b_row != 1 && args.k > fp32_split::kMaxColumnK &&
-         args.batch * args.k < kLimit;
+  return is_weight_gradient(args) && !is_single(plan);
 }
 
 // ---- where the parts lie ----
