@@ -99,6 +99,9 @@ void layer(std::istream& in, const DeviceFacts& device) {
   const ClusterPlan& cluster = plan.cluster;
   const GridPlan& grid = plan.grid;
   switch (plan.kind) {
+    case RecurrentPlan::Kind::kBlock:
+      if (variant) return answer("block", plan.block.units, plan.block.rows, 0);
+      return answer("block", {.code = 80});
     case RecurrentPlan::Kind::kCluster:
       if (variant) return answer("cluster", cluster.units_per_thread, cluster.rows, cluster.chunks);
       return answer("cluster", {.code = 90,

@@ -275,9 +275,10 @@ def test_a_refused_launch_is_reported_once(name, cuda):
 
 
 LAYERS = {  # steps, batch, inputs, hidden, dtype; on Hopper
+    "blocks": (3, 70, 8, 64, torch.float16),
     "clusters": (3, 3, 8, 64, torch.float32),
     "grid": (3, 20, 8, 512, torch.float32),
-    "warpgroups": (2, 1040, 8, 64, torch.bfloat16),
+    "warpgroups": (2, 1040, 8, 136, torch.bfloat16),
     "steps": (2, 3, 8, 64, torch.float64),
 }
 

@@ -63,14 +63,14 @@ GEMM = {  # the kernels of products that can run on a device
 }
 LAYERS = {
     "T4": "steps",
-    "A100": "grid steps",
-    "A10": "grid steps",
-    "L4": "grid steps",
-    "H200": "cluster grid warpgroup steps",
-    "H200-slice": "cluster grid warpgroup steps",
-    "H200-plain": "cluster grid steps",
-    "B200": "cluster grid steps",
-    "RTX5090": "cluster grid steps",
+    "A100": "block grid steps",
+    "A10": "block grid steps",
+    "L4": "block grid steps",
+    "H200": "block cluster grid warpgroup steps",
+    "H200-slice": "block cluster grid warpgroup steps",
+    "H200-plain": "block cluster grid steps",
+    "B200": "block cluster grid steps",
+    "RTX5090": "block cluster grid steps",
     "A10-old-code": "steps",
 }
 
@@ -199,8 +199,19 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "gru", 0, 2, 128, 512, "grid"),
     ("H200", "gru", 0, 2, 129, 512, "warpgroup"),
     ("H200", "lstm", 0, 2, 8000, 256, "warpgroup"),
-    ("H200", "lstm", 0, 2, 1 << 20, 64, "warpgroup"),
-    ("H200", "lstm", 0, 2, 1 << 20, 56, "steps"),
+    ("H200", "lstm", 0, 2, 1 << 20, 64, "block"),
+    ("H200", "gru", 0, 2, 1, 64, "block"),
+    ("H200", "lstm", 0, 2, 66, 64, "cluster"),
+    ("H200", "lstm", 0, 2, 67, 64, "block"),
+    ("H200", "lstm", 0, 2, 2112, 128, "block"),
+    ("H200", "lstm", 0, 2, 2113, 128, "warpgroup"),
+    ("H200", "lstm", 0, 2, 2113, 126, "block"),  # rows are not whole 16-byte vectors
+    ("H200", "lstm", 1, 2, 1 << 20, 128, "block"),
+    ("H200", "lstm", 0, 2, 1 << 20, 55, "steps"),  # not a whole number of pairs
+    ("H200", "lstm", 0, 4, 248, 64, "cluster"),
+    ("H200", "lstm", 0, 4, 249, 64, "block"),
+    ("H200", "lstm", 0, 4, 249, 66, "grid"),  # W_h does not fit
+    ("A100", "lstm", 0, 2, 1, 128, "block"),
     ("H200", "lstm", 0, 2, 8000, 252, "steps"),  # rows are not whole 16-byte vectors
     ("H200", "lstm", 0, 4, 8000, 256, "steps"),
     ("H200", "lstm", 1, 2, 8000, 256, "steps"),
@@ -240,7 +251,7 @@ def test_sizes_for_every_variant(plan):
         ]
         answers = plan(questions)
         of = [(q[0], *q[-5:-3], *a) for q, a in zip(questions, answers, strict=True)]
-        return {variant for variant in of if variant[3] in ("cluster", "grid")}
+        return {variant for variant in of if variant[3] in ("block", "cluster", "grid")}
 
     some = [(size(10), size(11)) for _ in range(2000)] + [(size(10), size(8)) for _ in range(2000)]
     assert reached(VARIANT_SIZES) >= reached(some)

@@ -1,6 +1,8 @@
 // The engine on CUDA for a cell: one step, and all steps in one launch with the plan's kernel.
 #pragma once
 
+#include "recurrent/block_backward.cuh"
+#include "recurrent/block_forward.cuh"
 #include "recurrent/cluster_backward.cuh"
 #include "recurrent/cluster_forward.cuh"
 #include "recurrent/grid_backward.cuh"
@@ -13,6 +15,18 @@ namespace my_ops::cuda {
 
 // The kernel of the plan's instantiation, or null if there is none. Sequence, the type of the
 // kernel's arguments, determines the pass: RecurrentSequence or RecurrentSequenceBackward.
+template <typename Cell, typename T, typename Sequence>
+auto block_kernel_of(const BlockPlan& plan) {
+  using Kernel = void (*)(BlockParams<Sequence>);
+  return visit_block_plan(plan, [&]<int Units>() -> Kernel {
+    if constexpr (block_exists(Cell::kGates, sizeof(T), Units)) {
+      return block_kernel<Cell, Units>(static_cast<const Sequence*>(nullptr));
+    } else {
+      return nullptr;
+    }
+  });
+}
+
 template <typename Cell, typename Sequence>
 const void* cluster_kernel_of(const ClusterPlan& plan) {
   return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() {
@@ -81,6 +95,9 @@ cudaError_t launch_sequence(const Sequence& args, void* workspace, cudaStream_t 
   if (auto err = plan_for_current_device<Cell, T>(kPass, args.steps, args.batch, args.hidden, plan);
       err != cudaSuccess) {
     return err;
+  }
+  if (plan.kind == RecurrentPlan::Kind::kBlock) {
+    return launch_block(block_kernel_of<Cell, T, Sequence>(plan.block), plan.block, args, stream);
   }
   if (plan.kind == RecurrentPlan::Kind::kCluster) {
     return launch_cluster(cluster_kernel_of<Cell, Sequence>(plan.cluster), plan.cluster, args,

@@ -13,13 +13,6 @@
 
 namespace my_ops::cuda {
 
-// 16 bytes of column `unit` of W_h: consecutive rows of one gate; zeros beyond `hidden`.
-template <typename T>
-__device__ __forceinline__ uint4 load_column(const T* w_h, int64_t w_row, int64_t gate, int64_t k,
-                                             int64_t unit, int64_t hidden) {
-  return gather(w_h + (gate * hidden + k) * w_row + unit, w_row, unit < hidden ? hidden - k : 0);
-}
-
 template <typename Cell, typename T, int UnitTiles, int NTiles, int Chunks>
 __global__ void __launch_bounds__(kRecurrentThreads, 1)
     grid_backward_kernel(const __grid_constant__ GridParams<RecurrentSequenceBackward<T>> params) {

@@ -45,6 +45,13 @@ struct ClusterPlan {
   int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
 };
 
+// Blocks that run rows on their own (block.cuh).
+struct BlockPlan {
+  int units;    // up to which a kernel goes; its template argument: 32, 64 or 128
+  int threads;  // a warp per 16 units
+  int rows;     // of the batch, per block: 4 or 8
+};
+
 // Groups of blocks for many rows (warpgroup_forward.cuh). They divide tiles of 64 rows and never
 // communicate.
 struct WarpgroupPlan {
@@ -67,13 +74,42 @@ struct WarpgroupBackwardPlan {
 };
 
 struct RecurrentPlan {
-  enum class Kind { kNone, kCluster, kGrid, kWarpgroup };
+  enum class Kind { kNone, kBlock, kCluster, kGrid, kWarpgroup };
   Kind kind = Kind::kNone;
+  BlockPlan block{};
   ClusterPlan cluster{};
   GridPlan grid{};
   WarpgroupPlan warpgroup{};
   WarpgroupBackwardPlan warpgroup_backward{};
 };
+
+// ---- blocks ----
+
+constexpr int kBlockRows = 8;  // mma's N
+
+// A column of the vector in shared memory: an odd number of chunks, so that the columns that are
+// read at a time are in different banks.
+constexpr int block_row_bytes(int chunks) { return (chunks | 1) * 64; }
+
+// Which instantiations there are: the weights of a warp's 16 units take up to 128 registers.
+constexpr bool block_exists(int gates, int width, int units) {
+  return gates * units * width <= 1024;
+}
+
+// Values are read and written in pairs of units.
+inline bool plan_block(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
+                       const DeviceFacts& facts, BlockPlan& plan) {
+  if (hidden % 2 != 0 || hidden > 128) return false;
+  plan.units = hidden <= 32 ? 32 : hidden <= 64 ? 64 : 128;
+  if (!block_exists(cell.gates, width, plan.units)) return false;
+  const int64_t warps = ceil_div(hidden, 16);
+  plan.threads = static_cast<int>(warps * 32);
+  // Half the rows take half as long as long as an SM's four schedulers have a warp each.
+  plan.rows = ceil_div(batch, kBlockRows / 2) * warps <= int64_t{4} * facts.sm_count
+                  ? kBlockRows / 2
+                  : kBlockRows;
+  return facts.runs({.code = 80});
+}
 
 // ---- clusters ----
 
@@ -318,6 +354,16 @@ inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t ba
   return place_backward(cell, 4, batch, hidden, facts, plan) && waves(plan, batch) <= 2;
 }
 
+// Whether the block kernels are faster than the others that are possible. Timed on an H200 with
+// LSTM and GRU at hidden sizes of 32, 64, 96 and 128 and 1 to 8192 rows.
+inline bool takes_blocks(const CellFacts& cell, Pass pass, int width, int64_t batch, int64_t hidden,
+                         const DeviceFacts& facts, bool cluster, bool warpgroup) {
+  if (width == 4) return !cluster;
+  const bool short_steps = cell.gates * hidden <= 192;
+  if (cluster && !short_steps && batch <= facts.sm_count / 2) return false;
+  return !(pass == Pass::kForward && warpgroup && hidden > 64 && batch > 16 * facts.sm_count);
+}
+
 // The units of all rows for each SM from which the warpgroup kernels are faster than the grid
 // kernels. Timed on an H200 with the three cells at hidden sizes of 64 to 1024.
 constexpr int64_t many_rows_from(const CellFacts& cell, Pass pass) {
@@ -334,7 +380,11 @@ inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int w
       forward ? plan_warpgroup(cell, width, batch, hidden, facts, plan.warpgroup)
               : plan_warpgroup_backward(cell, width, batch, hidden, facts, plan.warpgroup_backward);
   const bool many_rows = batch * hidden >= many_rows_from(cell, pass) * facts.sm_count;
-  if (plan_cluster(cell, batch, hidden, facts, plan.cluster)) {
+  const bool cluster = plan_cluster(cell, batch, hidden, facts, plan.cluster);
+  if (plan_block(cell, width, batch, hidden, facts, plan.block) &&
+      takes_blocks(cell, pass, width, batch, hidden, facts, cluster, possible)) {
+    plan.kind = Kind::kBlock;
+  } else if (cluster) {
     plan.kind = Kind::kCluster;
   } else if (possible && many_rows) {
     plan.kind = Kind::kWarpgroup;

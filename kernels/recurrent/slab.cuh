@@ -45,11 +45,11 @@ __device__ __forceinline__ void multiply_chunk(float (&sum)[MTiles][NTiles][4],
   }
 }
 
-// The same for float. The tensor cores truncate sums, so a chunk starts from zero, adds the small
-// products first, and is added to the sum with rounding.
-template <int MTiles, int NTiles>
-__device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles][4],
-                                                     const uint4 (&a)[MTiles][2],
+// The same for float, from the tf32 parts of A, which part(m, k_step, hi, lo) gives. The tensor
+// cores truncate sums, so a chunk starts from zero, adds the small products first, and is added to
+// the sum with rounding.
+template <int MTiles, int NTiles, typename Part>
+__device__ __forceinline__ void multiply_chunk_parts(float (&sum)[MTiles][NTiles][4], Part part,
                                                      const uint4 (&b)[NTiles]) {
   float d[MTiles][NTiles][4] = {};
 #pragma unroll
@@ -62,14 +62,7 @@ __device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles
     }
     uint32_t hi[MTiles][4], lo[MTiles][4];
 #pragma unroll
-    for (int m = 0; m < MTiles; ++m) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        // Opaque, because otherwise the compiler would split the weights once before the loop,
-        // which takes twice the registers.
-        split_tf32(ptx::opaque(fragment(a[m][e % 2], k_step, e / 2)), hi[m][e], lo[m][e]);
-      }
-    }
+    for (int m = 0; m < MTiles; ++m) part(m, k_step, hi[m], lo[m]);
 #pragma unroll
     for (int product = 0; product < 3; ++product) {
 #pragma unroll
@@ -91,6 +84,37 @@ __device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles
       for (int e = 0; e < 4; ++e) sum[m][n][e] += d[m][n][e];
     }
   }
+}
+
+template <int MTiles, int NTiles>
+__device__ __forceinline__ void multiply_chunk_float(float (&sum)[MTiles][NTiles][4],
+                                                     const uint4 (&a)[MTiles][2],
+                                                     const uint4 (&b)[NTiles]) {
+  const auto part = [&](int m, int k_step, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      // Opaque, because otherwise the compiler would split the weights once before the loop, which
+      // takes twice the registers.
+      split_tf32(ptx::opaque(fragment(a[m][e % 2], k_step, e / 2)), hi[e], lo[e]);
+    }
+  };
+  multiply_chunk_parts(sum, part, b);
+}
+
+// With A already in parts.
+template <int MTiles, int NTiles>
+__device__ __forceinline__ void multiply_chunk_split(float (&sum)[MTiles][NTiles][4],
+                                                     const uint4 (&a_hi)[MTiles][2],
+                                                     const uint4 (&a_lo)[MTiles][2],
+                                                     const uint4 (&b)[NTiles]) {
+  const auto part = [&](int m, int k_step, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      hi[e] = fragment(a_hi[m][e % 2], k_step, e / 2);
+      lo[e] = fragment(a_lo[m][e % 2], k_step, e / 2);
+    }
+  };
+  multiply_chunk_parts(sum, part, b);
 }
 
 template <typename T, int MTiles, int NTiles>

@@ -28,4 +28,11 @@ __device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t 
   return gather(row + unit, 1, hidden - unit);
 }
 
+// 16 bytes of column `unit` of W_h: consecutive rows of one gate; zeros beyond `hidden`.
+template <typename T>
+__device__ __forceinline__ uint4 load_column(const T* w_h, int64_t w_row, int64_t gate, int64_t k,
+                                             int64_t unit, int64_t hidden) {
+  return gather(w_h + (gate * hidden + k) * w_row + unit, w_row, unit < hidden ? hidden - k : 0);
+}
+
 }  // namespace my_ops::cuda

@@ -1,0 +1,156 @@
+// Backward over all steps for small hidden sizes: a block per 4 or 8 rows.
+// Plan: as in block_forward.cuh, but from the last step to the first. A warp's tile has 16 units,
+// which are columns of W_h, and the vector holds the gradients of all gates.
+// Bound like forward.
+#pragma once
+
+#include "recurrent/block.cuh"
+#include "recurrent/weights.cuh"
+
+namespace my_ops::cuda {
+
+template <typename Cell, typename T, int Units>
+__global__ void __launch_bounds__(2 * Units) block_backward_kernel(
+    const __grid_constant__ BlockParams<RecurrentSequenceBackward<T>> params) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+  constexpr int kUnitChunks = Units / kChunkUnits<T>;
+  using Vector = BlockVector<T, kGates, Units>;
+  __shared__ __align__(16) Vector vectors[2];
+  const RecurrentSequenceBackward<T>& seq = params.seq;
+  const int64_t hidden = seq.hidden;
+  const BlockPlace place(params);
+  clear(vectors);
+
+  BlockWeights<T, 1, 4, Vector> weights;
+  weights.load([&](int, int half, int chunk) {
+    const int lane = threadIdx.x % 32;
+    const int64_t k = chunk % kUnitChunks * kChunkUnits<T> + lane % 4 * (16 / sizeof(T));
+    return load_column(seq.w_h, seq.w_row, chunk / kUnitChunks, k, place.unit + half, hidden);
+  });
+
+  // By row and unit of the pair.
+  Values<float, kStateValues<Cell>> state[2][2] = {};
+  float through[2][2] = {}, grad_kept[2][2] = {};
+  Kept<Cell> kept[2][2] = {};
+  const auto load_step = [&](int64_t t) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const T* const saved_at = seq.saved + place.at(t, j, kSaved);
+      const float* const carried_at = seq.carried + place.at(t, j, kCarried);
+      const auto set = [&](auto member, float2 pair) {
+        member(kept[j][0]) = pair.x;
+        member(kept[j][1]) = pair.y;
+      };
+#pragma unroll
+      for (int k = 0; k < kSaved; ++k) {
+        set([&](auto& of) -> float& { return of.saved[k]; }, load_pair(saved_at + k * hidden));
+      }
+#pragma unroll
+      for (int k = 0; k < kCarried; ++k) {
+        set([&](auto& of) -> float& { return of.carried.at[k]; },
+            load_pair(carried_at + k * hidden));
+        if constexpr (Cell::kReadsPrevious) {
+          const int64_t at = place.at(0, j, kCarried) + k * hidden;
+          set([&](auto& of) -> float& { return of.previous.at[k]; },
+              t > 0 ? load_pair(carried_at + k * hidden - seq.batch * kCarried * hidden)
+                    : load_pair(seq.carried0 + at));
+        }
+      }
+      if constexpr (Cell::kReadsH) {
+        set([&](auto& of) -> float& { return of.h_prev; },
+            load_pair(t > 0 ? seq.output + place.at(t - 1, j, 1) : seq.h0 + place.at(0, j, 1)));
+      }
+      if (seq.grad_output != nullptr) {
+        set([&](auto& of) -> float& { return of.grad_output; },
+            load_pair(seq.grad_output + place.at(t, j, 1)));
+      }
+      if (seq.reset != nullptr) {
+        kept[j][0].reset = kept[j][1].reset = load_byte(seq.reset + place.line(t, j));
+      }
+      const int64_t ahead = max(t - kBlockAhead, int64_t{0});
+      prefetch_values<kSaved>(seq.saved + place.at(ahead, j, kSaved), hidden);
+      prefetch_values<kCarried>(seq.carried + place.at(ahead, j, kCarried), hidden);
+      if constexpr (Cell::kReadsH) ptx::prefetch_l2(seq.output + place.at(ahead, j, 1));
+      if (seq.grad_output != nullptr) {
+        ptx::prefetch_l2(seq.grad_output + place.at(ahead, j, 1));
+      }
+    }
+  };
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if (!place.real(j)) continue;
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      if (seq.grad_carried_n != nullptr) {
+        load_values<kCarried>(seq.grad_carried_n + place.at(0, j, kCarried) + u, hidden,
+                              state[j][u].at);
+      }
+      if (seq.grad_h_n != nullptr) through[j][u] = load(seq.grad_h_n[place.at(0, j, 1) + u]);
+    }
+  }
+  load_step(seq.steps - 1);
+  const bool zoned = seq.zoneout != nullptr;
+
+  for (int64_t t = seq.steps - 1; t >= 0; --t) {
+    Vector& vector = vectors[t & 1];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (!place.any(j)) continue;
+      const float2 zoneout = zoned ? load_pair(seq.zoneout + place.at(t, j, 1)) : float2{};
+      float grad_terms[2][kTerms<Cell>], published[2][kGates];
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        kept[j][u].template backward<T>(through[j][u], true, zoned, element(zoneout, u),
+                                        grad_kept[j][u], state[j][u], grad_terms[u], published[u]);
+      }
+      if (place.has_unit()) {
+#pragma unroll
+        for (int gate = 0; gate < kGates; ++gate) {
+          vector.put(place.column(j), gate, place.unit, published[0][gate], published[1][gate]);
+        }
+      }
+      if (!place.real(j)) continue;
+      T* const grad_terms_at = seq.grad_terms + place.at(t, j, kTerms<Cell>);
+#pragma unroll
+      for (int term = 0; term < kTerms<Cell>; ++term) {
+        store_pair(grad_terms_at + term * hidden, grad_terms[0][term], grad_terms[1][term]);
+      }
+    }
+    load_step(max(t - 1, int64_t{0}));
+    __syncthreads();  // all gradients are in place, and the other buffer has been read
+
+    float sum[1][4];
+    weights.multiply(vector, sum);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        through[j][u] = sum[0][2 * u + j];
+        if constexpr (Cell::kReadsH) {
+          through[j][u] += state[j][u].at[kCarried];
+        } else if (zoned) {
+          through[j][u] += grad_kept[j][u];
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if (!place.real(j)) continue;
+    store_pair(seq.grad_h0 + place.at(0, j, 1), through[j][0], through[j][1]);
+#pragma unroll
+    for (int k = 0; k < kCarried; ++k) {
+      store_pair(seq.grad_carried0 + place.at(0, j, kCarried) + k * hidden, state[j][0].at[k],
+                 state[j][1].at[k]);
+    }
+  }
+#endif
+}
+
+template <typename Cell, int Units, typename T>
+auto block_kernel(const RecurrentSequenceBackward<T>*) {
+  return &block_backward_kernel<Cell, T, Units>;
+}
+
+}  // namespace my_ops::cuda
