@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from measured_reliability import Reliability, environment, table
+from measured_layers import SHORT, Layers
+from measured_reliability import Reliability, environment, figure, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -27,43 +28,20 @@ PAGES = [
 ]
 FILES = [ROOT / "README.md", *(ROOT / f"docs/{page}.md" for page in PAGES)]
 RESULTS = ROOT / "benchmarks/results"
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-WAYS = ("forward", "forward + backward")
-LAYER_TARGETS = (  # ms of LSTM, GRU and LLTM
-    ("T512 B16 H512", "bfloat16 float16", ("0.65 / 1.9", "0.60 / 1.8", "0.50 / 1.4")),
-    ("T512 B16 H512", "float32", ("1.35 / 4.4", "1.25 / 4.0", "1.1 / 3.6")),
-    ("T1024 B16 H768", "bfloat16 float16", ("1.7 / 5.0", "1.5 / 4.6", "1.3 / 3.8")),
-    ("T512 B64 H1024", "bfloat16 float16", ("2.0 / 5.6", "1.6 / 4.8", "1.3 / 4.2")),
-    ("T512 B64 H1024", "float32", ("6.5 / 22", "5.5 / 18", "5.0 / 16")),
-    ("T512 B256 H1024", "bfloat16", ("5.0 / 13", "4.5 / 12", "4.5 / 12")),
-    ("T512 B256 H1024", "float32", ("16 / 42", "13 / 36", "12 / 34")),
-    ("T128 B8000 H256", "float32", ("12 / 36", "10 / 32", "9 / 28")),
-    ("T1024 B1 H256", "bfloat16 float16 float32", ("0.75 / 1.8", "0.75 / 1.8", "0.60 / 1.6")),
-    ("T128 B32 H128", "bfloat16 float16 float32", ("0.12 / 0.6", "0.12 / 0.6", "0.10 / 0.5")),
-    ("T16 B128 H512", "bfloat16 float16 float32", ("0.10 / 0.6", "0.10 / 0.6", "0.10 / 0.5")),
-)
 
 
-def figure(value: float | None) -> str:
-    """Three significant digits."""
-    if value is None:
-        return ""
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:.{digits}f}"
-
-
-class Results(Reliability):
+class Results(Reliability, Layers):
     """Has one method for each NAME."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        Reliability.__init__(self, folder)
+        Layers.__init__(self, folder)
 
         def load(name: str) -> dict[str, Any]:
             return json.loads((folder / f"{name}.json").read_text())
 
         self.sections = load("nvidia-h200")
         self.several = load("nvidia-h200-x4")  # on several GPUs
-        self.layers = load("nvidia-h200-recurrent")
         self.switch = load("nvidia-h200-fast_fp32")
         self.whole = load("nvidia-h200-models")
         self.host = load("cpu")
@@ -220,68 +198,6 @@ class Results(Reliability):
         head = ["steps, batch, H", "type", "LLTM, ms", "a step, us", "cuDNN LSTM, ms"]
         return table([*head, "LLTM + backward", "cuDNN + backward"], rows)
 
-    def recurrent(self) -> str:
-        cases = {row["case"]: row for row in self.layers["table"]}
-        rows = []
-        for steps, batch, hidden in (
-            (512, 16, 512),
-            (1024, 16, 768),
-            (512, 64, 1024),
-            (512, 256, 1024),
-            (128, 8000, 256),
-            (1024, 1, 256),
-        ):
-            for dtype in ("bfloat16", "float32"):
-                cells = [f"{steps}, {batch}, {hidden}", SHORT[dtype]]
-                for name in ("LSTM", "GRU"):
-                    size = f"{name} {dtype} T{steps} B{batch} H{hidden}"
-                    pair = [cases[f"{size} {way}"] for way in ("forward", "forward + backward")]
-                    kinds = ["my_ops", "cuDNN"]
-                    kinds += ["cuDNN strict"] if dtype == "float32" else []
-                    times = [" / ".join(figure(r[f"{k} us"] / 1e3) for r in pair) for k in kinds]
-                    cells += [times[0], ", strict ".join(times[1:])]
-                rows.append(cells)
-        head = ["steps, batch, H", "type", "LSTM, ms", "cuDNN's", "GRU, ms", "cuDNN's"]
-        return table(head, rows)
-
-    def layer_targets(self) -> str:
-        """Times and targets of the three layers in ms, forward / forward + backward."""
-        cases = {row["case"]: row["my_ops us"] / 1e3 for row in self.layers["table"]}
-        rows = []
-        for size, dtypes, targets in LAYER_TARGETS:
-            label = ", ".join(part[1:] for part in size.split())
-            for dtype in dtypes.split():
-                cells = [label, SHORT[dtype]]
-                for name, target in zip(("LSTM", "GRU", "LLTM"), targets, strict=True):
-                    ways = [cases[f"{name} {dtype} {size} {way}"] for way in WAYS]
-                    shown = " / ".join(
-                        f"**{figure(time)}**" if time > float(limit) else figure(time)
-                        for time, limit in zip(ways, target.split(" / "), strict=True)
-                    )
-                    cells += [shown, target]
-                rows.append(cells)
-        head = ["steps, batch, H", "type"]
-        for name in ("LSTM", "GRU", "LLTM"):
-            head += [name, "target"]
-        return table(head, rows)
-
-    def slower_layers(self) -> str:
-        """Sizes at which a layer has less than 0.97 of cuDNN's speed, forward / with backward."""
-        sizes: dict[tuple[str, ...], dict[str, list[float]]] = {}
-        cases = [*self.layers["table"], *self.layers.get("sweep", [])]
-        for row in cases:
-            name, dtype, steps, batch, hidden, _ = row["case"].split(" ", 5)
-            size = ", ".join(part[1:] for part in (steps, batch, hidden)), SHORT[dtype]
-            sizes.setdefault(size, {}).setdefault(name, []).append(row["x cuDNN"])
-        below = sum(row["x cuDNN"] < 0.97 for row in cases)
-        rows = []
-        for size, layers in sizes.items():
-            if min(itertools.chain(*layers.values())) < 0.97:
-                cells = (layers.get(name, []) for name in ("LSTM", "GRU", "LLTM"))
-                rows.append([*size, *(" / ".join(f"{x:.2f}" for x in pair) for pair in cells)])
-        head = ["steps, batch, H", "type", "LSTM", "GRU", "LLTM"]
-        return f"Below 0.97 are {below} of {len(cases)} cases:\n\n{table(head, rows)}"
-
     def overhead(self) -> str:
         rows = []
         for device in ("cuda", "cpu"):
@@ -419,9 +335,6 @@ class Results(Reliability):
     def environment(self) -> str:
         return environment(self.sections)
 
-    def recurrent_environment(self) -> str:
-        return environment(self.layers)
-
     def scaling_environment(self) -> str:
         return environment(self.several)
 
@@ -442,19 +355,6 @@ class Results(Reliability):
             f"**fp32 products with fp32's accuracy, {row['x cuBLAS']:.1f} times as fast as "
             f"cuBLAS** on an {gpu} (m = n = k = 4096). The median over {len(ratios)} random "
             f"shapes, most of them small, is {median:.1f} times."
-        )
-
-    def recurrent_headline(self) -> str:
-        rows = [row for row in self.layers["table"] if not row["case"].startswith("LLTM")]
-        ratios = [row["x cuDNN"] for row in rows]
-        strict = [
-            row["cuDNN strict us"] / row["my_ops us"] for row in rows if "float32" in row["case"]
-        ]
-        return (
-            f"**LSTM and GRU layers, {statistics.median(ratios):.1f} times as fast as cuDNN** in "
-            f"the median of {len(ratios)} cases; {sum(ratio < 1 for ratio in ratios)} of them are "
-            f"slower. In the {len(strict)} fp32 cases cuDNN uses TF32 and my_ops does not. Without "
-            f"TF32 in cuDNN, my_ops is {min(strict):.1f} to {max(strict):.0f} times as fast."
         )
 
 

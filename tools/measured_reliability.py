@@ -13,6 +13,14 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+def figure(value: float | None) -> str:
+    """Three significant digits."""
+    if value is None:
+        return ""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
 def environment(results: dict[str, Any]) -> str:
     e = results["environment"]
     if "gpu" not in e:
