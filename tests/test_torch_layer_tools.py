@@ -23,6 +23,7 @@ from test_torch_layers import (
     with_gradients,
 )
 from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
 
 
 @pytest.mark.parametrize("form", [{}, FORM, {"bias": False}], ids=ids)
@@ -265,3 +266,18 @@ def test_in_a_traced_model(name):
     traced = torch.fx.symbolic_trace(model)
     x = torch.randn(STEPS, INPUTS)
     assert all(torch.equal(a, b) for a, b in zip(flat([traced(x)]), flat([model(x)]), strict=True))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_of_a_recomputed_layer(name, device):
+    """Zoneout is drawn again as it was."""
+    layer = LAYERS[name][0](INPUTS, HIDDEN, zoneout=0.3, device=device)
+    x = torch.randn(STEPS, BATCH, INPUTS, device=device, requires_grad=True)
+
+    def gradients(run):
+        torch.manual_seed(2)
+        return torch.autograd.grad(run(x)[0].square().sum(), [x, *layer.parameters()])
+
+    recomputed = gradients(lambda x: checkpoint(layer, x, use_reentrant=False))
+    for ours, exact in zip(recomputed, gradients(layer), strict=True):
+        assert torch.equal(ours, exact)

@@ -227,9 +227,9 @@ Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp
   return best;
 }
 
-// With slices so short that their sums need no compensation to be as accurate as the library's. For
-// shorter k, the library's own slices are short.
-inline constexpr int64_t kShortSlicesMinK = 8192;
+inline constexpr int64_t kShortSlicesMinK = 8192;  // for a shorter k, the library's are short, too
+
+// With slices so short that their sums need no compensation to be as accurate as the library's.
 template <typename Tile>
 Cover cover_in_short_slices(const Args& args, int sm_count, const GemmCosts::Fp32Sm90& costs) {
   constexpr int64_t kShort = 16;  // k-blocks

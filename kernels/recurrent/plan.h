@@ -104,7 +104,7 @@ inline bool plan_block(const CellFacts& cell, int width, int64_t batch, int64_t 
   if (!block_exists(cell.gates, width, plan.units)) return false;
   const int64_t warps = ceil_div(hidden, 16);
   plan.threads = static_cast<int>(warps * 32);
-  // Half the rows take half as long as long as an SM's four schedulers have a warp each.
+  // While an SM's four schedulers have at most one warp each, half the rows take half the time.
   plan.rows = ceil_div(batch, kBlockRows / 2) * warps <= int64_t{4} * facts.sm_count
                   ? kBlockRows / 2
                   : kBlockRows;
@@ -355,10 +355,11 @@ inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t ba
 }
 
 // Whether the block kernels are faster than the others that are possible. Timed on an H200 with
-// LSTM and GRU at hidden sizes of 32, 64, 96 and 128 and 1 to 8192 rows.
+// LSTM and GRU at hidden sizes of 32, 64, 96 and 128 and 1 to 8192 rows. Where there are no
+// clusters, few rows in float stay with the grid kernels.
 inline bool takes_blocks(const CellFacts& cell, Pass pass, int width, int64_t batch, int64_t hidden,
                          const DeviceFacts& facts, bool cluster, bool warpgroup) {
-  if (width == 4) return !cluster;
+  if (width == 4) return !cluster && (hidden <= 32 || batch > 2 * facts.sm_count);
   const bool short_steps = cell.gates * hidden <= 192;
   if (cluster && !short_steps && batch <= facts.sm_count / 2) return false;
   return !(pass == Pass::kForward && warpgroup && hidden > 64 && batch > 16 * facts.sm_count);
