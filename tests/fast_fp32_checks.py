@@ -15,6 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from samples import NO_INDUCTOR
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import my_ops
 from my_ops import _fast_fp32
@@ -387,6 +391,29 @@ def test_threads():
         for thread in threads:
             thread.join()
     assert not failures
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    """Of one process."""
+    backend, store = "gloo" if MODULE else "nccl", f"file://{tmp_path}/store"
+    distributed.init_process_group(backend, init_method=store, rank=0, world_size=1)
+    yield init_device_mesh(DEVICE, (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_data_parallel(sharded, mesh):
+    model = torch.nn.Linear(K, N, device=DEVICE)
+    weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
+    x, grad = randn(M, K), randn(M, N)
+    parallel = fully_shard(model, mesh=mesh) if sharded else DistributedDataParallel(model)
+    with takes("addmm", "mm"):
+        output = parallel(x)
+        output.backward(grad)
+    assert_accurate(output, x, weight.mT, bias.double())
+    found = model.weight.grad
+    assert_accurate(found.full_tensor() if sharded else found, grad.mT, x)
 
 
 def test_beside_an_override_made_later():
