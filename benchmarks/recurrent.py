@@ -188,14 +188,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("family", nargs="*", choices=[*on_gpu, "host", "memory"])
     parser.add_argument("--budget", type=float, default=0.6, help="seconds a case")
-    parser.add_argument("--alone", action="store_true", help="without cuDNN, to compare builds")
+    parser.add_argument("--alone", action="store_true", help="without peers, to compare builds")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     by_gpu = partial(gpu_times, budget=arguments.budget)
     by_host = partial(wall_times, calls=100)
     families = {
         **{
-            name: partial(timed, cases(), by_gpu, arguments.alone) for name, cases in on_gpu.items()
+            name: partial(timed, family(), by_gpu, arguments.alone)
+            for name, family in on_gpu.items()
         },
         "host": partial(timed, host(), by_host, arguments.alone),
         "memory": memory,

@@ -273,9 +273,9 @@ struct RecurrentSequenceBackward {
   int64_t hidden;
 };
 
-// Whether the current device runs all steps in one launch: W_h fits on chip, all blocks are
-// resident together, and there are so few rows that this is faster than a product and a kernel for
-// each step. If this is false, the launchers below return cudaErrorNotSupported.
+// Whether the current device runs all steps in one launch: W_h fits on chip, and that is faster
+// than a product and a kernel for each step. If this is false, the launchers below return
+// cudaErrorNotSupported.
 template <typename Cell, typename T>
 bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden);
 

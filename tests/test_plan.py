@@ -210,10 +210,10 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "lstm", 0, 2, 1 << 20, 55, "steps"),  # not a whole number of pairs
     ("H200", "lstm", 0, 4, 248, 32, "cluster"),
     ("H200", "lstm", 0, 4, 249, 32, "block"),
-    ("H200", "lstm", 0, 4, 264, 64, "grid"),
-    ("H200", "lstm", 0, 4, 265, 64, "block"),
-    ("H200", "lstm", 0, 4, 265, 66, "grid"),  # W_h does not fit
+    ("H200", "lstm", 0, 4, 249, 64, "block"),
+    ("H200", "lstm", 0, 4, 249, 66, "grid"),  # W_h does not fit
     ("A100", "lstm", 0, 4, 1, 64, "grid"),
+    ("A100", "lstm", 0, 4, 217, 64, "block"),
     ("A100", "lstm", 0, 2, 1, 128, "block"),
     ("H200", "lstm", 0, 2, 8000, 252, "steps"),  # rows are not whole 16-byte vectors
     ("H200", "lstm", 0, 4, 8000, 256, "steps"),

@@ -191,6 +191,8 @@ struct Cover {
   double cost;  // in elements of a large tile's output times k-blocks; 15,000 take 1 us
 };
 
+inline constexpr int64_t kMinBlocks = 8, kMaxSlices = 64;  // k-blocks per slice; slices
+
 // slowdown: of the tile relative to the large one, per unit of area.
 template <typename Tile>
 double cost_of_slices(const Args& args, int64_t slices, int sm_count, double slowdown,
@@ -203,8 +205,6 @@ double cost_of_slices(const Args& args, int64_t slices, int sm_count, double slo
   return cost + costs.reduce +
          costs.reduce_element * static_cast<double>(args.batch * args.m * args.n * slices);
 }
-
-inline constexpr int64_t kMinBlocks = 8, kMaxSlices = 64;  // k-blocks per slice; slices
 
 template <typename Tile>
 Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp32Sm90& costs) {
@@ -227,9 +227,9 @@ Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp
   return best;
 }
 
-inline constexpr int64_t kShortSlicesMinK = 8192;  // for a shorter k, the library's are short, too
-
-// With slices so short that their sums need no compensation to be as accurate as the library's.
+// With slices so short that their sums need no compensation to be as accurate as the library's: for
+// a shorter k, the library's own slices are short. None if k needs more than kMaxSlices.
+inline constexpr int64_t kShortSlicesMinK = 8192;
 template <typename Tile>
 Cover cover_in_short_slices(const Args& args, int sm_count, const GemmCosts::Fp32Sm90& costs) {
   constexpr int64_t kShort = 16;  // k-blocks

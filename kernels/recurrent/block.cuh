@@ -151,7 +151,8 @@ struct BlockPlace {
   }
 };
 
-// Columns of rows and units that do not exist stay zero.
+// Units that do not exist stay zero. A column of a row that does not exist may hold anything:
+// columns of mma are independent.
 template <typename Vector>
 __device__ __forceinline__ void clear(Vector (&vectors)[2]) {
   auto* const words = reinterpret_cast<uint32_t*>(vectors);

@@ -14,7 +14,8 @@
 namespace my_ops::cuda {
 
 // The kernel of the plan's instantiation, or null if there is none. Sequence, the type of the
-// kernel's arguments, determines the pass: RecurrentSequence or RecurrentSequenceBackward.
+// kernel's arguments, determines the pass: RecurrentSequence or RecurrentSequenceBackward. Kernels
+// that launch() starts have their type.
 template <typename Cell, typename T, typename Sequence>
 auto block_kernel_of(const BlockPlan& plan) {
   using Kernel = void (*)(BlockParams<Sequence>);

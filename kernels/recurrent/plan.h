@@ -122,7 +122,7 @@ constexpr bool cluster_exists(int units, int rows, int chunks) {
   return units == 2 || rows == 1 || chunks < 4;
 }
 
-// For hidden sizes up to 256 whose rows all run at once. Its steps are by far the fastest.
+// For hidden sizes up to 256 whose rows all run at once.
 inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
                          const DeviceFacts& facts, ClusterPlan& plan) {
   if (hidden > 256) return false;
@@ -290,7 +290,7 @@ inline bool place_warpgroups(const CellFacts& cell, int units, int64_t batch, in
 // product per step, for hidden sizes beyond 512 up to two waves.
 inline bool plan_warpgroup(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
                            const DeviceFacts& facts, WarpgroupPlan& plan) {
-  constexpr int64_t kFewestHidden = 64, kMostHidden = 1024;
+  constexpr int64_t kFewestHidden = 72, kMostHidden = 1024;
   // TMA needs rows of whole 16-byte vectors.
   if (width != 2 || hidden < kFewestHidden || hidden > kMostHidden || hidden % 8 != 0 ||
       !facts.hopper_code) {
@@ -355,11 +355,14 @@ inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t ba
 }
 
 // Whether the block kernels are faster than the others that are possible. Timed on an H200 with
-// LSTM and GRU at hidden sizes of 32, 64, 96 and 128 and 1 to 8192 rows. Where there are no
-// clusters, few rows in float stay with the grid kernels.
+// LSTM and GRU at hidden sizes of 32, 64, 96 and 128 and 1 to 8192 rows. Reasoned, not timed: on
+// devices without clusters, few rows of more than 32 units in float stay with the grid kernels.
 inline bool takes_blocks(const CellFacts& cell, Pass pass, int width, int64_t batch, int64_t hidden,
                          const DeviceFacts& facts, bool cluster, bool warpgroup) {
-  if (width == 4) return !cluster && (hidden <= 32 || batch > 2 * facts.sm_count);
+  if (width == 4) {
+    const bool has_clusters = facts.runs({.code = 90, .cluster = 2});
+    return !cluster && (has_clusters || hidden <= 32 || batch > 2 * facts.sm_count);
+  }
   const bool short_steps = cell.gates * hidden <= 192;
   if (cluster && !short_steps && batch <= facts.sm_count / 2) return false;
   return !(pass == Pass::kForward && warpgroup && hidden > 64 && batch > 16 * facts.sm_count);
