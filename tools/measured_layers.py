@@ -57,7 +57,7 @@ class Layers:
                 cells = [f"{steps}, {batch}, {hidden}", SHORT[dtype]]
                 for name in ("LSTM", "GRU"):
                     size = f"{name} {dtype} T{steps} B{batch} H{hidden}"
-                    pair = [cases[f"{size} {way}"] for way in ("forward", "forward + backward")]
+                    pair = [cases[f"{size} {way}"] for way in WAYS]
                     kinds = ["my_ops", "cuDNN"]
                     kinds += ["cuDNN strict"] if dtype == "float32" else []
                     times = [" / ".join(figure(r[f"{k} us"] / 1e3) for r in pair) for k in kinds]
@@ -171,7 +171,7 @@ class Layers:
         return (
             f"The {len(shares)} cases take {min(shares):.2f} to {max(shares):.2f} of cuDNN's time, "
             f"{statistics.median(shares):.2f} in the median; "
-            f"{sum(share <= 0.4 for share in shares)} take at most 0.4:\n\n"
+            f"{sum(share <= 0.4 for share in shares) or 'none'} of them at most 0.4:\n\n"
             + table(head, list(rows.values()))
         )
 
