@@ -95,6 +95,6 @@ def test_layers_on_the_clock_of_the_host(layers):
         ]
     }
     told, rows = lines(layers.layer_host())
-    assert "0.40 to 1.50 of cuDNN's time, 0.60 in the median; 1 take" in told
+    assert "0.40 to 1.50 of cuDNN's time, 0.60 in the median; 1 of them" in told
     cells = ["0.400 / 1.00 (0.40)", "1.50 / 1.00 (1.50)", "0.600 / 1.00 (0.60)"]
     assert rows == [["4, 3, 4", "fp16", *cells]]
