@@ -172,8 +172,9 @@ def test_wheels_are_rehearsed_when_their_build_changes():
     blocks = re.findall(r"^    paths:\n((?:      - .*\n)+)", text, re.MULTILINE)
     of_push, of_pull_request = (re.findall(r"- (\S+)", block) for block in blocks)
     assert of_push == of_pull_request
-    files = {"setup.py", "pyproject.toml", "MANIFEST.in", "tools/**"}
-    assert files | {"csrc/**", "include/**", "kernels/**", "my_ops/include/**"} <= set(of_push)
+    files = {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE"}
+    folders = {f"{name}/**" for name in ("csrc", "include", "kernels", "my_ops", "tools")}
+    assert files | folders <= set(of_push)
     for path in of_push:
         assert (REPOSITORY / path.removesuffix("/**")).exists()
 
