@@ -108,35 +108,29 @@ def sweep() -> Iterator[Case]:
                             yield from cases(name, steps, batch, size, dtype)
 
 
+def with_resets(name: str, steps: int, batch: int, size: int, dtype: torch.dtype) -> Iterator[Case]:
+    x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
+    grad, leaf = torch.randn_like(x), x.clone().requires_grad_()
+    layer = getattr(my_ops.nn, name)(size, size, device="cuda", dtype=dtype)
+    starts = torch.rand(steps, batch, device="cuda") < 1 / 64
+
+    @torch.no_grad()
+    def inference(reset: Tensor | None = None) -> Any:
+        return layer(x, reset=reset)
+
+    def training(reset: Tensor | None = None) -> Any:
+        return layer(leaf, reset=reset)[0].backward(grad)
+
+    for way, run in (("forward", inference), ("forward + backward", training)):
+        what = f"{name} {name_of(dtype)} T{steps} B{batch} H{size} {way}"
+        yield Case(what, partial(run, starts), {"no reset": run})
+
+
 def reset() -> Iterator[Case]:
     for steps, batch, size in TABLE:
         for dtype in DTYPES:
-            x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
-            grad, leaf = torch.randn_like(x), x.clone().requires_grad_()
-            starts = torch.rand(steps, batch, device="cuda") < 1 / 64
             for name in LAYERS:
-                layer = getattr(my_ops.nn, name)(size, size, device="cuda", dtype=dtype)
-
-                @torch.no_grad()
-                def inference(
-                    reset: Tensor | None = None, x: Tensor = x, layer: Any = layer
-                ) -> Any:
-                    return layer(x, reset=reset)
-
-                def training(
-                    reset: Tensor | None = None,
-                    leaf: Tensor = leaf,
-                    grad: Tensor = grad,
-                    layer: Any = layer,
-                ) -> Any:
-                    return layer(leaf, reset=reset)[0].backward(grad)
-
-                for way, run in (("forward", inference), ("forward + backward", training)):
-                    yield Case(
-                        f"{name} {name_of(dtype)} T{steps} B{batch} H{size} {way}",
-                        partial(run, starts),
-                        {"no reset": run},
-                    )
+                yield from with_resets(name, steps, batch, size, dtype)
 
 
 def host() -> Iterator[Case]:
