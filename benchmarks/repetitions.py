@@ -38,8 +38,8 @@ LINEAR = [  # dtype, m, k, n
     *[("float32", *size) for size in ((512, 640, 520), (40, 100, 60))],
     *[("bfloat16", *size) for size in ((600, 320, 512), (2800, 1024, 3072), (129, 200, 1003))],
 ]
-LAYERS = [  # dtype, steps, batch, hidden: blocks, clusters, grids, steps, warpgroups
-    *[("bfloat16", 12, 70, 64), ("float32", 12, 300, 32)],
+LAYERS = [  # dtype, steps, batch, hidden: warps, blocks, clusters, grids, steps, warpgroups
+    *[("float32", 12, 300, 32), ("bfloat16", 12, 70, 64), ("float32", 12, 300, 64)],
     *[("float32", *size) for size in ((12, 3, 64), (8, 20, 512), (2, 300, 640))],
     *[("bfloat16", *size) for size in ((12, 3, 200), (8, 20, 512), (4, 9, 1100), (3, 300, 512))],
 ]

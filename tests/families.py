@@ -23,7 +23,8 @@ import my_ops
 
 RECURRENT = [  # dtype, and steps, batch, inputs, hidden, for all cells
     *[("float32", (3, 3, 5, 33)), ("bfloat16", (2, 60, 5, 65)), ("float16", (2, 4, 5, 145))],
-    *[("bfloat16", (3, 70, 5, 30)), ("float32", (2, 260, 5, 34))],  # blocks
+    *[("bfloat16", (3, 5, 5, 30)), ("float32", (2, 3, 5, 7))],  # warps
+    *[("bfloat16", (3, 70, 5, 34)), ("float32", (2, 260, 5, 34))],  # blocks
     *[("float32", (3, 3, 5, 300)), ("bfloat16", (2, 60, 5, 300))],  # grids
     *[("float64", (2, 3, 5, 7)), ("float32", (2, 2, 5, 1100))],  # a product per step
     *[("bfloat16", (2, 1040, 5, 136)), ("bfloat16", (1, 1040, 5, 136))],  # warpgroups

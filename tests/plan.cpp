@@ -99,6 +99,8 @@ void layer(std::istream& in, const DeviceFacts& device) {
   const ClusterPlan& cluster = plan.cluster;
   const GridPlan& grid = plan.grid;
   switch (plan.kind) {
+    case RecurrentPlan::Kind::kWarp:
+      return answer("warp", kWarpNeeds);
     case RecurrentPlan::Kind::kBlock:
       if (variant) return answer("block", plan.block.units, plan.block.rows, 0);
       return answer("block", {.code = 80});

@@ -62,16 +62,16 @@ GEMM = {  # the kernels of products that can run on a device
     "A10-old-code": "small library",
 }
 LAYERS = {
-    "T4": "steps",
-    "A100": "block grid steps",
-    "A10": "block grid steps",
-    "L4": "block grid steps",
-    "H200": "block cluster grid warpgroup steps",
-    "H200-slice": "block cluster grid warpgroup steps",
-    "H200-plain": "block cluster grid steps",
-    "B200": "block cluster grid steps",
-    "RTX5090": "block cluster grid steps",
-    "A10-old-code": "steps",
+    "T4": "warp steps",
+    "A100": "warp block grid steps",
+    "A10": "warp block grid steps",
+    "L4": "warp block grid steps",
+    "H200": "warp block cluster grid warpgroup steps",
+    "H200-slice": "warp block cluster grid warpgroup steps",
+    "H200-plain": "warp block cluster grid steps",
+    "B200": "warp block cluster grid steps",
+    "RTX5090": "warp block cluster grid steps",
+    "A10-old-code": "warp steps",
 }
 
 
@@ -208,8 +208,10 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "lstm", 0, 2, 2113, 126, "block"),  # rows are not whole 16-byte vectors
     ("H200", "lstm", 1, 2, 1 << 20, 128, "block"),
     ("H200", "lstm", 0, 2, 1 << 20, 55, "steps"),  # not a whole number of pairs
-    ("H200", "lstm", 0, 4, 248, 32, "cluster"),
-    ("H200", "lstm", 0, 4, 249, 32, "block"),
+    ("H200", "lstm", 0, 4, 1056, 32, "warp"),
+    ("H200", "lstm", 0, 4, 1057, 32, "block"),
+    ("H200", "gru", 1, 2, 1 << 20, 31, "warp"),  # not a whole number of pairs
+    ("H200", "lstm", 0, 4, 248, 34, "cluster"),
     ("H200", "lstm", 0, 4, 249, 64, "block"),
     ("H200", "lstm", 0, 4, 249, 66, "grid"),  # W_h does not fit
     ("A100", "lstm", 0, 4, 1, 64, "grid"),

@@ -20,8 +20,8 @@ LIMIT = {torch.float64: 80, torch.float32: 80, torch.float16: 5, torch.bfloat16:
 
 # steps, batch, inputs, hidden
 SIZES = [(5, 3, 4, 7), (9, 19, 33, 64), (1, 2, 3, 5), (7, 33, 20, 300), (12, 1, 16, 256)]
-CUDA_SIZES = [  # blocks, clusters, grids of one and two tiles, and a product per step
-    *[(7, 90, 12, 30), (5, 300, 16, 34), (4, 70, 9, 126)],
+CUDA_SIZES = [  # warps, blocks, clusters, grids of one and two tiles, and a product per step
+    *[(7, 90, 12, 30), (9, 1100, 8, 28), (5, 300, 16, 34), (4, 70, 9, 126)],
     *[(20, 16, 64, 512), (6, 64, 64, 1024), (8, 4, 40, 129), (6, 20, 32, 700), (5, 300, 16, 256)],
     *[(40, 2, 24, 33), (6, 256, 64, 512), (20, 5, 8, 520), (9, 8, 16, 1100), (9, 1, 16, 2048)],
     (3, 300, 16, 640),  # a float32 product per step, with packed weights

@@ -23,9 +23,14 @@ __device__ __forceinline__ int tid_x() {
   return thread;
 }
 
-// x, hidden from the compiler, so that it does not hoist what is computed from x out of a loop.
+// x, hidden from the compiler, so that it does not hoist what is computed from x out of a loop, or
+// sink what x is computed from into a branch.
 __device__ __forceinline__ uint32_t opaque(uint32_t x) {
   asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ float opaque(float x) {
+  asm volatile("" : "+f"(x));
   return x;
 }
 

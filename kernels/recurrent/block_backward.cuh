@@ -36,35 +36,12 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
   const auto load_step = [&](int64_t t) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const T* const saved_at = seq.saved + place.at(t, j, kSaved);
-      const float* const carried_at = seq.carried + place.at(t, j, kCarried);
-      const auto set = [&](auto member, float2 pair) {
+      const auto at = [&](int64_t step, int values) { return place.at(step, j, values); };
+      Kept<Cell>::visit(seq, t, at, [&](const auto* p, auto member) {
+        const float2 pair = load_pair(p);
         member(kept[j][0]) = pair.x;
         member(kept[j][1]) = pair.y;
-      };
-#pragma unroll
-      for (int k = 0; k < kSaved; ++k) {
-        set([&](auto& of) -> float& { return of.saved[k]; }, load_pair(saved_at + k * hidden));
-      }
-#pragma unroll
-      for (int k = 0; k < kCarried; ++k) {
-        set([&](auto& of) -> float& { return of.carried.at[k]; },
-            load_pair(carried_at + k * hidden));
-        if constexpr (Cell::kReadsPrevious) {
-          const int64_t at = place.at(0, j, kCarried) + k * hidden;
-          set([&](auto& of) -> float& { return of.previous.at[k]; },
-              t > 0 ? load_pair(carried_at + k * hidden - seq.batch * kCarried * hidden)
-                    : load_pair(seq.carried0 + at));
-        }
-      }
-      if constexpr (Cell::kReadsH) {
-        set([&](auto& of) -> float& { return of.h_prev; },
-            load_pair(t > 0 ? seq.output + place.at(t - 1, j, 1) : seq.h0 + place.at(0, j, 1)));
-      }
-      if (seq.grad_output != nullptr) {
-        set([&](auto& of) -> float& { return of.grad_output; },
-            load_pair(seq.grad_output + place.at(t, j, 1)));
-      }
+      });
       if (seq.reset != nullptr) {
         kept[j][0].reset = kept[j][1].reset = load_byte(seq.reset + place.line(t, j));
       }

@@ -8,6 +8,8 @@
 #include "recurrent/grid_backward.cuh"
 #include "recurrent/grid_forward.cuh"
 #include "recurrent/step.cuh"
+#include "recurrent/warp_backward.cuh"
+#include "recurrent/warp_forward.cuh"
 #include "recurrent/warpgroup_backward.cuh"
 #include "recurrent/warpgroup_forward.cuh"
 
@@ -96,6 +98,9 @@ cudaError_t launch_sequence(const Sequence& args, void* workspace, cudaStream_t 
   if (auto err = plan_for_current_device<Cell, T>(kPass, args.steps, args.batch, args.hidden, plan);
       err != cudaSuccess) {
     return err;
+  }
+  if (plan.kind == RecurrentPlan::Kind::kWarp) {
+    return launch_warp(warp_kernel<Cell>(&args), args, stream);
   }
   if (plan.kind == RecurrentPlan::Kind::kBlock) {
     return launch_block(block_kernel_of<Cell, T, Sequence>(plan.block), plan.block, args, stream);

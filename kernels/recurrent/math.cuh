@@ -8,6 +8,7 @@
 
 #include "common/numeric.cuh"
 #include "ptx/math.cuh"
+#include "ptx/registers.cuh"
 
 namespace my_ops::cuda {
 
@@ -20,7 +21,7 @@ struct PersistentMath {
 
   __device__ __forceinline__ static float sigmoid(float z) {
     if constexpr (kHardwareTanh) return fmaf(0.5f, ptx::tanh_approx(0.5f * z), 0.5f);
-    return __fdividef(1.0f, 1.0f + __expf(-z));  // 0 for an infinite divisor
+    return ptx::rcp_approx_ftz(1.0f + exp(-z));  // 0 for an infinite divisor
   }
 
   __device__ __forceinline__ static float tanh(float v) {
@@ -35,7 +36,7 @@ struct PersistentMath {
   }
 
   __device__ __forceinline__ static float elu(float z) {
-    const float below = sizeof(T) == 4 ? expm1_negative(z) : __expf(z) - 1.0f;
+    const float below = sizeof(T) == 4 ? expm1_negative(z) : exp(z) - 1.0f;
     return z <= 0.0f ? below : z;  // NaN passes through
   }
 
@@ -44,6 +45,11 @@ struct PersistentMath {
   }
 
  private:
+  // Subnormal results are flushed to zero: all are added to 1.
+  __device__ __forceinline__ static float exp(float z) {
+    return ptx::ex2_approx_ftz(1.44269504f * z);
+  }
+
   // expm1(z) for z <= 0
   __device__ __forceinline__ static float expm1_negative(float z) {
     float p = 1.648435573e-04f;
@@ -52,11 +58,12 @@ struct PersistentMath {
     p = fmaf(p, z, 4.166612774e-02f);
     p = fmaf(p, z, 1.666666418e-01f);
     p = fmaf(p, z, 5.000000000e-01f);
-    return z > -0.5f ? fmaf(p * z, z, z) : __expf(z) - 1.0f;
+    const float near = ptx::opaque(fmaf(p * z, z, z));
+    return z > -0.5f ? near : exp(z) - 1.0f;
   }
 
   __device__ __forceinline__ static float accurate_tanh(float v) {
-    const float far = 1.0f - __fdividef(2.0f, 1.0f + __expf(2.0f * v));
+    const float far = fmaf(-2.0f, ptx::rcp_approx_ftz(1.0f + exp(2.0f * v)), 1.0f);
     if constexpr (sizeof(T) == 2) return far;
     const float s = v * v;
     float p = 2.373519354e-03f;
@@ -65,7 +72,8 @@ struct PersistentMath {
     p = fmaf(p, s, -5.396165326e-02f);
     p = fmaf(p, s, 1.333331317e-01f);
     p = fmaf(p, s, -3.333333433e-01f);
-    return fabsf(v) < 0.6f ? fmaf(p * s, v, v) : far;
+    const float near = ptx::opaque(fmaf(p * s, v, v));
+    return fabsf(v) < 0.6f ? near : far;
   }
 };
 

@@ -74,7 +74,7 @@ struct WarpgroupBackwardPlan {
 };
 
 struct RecurrentPlan {
-  enum class Kind { kNone, kBlock, kCluster, kGrid, kWarpgroup };
+  enum class Kind { kNone, kWarp, kBlock, kCluster, kGrid, kWarpgroup };
   Kind kind = Kind::kNone;
   BlockPlan block{};
   ClusterPlan cluster{};
@@ -82,6 +82,17 @@ struct RecurrentPlan {
   WarpgroupPlan warpgroup{};
   WarpgroupBackwardPlan warpgroup_backward{};
 };
+
+// ---- warps ----
+
+constexpr int kWarpUnits = 32;  // of a row, which a warp runs on its own (warp.cuh)
+constexpr Needs kWarpNeeds{.code = 75};
+
+// An SM holds 8 of these warps at a time. With more rows, the block kernels are faster.
+inline bool takes_warps(int64_t batch, int64_t hidden, const DeviceFacts& facts, bool block) {
+  return hidden <= kWarpUnits && facts.runs(kWarpNeeds) &&
+         (!block || batch <= int64_t{8} * facts.sm_count);
+}
 
 // ---- blocks ----
 
@@ -355,13 +366,13 @@ inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t ba
 }
 
 // Whether the block kernels are faster than the others that are possible. Timed on an H200 with
-// LSTM and GRU at hidden sizes of 32, 64, 96 and 128 and 1 to 8192 rows. Reasoned, not timed: on
-// devices without clusters, few rows of more than 32 units in float stay with the grid kernels.
+// LSTM and GRU at hidden sizes of 64, 96 and 128 and 1 to 8192 rows. Reasoned, not timed: on
+// devices without clusters, few rows in float stay with the grid kernels.
 inline bool takes_blocks(const CellFacts& cell, Pass pass, int width, int64_t batch, int64_t hidden,
                          const DeviceFacts& facts, bool cluster, bool warpgroup) {
   if (width == 4) {
     const bool has_clusters = facts.runs({.code = 90, .cluster = 2});
-    return !cluster && (has_clusters || hidden <= 32 || batch > 2 * facts.sm_count);
+    return !cluster && (has_clusters || batch > 2 * facts.sm_count);
   }
   const bool short_steps = cell.gates * hidden <= 192;
   if (cluster && !short_steps && batch <= facts.sm_count / 2) return false;
@@ -385,8 +396,10 @@ inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int w
               : plan_warpgroup_backward(cell, width, batch, hidden, facts, plan.warpgroup_backward);
   const bool many_rows = batch * hidden >= many_rows_from(cell, pass) * facts.sm_count;
   const bool cluster = plan_cluster(cell, batch, hidden, facts, plan.cluster);
-  if (plan_block(cell, width, batch, hidden, facts, plan.block) &&
-      takes_blocks(cell, pass, width, batch, hidden, facts, cluster, possible)) {
+  const bool block = plan_block(cell, width, batch, hidden, facts, plan.block);
+  if (takes_warps(batch, hidden, facts, block)) {
+    plan.kind = Kind::kWarp;
+  } else if (block && takes_blocks(cell, pass, width, batch, hidden, facts, cluster, possible)) {
     plan.kind = Kind::kBlock;
   } else if (cluster) {
     plan.kind = Kind::kCluster;

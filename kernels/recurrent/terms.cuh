@@ -102,36 +102,55 @@ struct Kept {
   float h_prev, grad_output;
   uint8_t reset;  // not 0: the step starts from zero
 
-  // at(t, values): the index of the first of the item's `values` values in [steps, batch, values,
-  // hidden]. line: its index in [steps, batch]. Threads that prefetch request the values of the
-  // step that is read Ahead rounds later.
+  // Calls read(p, member) for each value that a step of backward reads, but reset: *p is the value
+  // and member(kept) its place. at(t, values): the index of the first of the item's `values` values
+  // in [steps, batch, values, hidden].
+  template <typename T, typename At, typename Read>
+  __device__ __forceinline__ static void visit(const RecurrentSequenceBackward<T>& seq, int64_t t,
+                                               At at, Read read) {
+    constexpr int kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+#pragma unroll
+    for (int k = 0; k < kSaved; ++k) {
+      read(seq.saved + at(t, kSaved) + k * seq.hidden,
+           [k](Kept& of) -> float& { return of.saved[k]; });
+    }
+#pragma unroll
+    for (int k = 0; k < kCarried; ++k) {
+      const int64_t vector = k * seq.hidden;
+      read(seq.carried + at(t, kCarried) + vector,
+           [k](Kept& of) -> float& { return of.carried.at[k]; });
+      if constexpr (Cell::kReadsPrevious) {
+        const auto member = [k](Kept& of) -> float& { return of.previous.at[k]; };
+        if (t > 0) {
+          read(seq.carried + at(t - 1, kCarried) + vector, member);
+        } else {
+          read(seq.carried0 + at(0, kCarried) + vector, member);
+        }
+      }
+    }
+    if constexpr (Cell::kReadsH) {
+      read(t > 0 ? seq.output + at(t - 1, 1) : seq.h0 + at(0, 1),
+           [](Kept& of) -> float& { return of.h_prev; });
+    }
+    if (seq.grad_output != nullptr) {
+      read(seq.grad_output + at(t, 1), [](Kept& of) -> float& { return of.grad_output; });
+    }
+  }
+
+  // line: the item's index in [steps, batch]. Threads that prefetch request the values of the step
+  // that is read Ahead rounds later.
   template <int Ahead, typename T, typename At>
   __device__ __forceinline__ void load(const RecurrentSequenceBackward<T>& seq, int64_t t,
                                        int64_t line, At at, bool prefetches) {
     constexpr int kCarried = Cell::kCarried, kSaved = Cell::kSaved;
-    const int64_t hidden = seq.hidden, back = Ahead * seq.batch * hidden;
-    const T* const saved_at = seq.saved + at(t, kSaved);
-    const float* const carried_at = seq.carried + at(t, kCarried);
-    const T* const grad_output_at = seq.grad_output + at(t, 1);
-    load_values<kSaved>(saved_at, hidden, saved);
-    load_values<kCarried>(carried_at, hidden, carried.at);
-    if constexpr (Cell::kReadsPrevious) {
-      if (t > 0) {
-        load_values<kCarried>(seq.carried + at(t - 1, kCarried), hidden, previous.at);
-      } else {
-        load_values<kCarried>(seq.carried0 + at(0, kCarried), hidden, previous.at);
-      }
-    }
-    if constexpr (Cell::kReadsH) {
-      h_prev = cuda::load(t > 0 ? seq.output[at(t - 1, 1)] : seq.h0[at(0, 1)]);
-    }
-    if (seq.grad_output != nullptr) grad_output = cuda::load(*grad_output_at);
+    visit(seq, t, at, [&](const auto* p, auto member) { member(*this) = cuda::load(*p); });
     if (seq.reset != nullptr) reset = load_byte(seq.reset + line);
     if (prefetches && t >= Ahead) {
-      prefetch_values<kSaved>(saved_at - back * kSaved, hidden);
-      prefetch_values<kCarried>(carried_at - back * kCarried, hidden);
+      const int64_t hidden = seq.hidden, back = Ahead * seq.batch * hidden;
+      prefetch_values<kSaved>(seq.saved + at(t, kSaved) - back * kSaved, hidden);
+      prefetch_values<kCarried>(seq.carried + at(t, kCarried) - back * kCarried, hidden);
       if constexpr (Cell::kReadsH) ptx::prefetch_l2(seq.output + at(t, 1) - back);
-      if (seq.grad_output != nullptr) ptx::prefetch_l2(grad_output_at - back);
+      if (seq.grad_output != nullptr) ptx::prefetch_l2(seq.grad_output + at(t, 1) - back);
     }
   }
 

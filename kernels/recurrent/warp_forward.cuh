@@ -1,0 +1,86 @@
+// Forward over all steps for up to 32 units: a warp per row.
+// Plan: a step multiplies h by the weights (warp.cuh), applies the cell to the lane's unit and
+// writes h to the other buffer. The input's shares of the next step are loaded meanwhile.
+// Bound by latency with few rows: 128 multiply-adds and the cell. With many, by the instructions.
+#pragma once
+
+#include "recurrent/warp.cuh"
+
+namespace my_ops::cuda {
+
+template <typename Cell, typename T>
+__global__ void __launch_bounds__(32, 8)
+    warp_forward_kernel(const __grid_constant__ RecurrentSequence<T> seq) {
+  constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+  __shared__ __align__(16) WarpVector<1> vectors[2];
+  const int64_t hidden = seq.hidden;
+  const WarpPlace place(seq);
+
+  WarpWeights<kGates, 1> weights;
+  weights.load([&](int gate, int k) {
+    return place.real && k < hidden ? load(seq.w_h[(gate * hidden + place.unit) * seq.w_row + k])
+                                    : 0.0f;
+  });
+  Values<float, kStateValues<Cell>> state = {};
+  float bias[kTerms<Cell>] = {}, h = 0.0f;
+  if (place.real) {
+    h = load(seq.h0[place.at(0, 1)]);
+    load_values<kCarried>(seq.carried0 + place.at(0, kCarried), hidden, state.at);
+    if constexpr (Cell::kReadsH) state.at[kCarried] = h;
+    load_biases<Cell>(seq, place.unit, bias);
+  }
+  vectors[0][0][place.unit] = h;
+  __syncwarp();
+
+  struct Input {
+    float share[kGates];
+    float zoneout;
+    uint8_t reset;
+  };
+  Input input = {}, next = {};
+  const bool zoned = seq.zoneout != nullptr;
+  const auto load_step = [&](int64_t t, Input& to) {
+    const float* const gates_x = seq.gates_x + place.at(t, kGates);
+#pragma unroll
+    for (int gate = 0; gate < kGates; ++gate) to.share[gate] = __ldg(gates_x + gate * hidden);
+    if (seq.reset != nullptr) to.reset = load_byte(seq.reset + place.line(t));
+    if (zoned) to.zoneout = load(seq.zoneout[place.at(t, 1)]);
+    place.prefetch(seq.gates_x, min(t + kWarpAhead, seq.steps - 1), kGates);
+  };
+  load_step(0, input);
+
+  for (int64_t t = 0; t < seq.steps; ++t) {
+    float sum[kGates];
+    weights.multiply(vectors[t & 1], sum);
+    load_step(min(t + 1, seq.steps - 1), next);
+
+    const bool resets = input.reset != 0;
+    float z[kTerms<Cell>], saved[kSaved];
+    add_terms<Cell>([&](int gate) { return input.share[gate]; },
+                    [&](int term) { return bias[term]; }, [&](int gate) { return sum[gate]; },
+                    resets, z);
+    h = forward_of<Cell, T>(z, resets, {zoned, input.zoneout, h}, state, saved);
+    // 0 * inf of a unit that does not exist must not reach the others.
+    vectors[(t + 1) & 1][0][place.unit] = place.real ? h : 0.0f;
+    __syncwarp();  // all of h is in place, and the other buffer has been read
+
+    if (place.real) {
+      seq.output[place.at(t, 1)] = store<T>(h);
+      if (seq.saved != nullptr) {
+        store_values<kSaved>(seq.saved + place.at(t, kSaved), hidden, saved);
+        store_values<kCarried>(seq.carried + place.at(t, kCarried), hidden, state.at);
+      }
+    }
+    input = next;
+  }
+  if (place.real) {
+    store_values<kCarried>(seq.carried_n + place.at(0, kCarried), hidden, state.at);
+  }
+}
+
+template <typename Cell, typename T>
+auto warp_kernel(const RecurrentSequence<T>*) {
+  return &warp_forward_kernel<Cell, T>;
+}
+
+}  // namespace my_ops::cuda
