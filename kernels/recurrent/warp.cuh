@@ -16,7 +16,9 @@ constexpr int kWarpAhead = 4;  // steps between the prefetch of a value and its 
 
 // Vectors: 1 if all gates multiply the same, else one for each gate.
 template <int Vectors>
-using WarpVector = float[Vectors][kWarpUnits];
+struct __align__(16) WarpVector {
+  float at[Vectors][kWarpUnits];
+};
 
 template <int Gates, int Vectors>
 struct WarpWeights {
@@ -40,7 +42,7 @@ struct WarpWeights {
     for (int k = 0; k < kWarpUnits; k += 4) {
 #pragma unroll
       for (int gate = 0; gate < Gates; ++gate) {
-        const float4 v = *reinterpret_cast<const float4*>(&vector[Vectors > 1 ? gate : 0][k]);
+        const float4 v = *reinterpret_cast<const float4*>(&vector.at[Vectors > 1 ? gate : 0][k]);
         sum[gate] = fmaf(at[gate][k], v.x, sum[gate]);
         sum[gate] = fmaf(at[gate][k + 1], v.y, sum[gate]);
         sum[gate] = fmaf(at[gate][k + 2], v.z, sum[gate]);

@@ -12,7 +12,7 @@ template <typename Cell, typename T>
 __global__ void __launch_bounds__(32, 8)
     warp_backward_kernel(const __grid_constant__ RecurrentSequenceBackward<T> seq) {
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
-  __shared__ __align__(16) WarpVector<kGates> vectors[2];
+  __shared__ WarpVector<kGates> vectors[2];
   const int64_t hidden = seq.hidden;
   const WarpPlace place(seq);
 
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(32, 8)
                               published);
     WarpVector<kGates>& vector = vectors[t & 1];
 #pragma unroll
-    for (int gate = 0; gate < kGates; ++gate) vector[gate][place.unit] = published[gate];
+    for (int gate = 0; gate < kGates; ++gate) vector.at[gate][place.unit] = published[gate];
     __syncwarp();  // all gradients are in place, and the other buffer has been read
 
     if (place.real) {

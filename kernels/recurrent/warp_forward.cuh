@@ -12,7 +12,7 @@ template <typename Cell, typename T>
 __global__ void __launch_bounds__(32, 8)
     warp_forward_kernel(const __grid_constant__ RecurrentSequence<T> seq) {
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
-  __shared__ __align__(16) WarpVector<1> vectors[2];
+  __shared__ WarpVector<1> vectors[2];
   const int64_t hidden = seq.hidden;
   const WarpPlace place(seq);
 
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(32, 8)
     if constexpr (Cell::kReadsH) state.at[kCarried] = h;
     load_biases<Cell>(seq, place.unit, bias);
   }
-  vectors[0][0][place.unit] = h;
+  vectors[0].at[0][place.unit] = h;
   __syncwarp();
 
   struct Input {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(32, 8)
                     resets, z);
     h = forward_of<Cell, T>(z, resets, {zoned, input.zoneout, h}, state, saved);
     // 0 * inf of a unit that does not exist must not reach the others.
-    vectors[(t + 1) & 1][0][place.unit] = place.real ? h : 0.0f;
+    vectors[(t + 1) & 1].at[0][place.unit] = place.real ? h : 0.0f;
     __syncwarp();  // all of h is in place, and the other buffer has been read
 
     if (place.real) {
