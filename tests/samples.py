@@ -48,7 +48,7 @@ VARIANT_SIZES = [  # clusters: up to 64, 128 and 256 units; one, two and four ro
     *[(1, 65), (44, 65), (88, 65), (1, 81), (1, 113), (52, 65), (72, 97)],
     *[(1, 129), (1, 145), (1, 209), (26, 129), (52, 129)],
     # a warp per row
-    *[(1, 7), (700, 32), (2200, 5)],
+    *[(1, 7), (500, 32), (2200, 5)],
     # blocks: up to 32, 64 and 128 units; four and eight rows
     *[(1060, 14), (2200, 30), (270, 62), (600, 62), (67, 118), (270, 118)],
     # grids, by bytes of h per warp; one or two tiles of rows, one or two of units

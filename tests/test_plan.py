@@ -210,7 +210,13 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "lstm", 0, 2, 1 << 20, 55, "steps"),  # not a whole number of pairs
     ("H200", "lstm", 0, 4, 1056, 32, "warp"),
     ("H200", "lstm", 0, 4, 1057, 32, "block"),
+    ("H200", "gru", 1, 2, 528, 32, "warp"),
+    ("H200", "gru", 1, 2, 529, 32, "block"),
     ("H200", "gru", 1, 2, 1 << 20, 31, "warp"),  # not a whole number of pairs
+    ("H200", "gru", 1, 2, 1 << 31, 31, "steps"),  # more rows than a launch has blocks
+    ("T4", "lstm", 0, 2, 1 << 20, 32, "warp"),
+    ("A100", "lstm", 0, 4, 864, 32, "warp"),
+    ("A100", "lstm", 0, 4, 865, 32, "block"),
     ("H200", "lstm", 0, 4, 248, 34, "cluster"),
     ("H200", "lstm", 0, 4, 249, 64, "block"),
     ("H200", "lstm", 0, 4, 249, 66, "grid"),  # W_h does not fit

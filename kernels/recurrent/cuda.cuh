@@ -99,8 +99,10 @@ cudaError_t launch_sequence(const Sequence& args, void* workspace, cudaStream_t 
       err != cudaSuccess) {
     return err;
   }
-  if (plan.kind == RecurrentPlan::Kind::kWarp) {
-    return launch_warp(warp_kernel<Cell>(&args), args, stream);
+  if constexpr (warp_exists(Cell::kGates)) {
+    if (plan.kind == RecurrentPlan::Kind::kWarp) {
+      return launch_warp(warp_kernel<Cell>(&args), args, stream);
+    }
   }
   if (plan.kind == RecurrentPlan::Kind::kBlock) {
     return launch_block(block_kernel_of<Cell, T, Sequence>(plan.block), plan.block, args, stream);

@@ -45,7 +45,7 @@ struct PersistentMath {
   }
 
  private:
-  // Subnormal results are flushed to zero: all are added to 1.
+  // Flushes subnormal results to zero, which changes nothing: 1 is added or subtracted.
   __device__ __forceinline__ static float exp(float z) {
     return ptx::ex2_approx_ftz(1.44269504f * z);
   }

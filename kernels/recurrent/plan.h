@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <cstdint>
 
 #include "common/ceil_div.h"
@@ -85,13 +86,20 @@ struct RecurrentPlan {
 
 // ---- warps ----
 
-constexpr int kWarpUnits = 32;  // of a row, which a warp runs on its own (warp.cuh)
+constexpr int kLaneUnits = 32;  // of a row that a warp runs on its own, one in each lane (warp.cuh)
+constexpr int kWarpsPerSm = 8;  // for which there are registers
 constexpr Needs kWarpNeeds{.code = 75};
 
-// An SM holds 8 of these warps at a time. With more rows, the block kernels are faster.
-inline bool takes_warps(int64_t batch, int64_t hidden, const DeviceFacts& facts, bool block) {
-  return hidden <= kWarpUnits && facts.runs(kWarpNeeds) &&
-         (!block || batch <= int64_t{8} * facts.sm_count);
+// Which instantiations there are: a lane's weights take up to 160 registers.
+constexpr bool warp_exists(int gates) { return gates * kLaneUnits <= 160; }
+
+// With more rows than these, the block kernels are faster. Timed on an H200 with LSTM and GRU of 32
+// units and 1, 4, 16, 64, 256, 1024 and 8192 rows; reasoned for other devices.
+inline bool takes_warps(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
+                        const DeviceFacts& facts, bool block) {
+  const int rows_per_sm = width == 4 ? kWarpsPerSm : kWarpsPerSm / 2;
+  return hidden <= kLaneUnits && warp_exists(cell.gates) && batch <= INT_MAX &&
+         facts.runs(kWarpNeeds) && (!block || batch <= int64_t{rows_per_sm} * facts.sm_count);
 }
 
 // ---- blocks ----
@@ -397,7 +405,7 @@ inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int w
   const bool many_rows = batch * hidden >= many_rows_from(cell, pass) * facts.sm_count;
   const bool cluster = plan_cluster(cell, batch, hidden, facts, plan.cluster);
   const bool block = plan_block(cell, width, batch, hidden, facts, plan.block);
-  if (takes_warps(batch, hidden, facts, block)) {
+  if (takes_warps(cell, width, batch, hidden, facts, block)) {
     plan.kind = Kind::kWarp;
   } else if (block && takes_blocks(cell, pass, width, batch, hidden, facts, cluster, possible)) {
     plan.kind = Kind::kBlock;

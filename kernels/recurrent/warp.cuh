@@ -1,9 +1,9 @@
 // The shared parts of the forward and the backward warp kernels, for up to 32 units: a warp runs a
 // row of the batch on its own, so any number of rows is possible.
 //
-// A lane has a unit, with all weights that it is a sum of in registers as float: 32 for each gate.
-// The vector of the step (h, or the gradients of the gates) is in shared memory, double-buffered,
-// and all lanes read the same word at a time.
+// A lane has a unit, with all weights of its sums in registers as float: 32 for each gate. The
+// vector of the step (h, or the gradients of the gates) is in shared memory, double-buffered, and
+// all lanes read the same 16 bytes at a time.
 #pragma once
 
 #include "common/launch.cuh"
@@ -17,12 +17,12 @@ constexpr int kWarpAhead = 4;  // steps between the prefetch of a value and its 
 // Vectors: 1 if all gates multiply the same, else one for each gate.
 template <int Vectors>
 struct __align__(16) WarpVector {
-  float at[Vectors][kWarpUnits];
+  float at[Vectors][kLaneUnits];
 };
 
 template <int Gates, int Vectors>
 struct WarpWeights {
-  float at[Gates][kWarpUnits];
+  float at[Gates][kLaneUnits];
 
   // fill(gate, k): the lane's weight of element k.
   template <typename Fill>
@@ -30,7 +30,7 @@ struct WarpWeights {
 #pragma unroll
     for (int gate = 0; gate < Gates; ++gate) {
 #pragma unroll
-      for (int k = 0; k < kWarpUnits; ++k) at[gate][k] = fill(gate, k);
+      for (int k = 0; k < kLaneUnits; ++k) at[gate][k] = fill(gate, k);
     }
   }
 
@@ -39,7 +39,7 @@ struct WarpWeights {
 #pragma unroll
     for (int gate = 0; gate < Gates; ++gate) sum[gate] = 0.0f;
 #pragma unroll
-    for (int k = 0; k < kWarpUnits; k += 4) {
+    for (int k = 0; k < kLaneUnits; k += 4) {
 #pragma unroll
       for (int gate = 0; gate < Gates; ++gate) {
         const float4 v = *reinterpret_cast<const float4*>(&vector.at[Vectors > 1 ? gate : 0][k]);
@@ -74,7 +74,7 @@ struct WarpPlace {
     const auto units = static_cast<int>(hidden);
     return line(t) * (units * values) + min(unit, units - 1);
   }
-  // Requests all of a row's values of a step, one sector of memory per lane.
+  // Requests a row's values of a step, up to 1 KiB: a sector of memory for each lane.
   template <typename T>
   __device__ __forceinline__ void prefetch(const T* p, int64_t t, int values) const {
     constexpr int kSector = 32 / sizeof(T);

@@ -9,7 +9,7 @@
 namespace my_ops::cuda {
 
 template <typename Cell, typename T>
-__global__ void __launch_bounds__(32, 8)
+__global__ void __launch_bounds__(32, kWarpsPerSm)
     warp_backward_kernel(const __grid_constant__ RecurrentSequenceBackward<T> seq) {
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
   __shared__ WarpVector<kGates> vectors[2];

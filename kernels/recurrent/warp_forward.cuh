@@ -1,7 +1,8 @@
 // Forward over all steps for up to 32 units: a warp per row.
 // Plan: a step multiplies h by the weights (warp.cuh), applies the cell to the lane's unit and
 // writes h to the other buffer. The input's shares of the next step are loaded meanwhile.
-// Bound by latency with few rows: 128 multiply-adds and the cell. With many, by the instructions.
+// Bound by latency with few rows: 32 multiply-adds for each gate, and the cell. With many, by the
+// instructions.
 #pragma once
 
 #include "recurrent/warp.cuh"
@@ -9,7 +10,7 @@
 namespace my_ops::cuda {
 
 template <typename Cell, typename T>
-__global__ void __launch_bounds__(32, 8)
+__global__ void __launch_bounds__(32, kWarpsPerSm)
     warp_forward_kernel(const __grid_constant__ RecurrentSequence<T> seq) {
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
   __shared__ WarpVector<1> vectors[2];
