@@ -153,12 +153,7 @@ void check_layer_backward(const LayerBackwardArguments<Op>& a) {
   using Weights = typename Op::Weights;
   check_floating(a.gates, op, "gates");
   if (a.output) check_kind(*a.output, "output", a.gates, "gates", op);
-  if (a.cells) {
-    check_same_device(*a.cells, "cells", a.gates, "gates", op);
-    check(a.cells->scalar_type() == compute_dtype(a.gates.scalar_type()), op,
-          ": cells must be float32, or float64 where gates are, got ",
-          show(a.cells->scalar_type()));
-  }
+  if (a.cells) check_kind(*a.cells, "cells", a.gates, "gates", op);
   const std::pair<const std::optional<Tensor>*, const char*> states[] = {{&a.h0, "h0"},
                                                                          {&a.c0, "c0"}};
   for (const auto& [t, name] : states) {

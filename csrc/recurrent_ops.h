@@ -123,9 +123,9 @@ struct RecurrentOps {
     check_step_backward<Op>(a);
     const Backend backend(a.gates);
     const ScalarType dtype = a.gates.scalar_type(), storage = Backend::storage(dtype);
-    const StepBackwardTensors r =
-        one_step_backward(backend, cast(a.grads[0], storage), carried_of(a.grads),
-                          cast(a.gates, storage), cast(a.old_h, storage), a.old_cell);
+    const StepBackwardTensors r = one_step_backward(
+        backend, cast(a.grads[0], storage), carried_of(a.grads), cast(a.gates, storage),
+        cast(a.old_h, storage), cast(a.old_cell, storage));
     give(stack, cast(r.grad_terms, dtype), cast(r.grad_h_direct, dtype),
          cast(r.grad_carried_before, dtype));
   }
@@ -149,7 +149,7 @@ struct RecurrentOps {
     const Forward r = masks.lengths ? forward_ragged(backend, input, h0, c0, weights, masks, Save)
                                     : forward_steps(backend, input, h0, c0, weights, masks, Save);
     give(stack, cast(r.output, dtype), cast(r.h_n, dtype), cast(r.c_n, dtype), cast(r.saved, dtype),
-         r.carried);
+         cast(r.carried, dtype));
   }
 
   static void layer_backward(StableIValue* stack, uint64_t, uint64_t) {
@@ -171,7 +171,7 @@ struct RecurrentOps {
     const auto grad_output = cast(a.grad_output, storage), grad_h_n = cast(a.grads[0], storage),
                grad_c_n = cast(carried_of(a.grads), storage);
     const KeptTensors kept{.saved = as_contiguous(cast(a.gates, storage)),
-                           .carried = as_contiguous(a.cells),
+                           .carried = as_contiguous(cast(a.cells, storage)),
                            .output = as_contiguous(cast(a.output, storage)),
                            .h0 = as_contiguous(cast(a.h0, storage)),
                            .c0 = cast(a.c0, storage),

@@ -26,7 +26,7 @@ struct StepTensors {
   Tensor h;
   std::optional<Tensor> carried, reset, zoneout;
   Tensor new_h;
-  std::optional<Tensor> new_carried, saved;
+  std::optional<Tensor> new_carried, kept_carried, saved;
 
   template <typename T, typename Acc>
   RecurrentStep<T, Acc> args() const {
@@ -40,6 +40,7 @@ struct StepTensors {
             .zoneout = in<T>(zoneout),
             .new_h = out<T>(new_h),
             .new_carried = out<Acc>(new_carried),
+            .kept_carried = out<T>(kept_carried),
             .saved = out<T>(saved),
             .batch = new_h.size(0),
             .hidden = new_h.size(1)};
@@ -61,7 +62,7 @@ struct StepBackwardTensors {
             .grad_carried = in<Acc>(grad_carried),
             .saved = in<T>(saved),
             .h = in<T>(h),
-            .carried = in<Acc>(carried),
+            .carried = in<T>(carried),
             .grad_terms = out<T>(grad_terms),
             .grad_h_direct = out<Acc>(grad_h_direct),
             .grad_carried_before = out<Acc>(grad_carried_before),
@@ -73,8 +74,8 @@ struct StepBackwardTensors {
   }
 };
 
-// The tensors of all steps; see include/recurrent.h for shapes. All except carried have the input's
-// type; all except the input and the weights are contiguous.
+// The tensors of all steps; see include/recurrent.h for shapes. All have the input's type; all
+// except the input and the weights are contiguous.
 struct SequenceTensors {
   Tensor input;
   Weights weights;
@@ -125,7 +126,8 @@ inline Tensor transposed(const Tensor& t) {
 // as a view.
 inline Tensor product_terms(const Tensor& grad_terms, int64_t columns) {
   if (grad_terms.size(1) == columns) return grad_terms;
-  return as_strided(grad_terms, {grad_terms.size(0), columns}, {grad_terms.size(1), 1});
+  const int64_t all = grad_terms.size(1);
+  return as_strided(grad_terms, {grad_terms.size(0), columns}, {all, 1}, all - columns);
 }
 
 inline std::optional<Tensor> cast(const std::optional<Tensor>& t, ScalarType dtype) {
@@ -149,6 +151,7 @@ StepTensors one_step(const Backend& backend, const Tensor& input, const Weights&
                    .zoneout = std::nullopt,
                    .new_h = empty(input, {batch, hidden}),
                    .new_carried = std::nullopt,
+                   .kept_carried = std::nullopt,
                    .saved = std::nullopt};
   if (Cell::kCarried > 0) step.new_carried = empty(input, {batch, hidden}, acc);
   if (save) step.saved = empty(input, {batch, Cell::kSaved * hidden});
@@ -172,7 +175,7 @@ StepBackwardTensors one_step_backward(const Backend& backend, const std::optiona
                            .grad_carried = as_contiguous(cast(grad_carried, acc)),
                            .saved = as_contiguous(saved),
                            .h = as_contiguous(old_h),
-                           .carried = as_contiguous(cast(old_carried, acc)),
+                           .carried = as_contiguous(old_carried),
                            .grad_terms = empty(saved, {batch, kTerms<Cell> * hidden}),
                            .grad_h_direct = std::nullopt,
                            .grad_carried_before = std::nullopt,
@@ -222,7 +225,7 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
                     .carried = std::nullopt};
   if (Cell::kCarried > 0) s.c_n = empty(input, {batch, hidden});
   if (save) s.saved = empty(input, {steps, batch, Cell::kSaved * hidden});
-  if (save && Cell::kCarried > 0) s.carried = empty(input, {steps, batch, hidden}, acc);
+  if (save && Cell::kCarried > 0) s.carried = empty(input, {steps, batch, hidden});
   const auto result = [&](const Tensor& h_n, const std::optional<Tensor>& c_n) {
     return Forward{s.output, copy(h_n, dtype), c_n, s.saved, s.carried};
   };
@@ -238,6 +241,7 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
                    .zoneout = std::nullopt,
                    .new_h = s.h0,
                    .new_carried = std::nullopt,
+                   .kept_carried = std::nullopt,
                    .saved = std::nullopt};
   if (Cell::kCarried > 0) step.new_carried = empty(input, {batch, hidden}, acc);
   const auto weights_h = backend.prepared(transposed(weights.h), batch);
@@ -249,7 +253,7 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
     step.zoneout = step_of(masks.zoneout, t);
     step.new_h = step_of(s.output, t);
     step.saved = step_of(s.saved, t);
-    if (s.carried) step.new_carried = step_of(s.carried, t);
+    if (s.carried) (dtype == acc ? step.new_carried : step.kept_carried) = step_of(s.carried, t);
     backend.step(step);
     step.carried = step.new_carried;
   }
@@ -321,7 +325,7 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
   std::optional<Tensor> grad_carried, direct;
   if (Cell::kCarried > 0) grad_carried = start(grad_c_n);
   if (Cell::kReadsH || masks.zoneout) direct = zeros(like, {batch, hidden}, acc);
-  const auto c0 = as_contiguous(cast(kept.c0, acc));
+  const auto c0 = as_contiguous(kept.c0);
   StepBackwardTensors step{.grad_h = std::nullopt,
                            .grad_h_next = grad_h,
                            .grad_carried = grad_carried,

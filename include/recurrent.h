@@ -3,9 +3,9 @@
 // stream.
 //
 // Cell names a cell; kGates, kTerms, kCarried, kSaved, kReadsH and kReadsPrevious are its constants
-// (cells/cell.h). Arrays that a cell does not read or have may be null. T is the type of
-// activations. Acc is the type of the arithmetic and of the carried values: float for float and the
-// 16-bit types, double for double.
+// (cells/cell.h, which also has stored_term). Arrays that a cell does not read or have may be null.
+// T is the type of activations. Acc is the type of the arithmetic and of the carried values: float
+// for float and the 16-bit types, double for double.
 //
 // A ragged batch takes the same steps. After a row's end the cell is shut: carried values stay, h
 // is 0 and there is no gradient. The structs RaggedRows to RaggedStartBackward do the work around
@@ -42,6 +42,7 @@ struct RecurrentStep {
   const T* zoneout;    // [batch, hidden] of this step, or null
   T* new_h;            // [batch, hidden]
   Acc* new_carried;    // [batch, kCarried, hidden]; may be carried
+  T* kept_carried;     // [batch, kCarried, hidden] new_carried again, or null; CUDA only
   T* saved;            // [batch, kSaved, hidden] for backward, or null
   int64_t batch, hidden;
 };
@@ -53,8 +54,8 @@ struct RecurrentStepBackward {
   const Acc* grad_carried;  // [batch, kCarried, hidden] of new_carried, or null for zero
   const T* saved;           // [batch, kSaved, hidden]
   const T* h;               // [batch, hidden] before the step; kReadsH
-  const Acc* carried;       // [batch, kCarried, hidden] before the step
-  T* grad_terms;            // [batch, kTerms, hidden] of the pre-activations
+  const T* carried;         // [batch, kCarried, hidden] before the step
+  T* grad_terms;            // [batch, kTerms, hidden] by stored_term, of the pre-activations
   Acc* grad_h_direct;  // [batch, hidden]; kReadsH or zoneout. In: a third term of grad_h. Out: the
                        // gradient of h that does not pass through the product
   Acc* grad_carried_before;  // [batch, kCarried, hidden]; may be grad_carried
@@ -163,7 +164,7 @@ struct RecurrentSequenceBackward {
   const T* weights_h;       // the weights of h, [kGates, hidden, hidden], packed
   const bool* reset;        // [steps, batch], or null
   const T* zoneout;         // [steps, batch, hidden], or null
-  T* grad_terms;            // [steps, batch, kTerms, hidden]
+  T* grad_terms;            // [steps, batch, kTerms, hidden] by stored_term
   T* grad_h0;               // [batch, hidden]
   T* grad_carried0;         // [batch, kCarried, hidden]
   T* workspace;             // [batch, hidden]; kReadsH or zoneout
@@ -243,7 +244,7 @@ struct RecurrentSequence {
   T* output;          // [steps, batch, hidden]            h of every step
   T* carried_n;       // [batch, kCarried, hidden]         of the last step
   T* saved;           // [steps, batch, kSaved, hidden]    for backward; null in inference
-  float* carried;  // [steps, batch, kCarried, hidden]  of every step; null if and only if saved is
+  T* carried;  // [steps, batch, kCarried, hidden]  of every step; null if and only if saved is
   int64_t steps;
   int64_t batch;
   int64_t hidden;
@@ -256,7 +257,7 @@ struct RecurrentSequenceBackward {
   const T* grad_h_n;        // [batch, hidden], or null for zeros
   const T* grad_carried_n;  // [batch, kCarried, hidden], or null for zeros
   const T* saved;           // [steps, batch, kSaved, hidden]    as saved by the forward pass
-  const float* carried;     // [steps, batch, kCarried, hidden]
+  const T* carried;         // [steps, batch, kCarried, hidden]
   const T* output;          // [steps, batch, hidden] of forward; kReadsH
   const T* h0;              // [batch, hidden]; kReadsH
   const T* carried0;        // [batch, kCarried, hidden]; kReadsPrevious
@@ -265,7 +266,7 @@ struct RecurrentSequenceBackward {
   const bool* reset;  // [steps, batch], or null
   const T* zoneout;   // [steps, batch, hidden], or null
   float* grad_kept;   // [batch, hidden] of scratch; zoneout
-  T* grad_terms;      // [steps, batch, kTerms, hidden]  before the activations
+  T* grad_terms;      // [steps, batch, kTerms, hidden] by stored_term, before the activations
   T* grad_h0;         // [batch, hidden]
   T* grad_carried0;   // [batch, kCarried, hidden]
   int64_t steps;

@@ -22,9 +22,10 @@ from torch.profiler import ProfilerActivity, profile
 import my_ops
 
 RECURRENT = [  # dtype, and steps, batch, inputs, hidden, for all cells
-    *[("float32", (3, 3, 5, 33)), ("bfloat16", (2, 60, 5, 65)), ("float16", (2, 4, 5, 145))],
+    *[("float32", (3, 3, 5, 97)), ("bfloat16", (2, 60, 5, 65)), ("float16", (2, 4, 5, 145))],
     *[("bfloat16", (3, 5, 5, 30)), ("float32", (2, 3, 5, 7))],  # warps
-    *[("bfloat16", (3, 70, 5, 34)), ("float32", (2, 260, 5, 34))],  # blocks
+    *[("float32", (3, 133, 5, 33)), ("float32", (2, 265, 5, 90)), ("float16", (3, 3, 5, 51))],
+    *[("bfloat16", (3, 140, 5, 34)), ("float32", (2, 530, 5, 34))],  # blocks
     *[("float32", (3, 3, 5, 300)), ("bfloat16", (2, 60, 5, 300))],  # grids
     *[("float64", (2, 3, 5, 7)), ("float32", (2, 2, 5, 1100))],  # a product per step
     *[("bfloat16", (2, 1040, 5, 136)), ("bfloat16", (1, 1040, 5, 136))],  # warpgroups

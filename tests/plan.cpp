@@ -100,6 +100,7 @@ void layer(std::istream& in, const DeviceFacts& device) {
   const GridPlan& grid = plan.grid;
   switch (plan.kind) {
     case RecurrentPlan::Kind::kWarp:
+      if (variant) return answer("warp", plan.warp.units, plan.warp.rows, 0);
       return answer("warp", kWarpNeeds);
     case RecurrentPlan::Kind::kBlock:
       if (variant) return answer("block", plan.block.units, plan.block.rows, 0);

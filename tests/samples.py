@@ -43,17 +43,16 @@ GEMM_LIMIT = {torch.float64: 2.0**-50, torch.float32: 2.0**-21}
 
 
 # batch, hidden size: for every variant of the persistent kernels of a recurrent layer on an H200.
-VARIANT_SIZES = [  # clusters: up to 64, 128 and 256 units; one, two and four rows
-    *[(1, 33), (63, 37), (128, 35), (1, 49), (88, 33), (128, 49)],
-    *[(1, 65), (44, 65), (88, 65), (1, 81), (1, 113), (52, 65), (72, 97)],
+VARIANT_SIZES = [  # warps: up to 32, 64 and 96 units; one, two and four rows
+    *[(1, 7), (500, 32), (2200, 5), (1, 37), (135, 63), (130, 71), (200, 91), (270, 95)],
+    # clusters: up to 128 and 256 units; one, two and four rows
+    *[(1, 65), (44, 65), (82, 65), (1, 81), (1, 113), (52, 97), (72, 97), (66, 107)],
     *[(1, 129), (1, 145), (1, 209), (26, 129), (52, 129)],
-    # a warp per row
-    *[(1, 7), (500, 32), (2200, 5)],
     # blocks: up to 32, 64 and 128 units; four and eight rows
-    *[(1060, 14), (2200, 30), (270, 62), (600, 62), (67, 118), (270, 118)],
+    *[(1060, 14), (2200, 30), (270, 62), (600, 38), (600, 62), (67, 118), (270, 118)],
     # grids, by bytes of h per warp; one or two tiles of rows, one or two of units
-    *[(256, 37), (600, 37), (1200, 37), (1, 257), (33, 420), (1, 516), (26, 516), (17, 712)],
-    *[(33, 840), (1, 1032), (9, 1064)],
+    *[(128, 111), (256, 99), (600, 101), (1200, 101), (1, 257), (33, 420), (1, 516)],
+    *[(26, 516), (17, 712), (33, 840), (1, 1032), (9, 1064)],
 ]
 
 # m, k, n, activation: for every tile of the 16-bit products on an H200, from large to small.

@@ -303,7 +303,7 @@ def test_lltm_long_sequences(size, dtype, cuda):
 
 @pytest.mark.parametrize("place", ["input", "h0", "c0", "weights"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("hidden", [64, 512])
+@pytest.mark.parametrize("hidden", [24, 90, 64, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lltm_ends_on_any_value(dtype, hidden, value, place, cuda):
     """Blocks wait for each other's numbers, so no number may look like one that has not arrived."""

@@ -201,13 +201,16 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "lstm", 0, 2, 8000, 256, "warpgroup"),
     ("H200", "lstm", 0, 2, 1 << 20, 64, "block"),
     ("H200", "gru", 0, 2, 1, 64, "block"),
-    ("H200", "lstm", 0, 2, 66, 64, "cluster"),
-    ("H200", "lstm", 0, 2, 67, 64, "block"),
+    ("H200", "lstm", 0, 2, 132, 64, "warp"),
+    ("H200", "lstm", 0, 2, 133, 64, "block"),
+    ("H200", "lstm", 0, 2, 66, 66, "cluster"),
+    ("H200", "lstm", 0, 2, 67, 66, "block"),
     ("H200", "lstm", 0, 2, 2112, 128, "block"),
     ("H200", "lstm", 0, 2, 2113, 128, "warpgroup"),
     ("H200", "lstm", 0, 2, 2113, 126, "block"),  # rows are not whole 16-byte vectors
     ("H200", "lstm", 1, 2, 1 << 20, 128, "block"),
-    ("H200", "lstm", 0, 2, 1 << 20, 55, "steps"),  # not a whole number of pairs
+    ("H200", "lstm", 0, 2, 1 << 20, 95, "warp"),  # not a whole number of pairs
+    ("H200", "lstm", 0, 2, 1 << 20, 127, "steps"),
     ("H200", "lstm", 0, 4, 1056, 32, "warp"),
     ("H200", "lstm", 0, 4, 1057, 32, "block"),
     ("H200", "gru", 1, 2, 528, 32, "warp"),
@@ -217,11 +220,14 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("T4", "lstm", 0, 2, 1 << 20, 32, "warp"),
     ("A100", "lstm", 0, 4, 864, 32, "warp"),
     ("A100", "lstm", 0, 4, 865, 32, "block"),
-    ("H200", "lstm", 0, 4, 248, 34, "cluster"),
-    ("H200", "lstm", 0, 4, 249, 64, "block"),
-    ("H200", "lstm", 0, 4, 249, 66, "grid"),  # W_h does not fit
-    ("A100", "lstm", 0, 4, 1, 64, "grid"),
-    ("A100", "lstm", 0, 4, 217, 64, "block"),
+    ("H200", "lstm", 0, 4, 528, 64, "warp"),
+    ("H200", "lstm", 0, 4, 529, 64, "block"),
+    ("H200", "lstm", 1, 4, 82, 96, "cluster"),  # of two rows
+    ("H200", "lstm", 1, 4, 83, 96, "warp"),
+    ("H200", "gru", 0, 4, 1 << 20, 66, "warp"),
+    ("H200", "lstm", 0, 4, 249, 98, "grid"),
+    ("A100", "lstm", 0, 4, 1, 64, "warp"),
+    ("A100", "lstm", 0, 4, 433, 64, "block"),
     ("A100", "lstm", 0, 2, 1, 128, "block"),
     ("H200", "lstm", 0, 2, 8000, 252, "steps"),  # rows are not whole 16-byte vectors
     ("H200", "lstm", 0, 4, 8000, 256, "steps"),
@@ -262,7 +268,7 @@ def test_sizes_for_every_variant(plan):
         ]
         answers = plan(questions)
         of = [(q[0], *q[-5:-3], *a) for q, a in zip(questions, answers, strict=True)]
-        return {variant for variant in of if variant[3] in ("block", "cluster", "grid")}
+        return {variant for variant in of if variant[3] in ("warp", "block", "cluster", "grid")}
 
     some = [(size(10), size(11)) for _ in range(2000)] + [(size(10), size(8)) for _ in range(2000)]
     assert reached(VARIANT_SIZES) >= reached(some)

@@ -21,9 +21,10 @@ LIMIT = {torch.float64: 80, torch.float32: 80, torch.float16: 5, torch.bfloat16:
 # steps, batch, inputs, hidden
 SIZES = [(5, 3, 4, 7), (9, 19, 33, 64), (1, 2, 3, 5), (7, 33, 20, 300), (12, 1, 16, 256)]
 CUDA_SIZES = [  # warps, blocks, clusters, grids of one and two tiles, and a product per step
-    *[(7, 90, 12, 30), (9, 1100, 8, 28), (5, 300, 16, 34), (4, 70, 9, 126)],
+    *[(7, 90, 12, 30), (7, 140, 12, 64), (5, 300, 16, 70)],
+    *[(9, 1100, 8, 28), (5, 600, 16, 34), (4, 70, 9, 126)],
     *[(20, 16, 64, 512), (6, 64, 64, 1024), (8, 4, 40, 129), (6, 20, 32, 700), (5, 300, 16, 256)],
-    *[(40, 2, 24, 33), (6, 256, 64, 512), (20, 5, 8, 520), (9, 8, 16, 1100), (9, 1, 16, 2048)],
+    *[(40, 2, 24, 133), (6, 256, 64, 512), (20, 5, 8, 520), (9, 8, 16, 1100), (9, 1, 16, 2048)],
     (3, 300, 16, 640),  # a float32 product per step, with packed weights
 ]
 # In 16 bits with warpgroups: part of a tile, one step, a second wave; forward blocks of 32 units,
@@ -213,7 +214,10 @@ def test_gradients_below_the_normal_numbers_are_flushed(name, hidden):
 
 @pytest.mark.parametrize(
     "sizes",
-    [(64, 3, 16, 256), (64, 20, 16, 512), (32, 96, 16, 1024), (16, 256, 16, 1024)],
+    [
+        *[(64, 3, 16, 30), (64, 270, 16, 90), (64, 3, 16, 256), (64, 20, 16, 512)],
+        *[(32, 96, 16, 1024), (16, 256, 16, 1024)],
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

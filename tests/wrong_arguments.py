@@ -335,7 +335,7 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         "lltm_backward lstm_backward",
         "cells",
         [torch.float64, torch.float16],
-        "cells must be float32, or float64 where gates are, got {got}",
+        "cells must have the dtype of gates, got {got} and float32",
     ),
     (
         "lltm_backward",

@@ -13,7 +13,7 @@ template <typename Cell, typename T, int Units>
 __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
     const __grid_constant__ BlockParams<RecurrentSequenceBackward<T>> params) {
 #if __CUDA_ARCH__ >= 800
-  constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+  constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
   constexpr int kUnitChunks = Units / kChunkUnits<T>;
   using Vector = BlockVector<T, kGates, Units>;
   __shared__ __align__(16) Vector vectors[2];
@@ -45,13 +45,7 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
       if (seq.reset != nullptr) {
         kept[j][0].reset = kept[j][1].reset = load_byte(seq.reset + place.line(t, j));
       }
-      const int64_t ahead = max(t - kBlockAhead, int64_t{0});
-      prefetch_values<kSaved>(seq.saved + place.at(ahead, j, kSaved), hidden);
-      prefetch_values<kCarried>(seq.carried + place.at(ahead, j, kCarried), hidden);
-      if constexpr (Cell::kReadsH) ptx::prefetch_l2(seq.output + place.at(ahead, j, 1));
-      if (seq.grad_output != nullptr) {
-        ptx::prefetch_l2(seq.grad_output + place.at(ahead, j, 1));
-      }
+      Kept<Cell>::template prefetch<kBlockAhead>(seq, t, at);
     }
   };
 #pragma unroll
@@ -103,12 +97,7 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
-        through[j][u] = sum[0][2 * u + j];
-        if constexpr (Cell::kReadsH) {
-          through[j][u] += state[j][u].at[kCarried];
-        } else if (zoned) {
-          through[j][u] += grad_kept[j][u];
-        }
+        through[j][u] = Kept<Cell>::through(sum[0][2 * u + j], state[j][u], zoned, grad_kept[j][u]);
       }
     }
   }

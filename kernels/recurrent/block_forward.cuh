@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(2 * Units)
       store_pair(seq.output + place.at(t, j, 1), h[j][0], h[j][1]);
       if (seq.saved == nullptr) continue;
       T* const saved_at = seq.saved + place.at(t, j, kSaved);
-      float* const carried_at = seq.carried + place.at(t, j, kCarried);
+      T* const carried_at = seq.carried + place.at(t, j, kCarried);
 #pragma unroll
       for (int k = 0; k < kSaved; ++k) {
         store_pair(saved_at + k * hidden, saved[j][0][k], saved[j][1][k]);

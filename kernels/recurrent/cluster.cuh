@@ -18,6 +18,7 @@
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "recurrent/cells/cell.h"
+#include "recurrent/lanes.cuh"
 #include "recurrent/plan.h"
 
 namespace my_ops::cuda {
@@ -31,7 +32,7 @@ struct Exchange {
   static constexpr int kBlockUnits = 16 * UnitsPerThread;
   static constexpr int kWarpUnits = 2 * UnitsPerThread;
   static constexpr int kItems = UnitsPerThread * Rows;  // per sixteen lanes
-  static constexpr int kShift = kItems == 1 ? 4 : kItems == 2 ? 3 : kItems == 4 ? 2 : 1;
+  static constexpr int kLanes = 16;
   static constexpr int kPadded = Chunks * kClusterChunkUnits;
   static_assert(kItems == 1 || kItems == 2 || kItems == 4 || kItems == 8);
 
@@ -41,39 +42,13 @@ struct Exchange {
     uint64_t arrived[2];  // one arrival, which announces the bytes, and the bytes
   };
 
-  // After sum_items a lane owns the item lane % 16 / 2^kShift: unit first, then row.
-  __device__ __forceinline__ static int item() { return threadIdx.x % 16 >> kShift; }
+  // The lane's item after sum_items: unit first, then row.
+  __device__ __forceinline__ static int item() { return item_of<kLanes, kItems>(); }
   __device__ __forceinline__ static int item_unit() {
-    return threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / 16 * UnitsPerThread + item() / Rows;
+    return threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / kLanes * UnitsPerThread +
+           item() / Rows;
   }
   __device__ __forceinline__ static int item_row() { return item() % Rows; }
-  // Exactly one of the lanes that own the same item, to write it to memory.
-  __device__ __forceinline__ static bool writes() { return threadIdx.x % 16 == item() << kShift; }
-
-  // Sums over the sixteen lanes in a fixed tree. v[g][0] becomes the lane's own item.
-  template <int Values>
-  __device__ __forceinline__ static void sum_items(float (&v)[Values][kItems]) {
-    int mask = 8;
-#pragma unroll
-    for (int n = kItems / 2; n >= 1; n /= 2) {
-      const bool upper = threadIdx.x & mask;
-#pragma unroll
-      for (int g = 0; g < Values; ++g) {
-#pragma unroll
-        for (int m = 0; m < n; ++m) {
-          const float give = upper ? v[g][m] : v[g][m + n];
-          const float keep = upper ? v[g][m + n] : v[g][m];
-          v[g][m] = keep + __shfl_xor_sync(0xFFFFFFFFu, give, mask);
-        }
-      }
-      mask /= 2;
-    }
-#pragma unroll
-    for (int bit = 1 << (kShift - 1); bit >= 1; bit /= 2) {
-#pragma unroll
-      for (int g = 0; g < Values; ++g) v[g][0] += __shfl_xor_sync(0xFFFFFFFFu, v[g][0], bit);
-    }
-  }
 
 #if __CUDA_ARCH__ >= 900
   __device__ __forceinline__ static uint32_t bytes(uint32_t blocks) {
@@ -139,7 +114,8 @@ struct Exchange {
         float v[kWarpUnits];
 #pragma unroll
         for (int u = 0; u < kWarpUnits; ++u) {
-          const int owner = u / UnitsPerThread * 16 + ((u % UnitsPerThread * Rows + row) << kShift);
+          const int item = u % UnitsPerThread * Rows + row;
+          const int owner = u / UnitsPerThread * kLanes + item * (kLanes / kItems);
           v[u] = __shfl_sync(0xFFFFFFFFu, value[g], owner);
         }
         if (targets.address[pass] != 0) {
@@ -231,7 +207,7 @@ struct ClusterBlock {
     unit = first_unit + Exchange::item_unit();
     row = first_row + Exchange::item_row();
     real = unit < hidden && row < batch;
-    writes = real && Exchange::writes();
+    writes = real && writes_item<Exchange::kLanes, Exchange::kItems>();
   }
 
   // The index of the first of the item's `values` values in [steps, batch, values, hidden].
@@ -311,21 +287,14 @@ cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, const Se
 // none.
 template <typename Visit>
 const void* visit_cluster_plan(const ClusterPlan& plan, Visit visit) {
-  const auto exact = [&]<int Units, int Rows, int Chunks>() -> const void* {
-    if constexpr (cluster_exists(Units, Rows, Chunks)) {
-      return visit.template operator()<Units, Rows, Chunks>();
-    } else {
-      return nullptr;
-    }
-  };
   const auto rows = [&]<int Units, int Chunks>() -> const void* {
     switch (plan.rows) {
       case 1:
-        return exact.template operator()<Units, 1, Chunks>();
+        return visit.template operator()<Units, 1, Chunks>();
       case 2:
-        return exact.template operator()<Units, 2, Chunks>();
+        return visit.template operator()<Units, 2, Chunks>();
       case 4:
-        return exact.template operator()<Units, 4, Chunks>();
+        return visit.template operator()<Units, 4, Chunks>();
       default:
         return nullptr;
     }

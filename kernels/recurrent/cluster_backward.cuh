@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   float zoneout = 0.0f, grad_kept = 0.0f;
   auto load_step = [&](int64_t t) {
     const auto at = [&](int64_t step, int values) { return block.at(step, values); };
-    kept.template load<kClusterAhead>(seq, t, t * batch + block.row, at, true);
+    kept.load(seq, t, t * batch + block.row, at);
+    Kept<Cell>::template prefetch<kClusterAhead>(seq, t, at);
     if (zoned) zoneout = load(seq.zoneout[block.at(t, 1)]);
   };
   if (block.real) load_step(seq.steps - 1);
@@ -58,13 +59,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 #pragma unroll
         for (int gate = 1; gate < kGates; ++gate) total[0][m] += sum[gate][m];
       }
-      Exchange::sum_items(total);
-      through = total[0][0];
-      if constexpr (Cell::kReadsH) {
-        through += state.at[kCarried];
-      } else if (zoned) {
-        through += grad_kept;
-      }
+      sum_items<Exchange::kLanes>(total);
+      through = Kept<Cell>::through(total[0][0], state, zoned, grad_kept);
     }
     if (t < 0) break;
 

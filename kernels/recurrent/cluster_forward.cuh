@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     if (t > 0) Exchange::wait(shared, static_cast<uint32_t>(t), blocks);
     float sum[kGates][Exchange::kItems] = {};
     weights.multiply(shared, t & 1, sum);
-    Exchange::sum_items(sum);
+    sum_items<Exchange::kLanes>(sum);
 
     float z[kTerms<Cell>], saved[Cell::kSaved];
     add_terms<Cell>([&](int gate) { return share[gate]; }, [&](int term) { return bias[term]; },

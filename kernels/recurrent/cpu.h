@@ -161,7 +161,9 @@ MY_OPS_INLINE void step_backward_row(const RecurrentStepBackward<T, T>& args, in
                                                             grad_h, grad_carried.at, grads);
       if constexpr (Cell::kReadsH) direct[u] = through_h;
 #pragma GCC unroll 8
-      for (int j = 0; j < kTerms<Cell>; ++j) grad_terms[j * hidden + u] = grads[j];
+      for (int j = 0; j < kTerms<Cell>; ++j) {
+        grad_terms[stored_term<Cell>(j) * hidden + u] = grads[j];
+      }
 #pragma GCC unroll 8
       for (int j = 0; j < Cell::kCarried; ++j) grad_before[j * hidden + u] = grad_carried.at[j];
     }
@@ -300,8 +302,8 @@ void walk_backward(const RecurrentSequenceBackward<T>& args, int64_t begin, int6
            .batch = rows,
            .hidden = hidden},
           0, rows);
-      product(args.grad_terms + kTerms * at, kTerms * hidden, args.weights_h, grad_h, hidden, rows,
-              hidden, kGates * hidden);
+      product(args.grad_terms + kTerms * at + Cell::kApart * hidden, kTerms * hidden,
+              args.weights_h, grad_h, hidden, rows, hidden, kGates * hidden);
     }
     for (int64_t row = 0; args.reset && row < rows; ++row) {
       if (args.steps > 0 && args.reset[begin + row])

@@ -18,6 +18,18 @@ namespace my_ops::cuda {
 // The kernel of the plan's instantiation, or null if there is none. Sequence, the type of the
 // kernel's arguments, determines the pass: RecurrentSequence or RecurrentSequenceBackward. Kernels
 // that launch() starts have their type.
+template <typename Cell, typename Sequence>
+auto warp_kernel_of(const WarpPlan& plan) {
+  using Kernel = void (*)(Sequence);
+  return visit_warp_plan(plan, [&]<int Units, int Rows>() -> Kernel {
+    if constexpr (warp_exists(Cell::kGates, Units, Rows)) {
+      return warp_kernel<Cell, Units, Rows>(static_cast<const Sequence*>(nullptr));
+    } else {
+      return nullptr;
+    }
+  });
+}
+
 template <typename Cell, typename T, typename Sequence>
 auto block_kernel_of(const BlockPlan& plan) {
   using Kernel = void (*)(BlockParams<Sequence>);
@@ -32,8 +44,12 @@ auto block_kernel_of(const BlockPlan& plan) {
 
 template <typename Cell, typename Sequence>
 const void* cluster_kernel_of(const ClusterPlan& plan) {
-  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() {
-    return cluster_kernel<Cell, Units, Rows, Chunks>(static_cast<const Sequence*>(nullptr));
+  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() -> const void* {
+    if constexpr (cluster_exists(Cell::kGates, Units, Rows, Chunks)) {
+      return cluster_kernel<Cell, Units, Rows, Chunks>(static_cast<const Sequence*>(nullptr));
+    } else {
+      return nullptr;
+    }
   });
 }
 
@@ -99,10 +115,8 @@ cudaError_t launch_sequence(const Sequence& args, void* workspace, cudaStream_t 
       err != cudaSuccess) {
     return err;
   }
-  if constexpr (warp_exists(Cell::kGates)) {
-    if (plan.kind == RecurrentPlan::Kind::kWarp) {
-      return launch_warp(warp_kernel<Cell>(&args), args, stream);
-    }
+  if (plan.kind == RecurrentPlan::Kind::kWarp) {
+    return launch_warp(warp_kernel_of<Cell, Sequence>(plan.warp), plan.warp, args, stream);
   }
   if (plan.kind == RecurrentPlan::Kind::kBlock) {
     return launch_block(block_kernel_of<Cell, T, Sequence>(plan.block), plan.block, args, stream);

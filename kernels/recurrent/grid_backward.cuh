@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     for (int i = 0; i < kItems; ++i) {
       if (block.real(i, tile)) {
         const auto at = [&](int64_t step, int values) { return block.at(step, tile, i, values); };
-        kept[i].template load<kGridAhead>(seq, t, block.line(t, tile, i), at, asks_for_sector());
+        kept[i].load(seq, t, block.line(t, tile, i), at);
+        if (asks_for_sector()) Kept<Cell>::template prefetch<kGridAhead>(seq, t, at);
       }
     }
   };
@@ -78,14 +79,15 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
         for (int i = 0; i < kItems; ++i) {
           const bool active = block.active(i, tile), real = block.real(i, tile);
           const int64_t at = block.at(tile, i, 1);
+          Values<float, kState> state;
+#pragma unroll
+          for (int j = 0; j < kState; ++j) state.at[j] = tile_state[tile][i][j][threadIdx.x];
           float through = 0.0f;  // the gradient that reaches h_t from step t + 1
+          float grad_kept = 0.0f;
           if (s > 0) {
-            through = block.item[i].total(shared.partial[set], block.item[i].unit_tile);
-            if constexpr (Cell::kReadsH) {
-              through += tile_state[tile][i][kState - 1][threadIdx.x];
-            } else if (zoned && real) {
-              through += seq.grad_kept[at];
-            }
+            const float sum = block.item[i].total(shared.partial[set], block.item[i].unit_tile);
+            if (!Cell::kReadsH && zoned && real) grad_kept = seq.grad_kept[at];
+            through = Kept<Cell>::through(sum, state, zoned, grad_kept);
           } else if (real && seq.grad_h_n != nullptr) {
             through = load(seq.grad_h_n[at]);
           }
@@ -93,11 +95,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
             if (real) seq.grad_h0[at] = store<T>(through);
             continue;
           }
-          Values<float, kState> state;
-#pragma unroll
-          for (int j = 0; j < kState; ++j) state.at[j] = tile_state[tile][i][j][threadIdx.x];
           float product_terms[Cell::kGates];
-          float grad_kept;
           const float zoneout = zoned && real ? load(seq.zoneout[block.at(t, tile, i, 1)]) : 0.0f;
           kept[i].template backward<T>(through, real, zoned, zoneout, grad_kept, state,
                                        grad_terms[i], product_terms);

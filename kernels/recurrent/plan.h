@@ -46,6 +46,13 @@ struct ClusterPlan {
   int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
 };
 
+// Warps that run rows on their own (warp.cuh).
+struct WarpPlan {
+  int units;    // up to which a kernel goes; its template argument: 32, 64 or 96
+  int rows;     // of the batch, per block: 1, 2 or 4
+  int threads;  // of a block
+};
+
 // Blocks that run rows on their own (block.cuh).
 struct BlockPlan {
   int units;    // up to which a kernel goes; its template argument: 32, 64 or 128
@@ -77,6 +84,7 @@ struct WarpgroupBackwardPlan {
 struct RecurrentPlan {
   enum class Kind { kNone, kWarp, kBlock, kCluster, kGrid, kWarpgroup };
   Kind kind = Kind::kNone;
+  WarpPlan warp{};
   BlockPlan block{};
   ClusterPlan cluster{};
   GridPlan grid{};
@@ -86,20 +94,43 @@ struct RecurrentPlan {
 
 // ---- warps ----
 
-constexpr int kLaneUnits = 32;  // of a row that a warp runs on its own, one in each lane (warp.cuh)
-constexpr int kWarpsPerSm = 8;  // for which there are registers
+// The blocks for which an SM has registers, in kernels for up to this many units.
+constexpr int warp_blocks_per_sm(int units) { return units == 32 ? 8 : units == 64 ? 2 : 1; }
+
+// The lanes that share a unit.
+constexpr int warp_lanes(int units) { return units == 32 ? 1 : units == 64 ? 2 : 4; }
+
 constexpr Needs kWarpNeeds{.code = 75};
 
-// Which instantiations there are: a lane's weights take up to 160 registers.
-constexpr bool warp_exists(int gates) { return gates * kLaneUnits <= 160; }
+// Which instantiations there are, by a lane's registers for weights. No lane has two rows.
+constexpr bool warp_exists(int gates, int units, int rows) {
+  return rows <= warp_lanes(units) && gates * units / warp_lanes(units) <= (units == 96 ? 96 : 160);
+}
 
-// With more rows than these, the block kernels are faster. Timed on an H200 with LSTM and GRU of 32
-// units and 1, 4, 16, 64, 256, 1024 and 8192 rows; reasoned for other devices.
-inline bool takes_warps(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
-                        const DeviceFacts& facts, bool block) {
-  const int rows_per_sm = width == 4 ? kWarpsPerSm : kWarpsPerSm / 2;
-  return hidden <= kLaneUnits && warp_exists(cell.gates) && batch <= INT_MAX &&
-         facts.runs(kWarpNeeds) && (!block || batch <= int64_t{rows_per_sm} * facts.sm_count);
+inline bool plan_warp(const CellFacts& cell, int64_t batch, int64_t hidden,
+                      const DeviceFacts& facts, WarpPlan& plan) {
+  if (hidden > 96) return false;
+  plan.units = hidden <= 32 ? 32 : hidden <= 64 ? 64 : 96;
+  plan.threads = static_cast<int>(ceil_div(hidden * warp_lanes(plan.units), 32) * 32);
+  // The fewest rows with which every block has an SM.
+  plan.rows = 1;
+  while (plan.rows < warp_lanes(plan.units) && ceil_div(batch, plan.rows) > facts.sm_count) {
+    plan.rows *= 2;
+  }
+  return warp_exists(cell.gates, plan.units, plan.rows) && ceil_div(batch, plan.rows) <= INT_MAX &&
+         facts.runs(kWarpNeeds);
+}
+
+// Whether the warp kernels are faster than the others that are possible. Timed on an H200 with LSTM
+// and GRU of 32 units, and on an H100 with 33 to 96, from 1 to 8192 rows; reasoned for other
+// devices. cluster: the rows of a cluster, or 0 if there is no plan for clusters.
+inline bool takes_warps(const CellFacts& cell, int width, int64_t batch, const WarpPlan& plan,
+                        const DeviceFacts& facts, bool block, int cluster) {
+  if (plan.units == 96) return !block && (cluster == 0 || cluster == 4);
+  if (!block) return true;
+  const bool few_units = plan.units == 32;
+  if (width == 4) return batch <= int64_t{few_units ? 8 : 4} * facts.sm_count;
+  return batch <= int64_t{few_units ? 4 : cell.gates > 3 ? 1 : 0} * facts.sm_count;
 }
 
 // ---- blocks ----
@@ -136,8 +167,10 @@ constexpr int kSpreadBytes = 120 * 1024;
 constexpr int kMaxClusterStatic = 48 * 1024;  // of the kernels' own shared memory
 
 // Which instantiations there are. For 129 to 256 units, two units a thread and half the rows do as
-// well as one unit and several rows, in clusters half as large.
-constexpr bool cluster_exists(int units, int rows, int chunks) {
+// well as one unit and several rows, in clusters half as large. Up to 64, they are for the cells of
+// which there are no warp kernels.
+constexpr bool cluster_exists(int gates, int units, int rows, int chunks) {
+  if (chunks == 1) return !warp_exists(gates, 64, 1);
   return units == 2 || rows == 1 || chunks < 4;
 }
 
@@ -158,7 +191,8 @@ inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
     const int64_t usable = facts.sm_count - facts.sm_count / (blocks > 8 ? 8 : 16);
     const int64_t resident = usable / blocks;
     for (int rows : {1, 2, 4}) {
-      if (!cluster_exists(units, rows, chunks) || ceil_div(batch, rows) > resident) continue;
+      if (!cluster_exists(cell.gates, units, rows, chunks) || ceil_div(batch, rows) > resident)
+        continue;
       // Cycles beyond the latency that all plans share: two for each multiply-add of a thread, and
       // some for each block that has to be written to.
       const int64_t cost = int64_t{8} * cell.gates * units * chunks * rows + 20 * blocks;
@@ -405,7 +439,8 @@ inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int w
   const bool many_rows = batch * hidden >= many_rows_from(cell, pass) * facts.sm_count;
   const bool cluster = plan_cluster(cell, batch, hidden, facts, plan.cluster);
   const bool block = plan_block(cell, width, batch, hidden, facts, plan.block);
-  if (takes_warps(cell, width, batch, hidden, facts, block)) {
+  if (plan_warp(cell, batch, hidden, facts, plan.warp) &&
+      takes_warps(cell, width, batch, plan.warp, facts, block, cluster ? plan.cluster.rows : 0)) {
     plan.kind = Kind::kWarp;
   } else if (block && takes_blocks(cell, pass, width, batch, hidden, facts, cluster, possible)) {
     plan.kind = Kind::kBlock;

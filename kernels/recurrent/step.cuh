@@ -100,7 +100,9 @@ __global__ void __launch_bounds__(kStepThreads)
   }
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
-    args.new_carried[first(Cell::kCarried) + j * args.hidden] = carried.at[j];
+    const int64_t place = first(Cell::kCarried) + j * args.hidden;
+    args.new_carried[place] = carried.at[j];
+    if (args.kept_carried != nullptr) args.kept_carried[place] = store<T>(carried.at[j]);
   }
   args.new_h[at] = store<T>(h);
   if (args.saved) {
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(kStepThreads)
 #pragma unroll
   for (int j = 0; j < Cell::kCarried; ++j) {
     const int64_t place = first(Cell::kCarried) + j * args.hidden;
-    previous.at[j] = args.carried[place];
+    previous.at[j] = load(args.carried[place]);
     grad_carried.at[j] = args.grad_carried ? args.grad_carried[place] : Acc(0);
   }
   Acc grad_h = args.grad_h ? load(args.grad_h[at]) : Acc(0), h = 0;
@@ -154,7 +156,8 @@ __global__ void __launch_bounds__(kStepThreads)
   if (args.zoneout != nullptr) direct = Cell::kReadsH ? direct + grad_kept : grad_kept;
 #pragma unroll
   for (int term = 0; term < kTerms<Cell>; ++term) {
-    args.grad_terms[first(kTerms<Cell>) + term * args.hidden] = store<T>(grad_terms[term]);
+    const int64_t place = first(kTerms<Cell>) + stored_term<Cell>(term) * args.hidden;
+    args.grad_terms[place] = store<T>(grad_terms[term]);
   }
   if (Cell::kReadsH || args.zoneout != nullptr) {
     args.grad_h_direct[at] = resets ? Acc(0) : direct;

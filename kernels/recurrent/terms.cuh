@@ -1,6 +1,8 @@
 // The work of the persistent kernels for an item, a unit of a row, with the values of its cell.
 #pragma once
 
+#include <type_traits>
+
 #include "recurrent.h"
 
 #include "common/numeric.cuh"
@@ -44,6 +46,10 @@ __device__ __forceinline__ void add_terms(Share share, Bias bias, Product produc
     z[gate] += resets ? 0.0f : sum;
   }
 }
+
+// A number of values, as a type.
+template <int Values>
+using Count = std::integral_constant<int, Values>;
 
 template <int Count, typename T>
 __device__ __forceinline__ void prefetch_values(const T* p, int64_t hidden) {
@@ -94,12 +100,13 @@ __device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>], bool
   return h;
 }
 
-// What forward saved for one step of an item, and the gradient of its output.
-template <typename Cell>
+// What forward saved for one step of an item, and the gradient of its output. Value: float, or how
+// a thread holds several items whose values it has not unpacked yet.
+template <typename Cell, typename Value = float>
 struct Kept {
-  float saved[Cell::kSaved];
-  Values<float, Cell::kCarried> carried, previous;  // after the step and before it
-  float h_prev, grad_output;
+  Value saved[Cell::kSaved];
+  Values<Value, Cell::kCarried> carried, previous;  // after the step and before it
+  Value h_prev, grad_output;
   uint8_t reset;  // not 0: the step starts from zero
 
   // Calls read(p, member) for each value that a step of backward reads, but reset: *p is the value
@@ -112,46 +119,63 @@ struct Kept {
 #pragma unroll
     for (int k = 0; k < kSaved; ++k) {
       read(seq.saved + at(t, kSaved) + k * seq.hidden,
-           [k](Kept& of) -> float& { return of.saved[k]; });
+           [k](Kept& of) -> Value& { return of.saved[k]; });
     }
 #pragma unroll
     for (int k = 0; k < kCarried; ++k) {
       const int64_t vector = k * seq.hidden;
       read(seq.carried + at(t, kCarried) + vector,
-           [k](Kept& of) -> float& { return of.carried.at[k]; });
+           [k](Kept& of) -> Value& { return of.carried.at[k]; });
       if constexpr (Cell::kReadsPrevious) {
-        const auto member = [k](Kept& of) -> float& { return of.previous.at[k]; };
-        if (t > 0) {
-          read(seq.carried + at(t - 1, kCarried) + vector, member);
-        } else {
-          read(seq.carried0 + at(0, kCarried) + vector, member);
-        }
+        read((t > 0 ? seq.carried + at(t - 1, kCarried) : seq.carried0 + at(0, kCarried)) + vector,
+             [k](Kept& of) -> Value& { return of.previous.at[k]; });
       }
     }
     if constexpr (Cell::kReadsH) {
       read(t > 0 ? seq.output + at(t - 1, 1) : seq.h0 + at(0, 1),
-           [](Kept& of) -> float& { return of.h_prev; });
+           [](Kept& of) -> Value& { return of.h_prev; });
     }
     if (seq.grad_output != nullptr) {
-      read(seq.grad_output + at(t, 1), [](Kept& of) -> float& { return of.grad_output; });
+      read(seq.grad_output + at(t, 1), [](Kept& of) -> Value& { return of.grad_output; });
     }
   }
 
-  // line: the item's index in [steps, batch]. Threads that prefetch request the values of the step
-  // that is read Ahead rounds later.
-  template <int Ahead, typename T, typename At>
+  // Calls request(p, values) for each array of which every step of backward reads its own values:
+  // p is [steps, batch, values, hidden].
+  template <typename T, typename Request>
+  __device__ __forceinline__ static void visit_arrays(const RecurrentSequenceBackward<T>& seq,
+                                                      Request request) {
+    request(seq.saved, Count<Cell::kSaved>());
+    if constexpr (Cell::kCarried > 0) request(seq.carried, Count<Cell::kCarried>());
+    if constexpr (Cell::kReadsH) request(seq.output, Count<1>());
+    if (seq.grad_output != nullptr) request(seq.grad_output, Count<1>());
+  }
+
+  // line: the item's index in [steps, batch].
+  template <typename T, typename At>
   __device__ __forceinline__ void load(const RecurrentSequenceBackward<T>& seq, int64_t t,
-                                       int64_t line, At at, bool prefetches) {
-    constexpr int kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+                                       int64_t line, At at) {
     visit(seq, t, at, [&](const auto* p, auto member) { member(*this) = cuda::load(*p); });
     if (seq.reset != nullptr) reset = load_byte(seq.reset + line);
-    if (prefetches && t >= Ahead) {
-      const int64_t hidden = seq.hidden, back = Ahead * seq.batch * hidden;
-      prefetch_values<kSaved>(seq.saved + at(t, kSaved) - back * kSaved, hidden);
-      prefetch_values<kCarried>(seq.carried + at(t, kCarried) - back * kCarried, hidden);
-      if constexpr (Cell::kReadsH) ptx::prefetch_l2(seq.output + at(t, 1) - back);
-      if (seq.grad_output != nullptr) ptx::prefetch_l2(seq.grad_output + at(t, 1) - back);
-    }
+  }
+
+  // Requests an item's values of step t - Ahead, or of the first step.
+  template <int Ahead, typename T, typename At>
+  __device__ __forceinline__ static void prefetch(const RecurrentSequenceBackward<T>& seq,
+                                                  int64_t t, At at) {
+    const int64_t hidden = seq.hidden, back = min(int64_t{Ahead}, t) * seq.batch * hidden;
+    visit_arrays(seq, [&]<int Values>(const T* p, Count<Values>) {
+      prefetch_values<Values>(p + at(t, Values) - back * Values, hidden);
+    });
+  }
+
+  // The gradient that reaches h from the step after, whose state and grad_kept these are. product:
+  // the part through the weights.
+  __device__ __forceinline__ static float through(float product,
+                                                  const Values<float, kStateValues<Cell>>& state,
+                                                  bool zoned, float grad_kept) {
+    if constexpr (Cell::kReadsH) return product + state.at[Cell::kCarried];
+    return zoned ? product + grad_kept : product;
   }
 
   // through: the gradient that reaches h from the next step. state: the gradients of the carried
@@ -173,8 +197,9 @@ struct Kept {
       kept = zoneout * grad_h;
       grad_h -= kept;
     }
+    float grad_z[kTerms<Cell>];
     const float direct = Cell::template backward<PersistentMath<T>>(
-        saved, before.at, carried.at, resets ? 0.0f : h_prev, grad_h, state.at, grad_terms);
+        saved, before.at, carried.at, resets ? 0.0f : h_prev, grad_h, state.at, grad_z);
     if constexpr (Cell::kReadsH) {
       state.at[Cell::kCarried] = zoned ? direct + kept : direct;
     } else {
@@ -184,8 +209,9 @@ struct Kept {
 #pragma unroll
     for (int term = 0; term < kTerms<Cell>; ++term) {
       // 0 * inf of a padding unit must not reach other units.
-      if (!real) grad_terms[term] = 0.0f;
-      if (term < Cell::kGates) published[term] = resets ? 0.0f : grad_terms[term];
+      const float grad = real ? grad_z[term] : 0.0f;
+      grad_terms[stored_term<Cell>(term)] = grad;
+      if (term < Cell::kGates) published[term] = resets ? 0.0f : grad;
     }
   }
 };

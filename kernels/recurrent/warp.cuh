@@ -1,12 +1,14 @@
-// The shared parts of the forward and the backward warp kernels, for up to 32 units: a warp runs a
-// row of the batch on its own, so any number of rows is possible.
+// The shared parts of the forward and the backward warp kernels, for up to 96 units: a block runs
+// 1, 2 or 4 rows of the batch on its own, so any number of rows is possible. Up to 32 units, a
+// block is a warp, with a row.
 //
-// A lane has a unit, with all weights of its sums in registers as float: 32 for each gate. The
-// vector of the step (h, or the gradients of the gates) is in shared memory, double-buffered, and
-// all lanes read the same 16 bytes at a time.
+// Weights are in registers as float. A lane has a unit with all weights of its sums, or four lanes
+// share it and divide K. The vector of the step (h, or the gradients of the gates) is in shared
+// memory, double-buffered, with one barrier per step. All units read the same float4s at a time.
 #pragma once
 
 #include "common/launch.cuh"
+#include "recurrent/lanes.cuh"
 #include "recurrent/plan.h"
 #include "recurrent/terms.cuh"
 
@@ -15,79 +17,160 @@ namespace my_ops::cuda {
 constexpr int kWarpAhead = 4;  // steps between the prefetch of a value and its load
 
 // Vectors: 1 if all gates multiply the same, else one for each gate.
-template <int Vectors>
+template <int Vectors, int Units, int Rows>
 struct __align__(16) WarpVector {
-  float at[Vectors][kLaneUnits];
+  float at[Rows][Vectors][Units];
 };
 
-template <int Gates, int Vectors>
-struct WarpWeights {
-  float at[Gates][kLaneUnits];
+// Units that do not exist stay zero.
+template <typename Vector>
+__device__ __forceinline__ void clear_vectors(Vector (&vectors)[2]) {
+  auto* const values = reinterpret_cast<float*>(vectors);
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(vectors) / 4); i += blockDim.x) {
+    values[i] = 0.0f;
+  }
+}
 
-  // fill(gate, k): the lane's weight of element k.
+template <int Units>
+__device__ __forceinline__ void warp_kernel_barrier() {
+  if constexpr (Units == 32) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+// A lane's share of the weights of a unit, and its product with the vectors of all rows.
+template <int Gates, int Vectors, int Units, int Rows>
+struct WarpWeights {
+  static constexpr int kLanes = warp_lanes(Units), kQuads = Units / kLanes / 4;
+
+  float4 at[Gates][kQuads];
+
+  // The first element of K of the lane's quad i.
+  __device__ __forceinline__ static int first_of(int i) {
+    return (i * kLanes + static_cast<int>(threadIdx.x) % kLanes) * 4;
+  }
+
+  // fill(gate, k): the unit's weight of element k.
   template <typename Fill>
   __device__ __forceinline__ void load(Fill fill) {
 #pragma unroll
     for (int gate = 0; gate < Gates; ++gate) {
 #pragma unroll
-      for (int k = 0; k < kLaneUnits; ++k) at[gate][k] = fill(gate, k);
+      for (int i = 0; i < kQuads; ++i) {
+        const int k = first_of(i);
+        at[gate][i] = {fill(gate, k), fill(gate, k + 1), fill(gate, k + 2), fill(gate, k + 3)};
+      }
     }
   }
 
-  __device__ __forceinline__ void multiply(const WarpVector<Vectors>& vector,
-                                           float (&sum)[Gates]) const {
+  __device__ __forceinline__ void multiply(const WarpVector<Vectors, Units, Rows>& vector,
+                                           float (&sum)[Gates][Rows]) const {
 #pragma unroll
-    for (int gate = 0; gate < Gates; ++gate) sum[gate] = 0.0f;
+    for (int gate = 0; gate < Gates; ++gate) {
 #pragma unroll
-    for (int k = 0; k < kLaneUnits; k += 4) {
+      for (int r = 0; r < Rows; ++r) sum[gate][r] = 0.0f;
+    }
 #pragma unroll
-      for (int gate = 0; gate < Gates; ++gate) {
-        const float4 v = *reinterpret_cast<const float4*>(&vector.at[Vectors > 1 ? gate : 0][k]);
-        sum[gate] = fmaf(at[gate][k], v.x, sum[gate]);
-        sum[gate] = fmaf(at[gate][k + 1], v.y, sum[gate]);
-        sum[gate] = fmaf(at[gate][k + 2], v.z, sum[gate]);
-        sum[gate] = fmaf(at[gate][k + 3], v.w, sum[gate]);
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+        for (int gate = 0; gate < Gates; ++gate) {
+          const float* const from = &vector.at[r][Vectors > 1 ? gate : 0][first_of(i)];
+          const float4 v = *reinterpret_cast<const float4*>(from), w = at[gate][i];
+          float& s = sum[gate][r];
+          s = fmaf(w.x, v.x, s);
+          s = fmaf(w.y, v.y, s);
+          s = fmaf(w.z, v.z, s);
+          s = fmaf(w.w, v.w, s);
+        }
       }
     }
   }
 };
 
-// What a lane works on.
+// What a lane works on: a unit of a row, its item once the lanes' sums are added.
+template <int Units, int Rows>
 struct WarpPlace {
-  int64_t batch, hidden, row;
-  int unit;
+  static constexpr int kLanes = warp_lanes(Units);
+
+  int64_t batch, hidden, first_row;
+  int rows;  // of the block
+  int unit, row;
   bool real;
+  bool writes;  // whether this lane writes the item
 
   template <typename Sequence>
   __device__ __forceinline__ explicit WarpPlace(const Sequence& seq)
       : batch(seq.batch),
         hidden(seq.hidden),
-        row(blockIdx.x),
-        unit(threadIdx.x),
-        real(unit < hidden) {}
+        first_row(int64_t{blockIdx.x} * Rows),
+        rows(static_cast<int>(min(int64_t{Rows}, batch - first_row))),
+        unit(threadIdx.x / kLanes),
+        row(item_of<kLanes, Rows>()),
+        real(unit < hidden && row < rows),
+        writes(real && writes_item<kLanes, Rows>()) {}
 
+  // Indices, also for rows and units that do not exist: those of the last that do, so that loads
+  // need no branch.
+  //
   // Of the row in [steps, batch].
-  __device__ __forceinline__ int64_t line(int64_t t) const { return t * batch + row; }
-  // Of the first of the unit's `values` values in [steps, batch, values, hidden]. For a unit that
-  // does not exist, those of the last that does, so that loads need no branch.
+  __device__ __forceinline__ int64_t line(int64_t t) const {
+    return t * batch + first_row + min(row, rows - 1);
+  }
+  // Of the first of the unit's `values` values in [steps, batch, values, hidden].
   __device__ __forceinline__ int64_t at(int64_t t, int values) const {
     const auto units = static_cast<int>(hidden);
     return line(t) * (units * values) + min(unit, units - 1);
   }
-  // Requests a row's values of a step, up to 1 KiB: a sector of memory for each lane.
+  // Requests the block's values of a step: a sector of memory for each thread, which are enough for
+  // eight values of 4 bytes a unit.
   template <typename T>
   __device__ __forceinline__ void prefetch(const T* p, int64_t t, int values) const {
     constexpr int kSector = 32 / sizeof(T);
     const int width = static_cast<int>(hidden) * values;
-    ptx::prefetch_l2(p + line(t) * width + min(static_cast<int>(threadIdx.x) * kSector, width - 1));
+    ptx::prefetch_l2(p + (t * batch + first_row) * width +
+                     min(static_cast<int>(threadIdx.x) * kSector, rows * width - 1));
   }
 };
 
 // ---- host ----
 
 template <typename Sequence>
-cudaError_t launch_warp(void (*kernel)(Sequence), const Sequence& args, cudaStream_t stream) {
-  return launch(kernel, args.batch, 32, 0, stream, args);
+cudaError_t launch_warp(void (*kernel)(Sequence), const WarpPlan& plan, const Sequence& args,
+                        cudaStream_t stream) {
+  if (kernel == nullptr) return cudaErrorNotSupported;
+  return launch(kernel, ceil_div(args.batch, plan.rows), plan.threads, 0, stream, args);
+}
+
+// Calls visit<units, rows>() for the plan's instantiation; null if there is none.
+template <typename Visit>
+auto visit_warp_plan(const WarpPlan& plan, Visit visit) {
+  using Kernel = decltype(visit.template operator()<32, 1>());
+  const auto rows = [&]<int Units>() -> Kernel {
+    switch (plan.rows) {
+      case 1:
+        return visit.template operator()<Units, 1>();
+      case 2:
+        return visit.template operator()<Units, 2>();
+      case 4:
+        return visit.template operator()<Units, 4>();
+      default:
+        return {};
+    }
+  };
+  switch (plan.units) {
+    case 32:
+      return visit.template operator()<32, 1>();
+    case 64:
+      return rows.template operator()<64>();
+    case 96:
+      return rows.template operator()<96>();
+    default:
+      return Kernel{};
+  }
 }
 
 }  // namespace my_ops::cuda

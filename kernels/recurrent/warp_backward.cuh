@@ -1,6 +1,6 @@
-// Backward over all steps for up to 32 units: a warp per row.
-// Plan: as in warp_forward.cuh, but from the last step to the first. A lane's unit is a column of
-// W_h, and the vectors hold the gradients of all gates.
+// Backward over all steps for up to 96 units: a warp per row, or a block of warps for up to 4 rows.
+// Plan: as in warp_forward.cuh, but from the last step to the first. A unit is a column of W_h, and
+// the vectors hold the gradients of all gates.
 // Bound like forward.
 #pragma once
 
@@ -8,18 +8,22 @@
 
 namespace my_ops::cuda {
 
-template <typename Cell, typename T>
-__global__ void __launch_bounds__(32, kWarpsPerSm)
+template <typename Cell, typename T, int Units, int Rows>
+__global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(Units))
     warp_backward_kernel(const __grid_constant__ RecurrentSequenceBackward<T> seq) {
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
-  __shared__ WarpVector<kGates> vectors[2];
+  using Place = WarpPlace<Units, Rows>;
+  __shared__ WarpVector<kGates, Units, Rows> vectors[2];
   const int64_t hidden = seq.hidden;
-  const WarpPlace place(seq);
+  const Place place(seq);
+  clear_vectors(vectors);
+  warp_kernel_barrier<Units>();
 
-  WarpWeights<kGates, kGates> weights;
+  WarpWeights<kGates, kGates, Units, Rows> weights;
   weights.load([&](int gate, int k) {
-    return place.real && k < hidden ? load(seq.w_h[(gate * hidden + k) * seq.w_row + place.unit])
-                                    : 0.0f;
+    return place.unit < hidden && k < hidden
+               ? load(seq.w_h[(gate * hidden + k) * seq.w_row + place.unit])
+               : 0.0f;
   });
   Values<float, kStateValues<Cell>> state = {};
   float through = 0.0f, grad_kept = 0.0f, zoneout = 0.0f;
@@ -33,13 +37,11 @@ __global__ void __launch_bounds__(32, kWarpsPerSm)
   const bool zoned = seq.zoneout != nullptr;
   const auto load_step = [&](int64_t t) {
     const auto at = [&](int64_t step, int values) { return place.at(step, values); };
-    kept.template load<kWarpAhead>(seq, t, place.line(t), at, false);
+    kept.load(seq, t, place.line(t), at);
     if (zoned) zoneout = load(seq.zoneout[place.at(t, 1)]);
-    const int64_t ahead = max(t - kWarpAhead, int64_t{0});
-    place.prefetch(seq.saved, ahead, Cell::kSaved);
-    if constexpr (kCarried > 0) place.prefetch(seq.carried, ahead, kCarried);
-    if constexpr (Cell::kReadsH) place.prefetch(seq.output, ahead, 1);
-    if (seq.grad_output != nullptr) place.prefetch(seq.grad_output, ahead, 1);
+    Kept<Cell>::visit_arrays(seq, [&](const T* p, auto values) {
+      place.prefetch(p, max(t - kWarpAhead, int64_t{0}), values);
+    });
   };
   load_step(seq.steps - 1);
 
@@ -47,35 +49,40 @@ __global__ void __launch_bounds__(32, kWarpsPerSm)
     float grad_terms[kTerms<Cell>], published[kGates];
     kept.template backward<T>(through, place.real, zoned, zoneout, grad_kept, state, grad_terms,
                               published);
-    WarpVector<kGates>& vector = vectors[t & 1];
+    auto& vector = vectors[t & 1];
+    if (place.writes) {
 #pragma unroll
-    for (int gate = 0; gate < kGates; ++gate) vector.at[gate][place.unit] = published[gate];
-    __syncwarp();  // all gradients are in place, and the other buffer has been read
+      for (int gate = 0; gate < kGates; ++gate) {
+        vector.at[place.row][gate][place.unit] = published[gate];
+      }
+    }
+    // All gradients are in place, and the other buffer has been read.
+    warp_kernel_barrier<Units>();
 
-    if (place.real) {
+    if (place.writes) {
       store_values<kTerms<Cell>>(seq.grad_terms + place.at(t, kTerms<Cell>), hidden, grad_terms);
     }
-    float sum[kGates];
+    float sum[kGates][Rows], total[1][Rows];
     weights.multiply(vector, sum);
     load_step(max(t - 1, int64_t{0}));
-    through = sum[0];
 #pragma unroll
-    for (int gate = 1; gate < kGates; ++gate) through += sum[gate];
-    if constexpr (Cell::kReadsH) {
-      through += state.at[kCarried];
-    } else if (zoned) {
-      through += grad_kept;
+    for (int r = 0; r < Rows; ++r) {
+      total[0][r] = sum[0][r];
+#pragma unroll
+      for (int gate = 1; gate < kGates; ++gate) total[0][r] += sum[gate][r];
     }
+    sum_items<Place::kLanes>(total);
+    through = Kept<Cell>::through(total[0][0], state, zoned, grad_kept);
   }
-  if (place.real) {
+  if (place.writes) {
     seq.grad_h0[place.at(0, 1)] = store<T>(through);
     store_values<kCarried>(seq.grad_carried0 + place.at(0, kCarried), hidden, state.at);
   }
 }
 
-template <typename Cell, typename T>
+template <typename Cell, int Units, int Rows, typename T>
 auto warp_kernel(const RecurrentSequenceBackward<T>*) {
-  return &warp_backward_kernel<Cell, T>;
+  return &warp_backward_kernel<Cell, T, Units, Rows>;
 }
 
 }  // namespace my_ops::cuda

@@ -1,7 +1,7 @@
-// Forward over all steps for up to 32 units: a warp per row.
-// Plan: a step multiplies h by the weights (warp.cuh), applies the cell to the lane's unit and
+// Forward over all steps for up to 96 units: a warp per row, or a block of warps for up to 4 rows.
+// Plan: a step multiplies h by the weights (warp.cuh), applies the cell to the lane's item and
 // writes h to the other buffer. The input's shares of the next step are loaded meanwhile.
-// Bound by latency with few rows: 32 multiply-adds for each gate, and the cell. With many, by the
+// Bound by latency with few rows: the multiply-adds of a lane, and the cell. With many, by the
 // instructions.
 #pragma once
 
@@ -9,18 +9,22 @@
 
 namespace my_ops::cuda {
 
-template <typename Cell, typename T>
-__global__ void __launch_bounds__(32, kWarpsPerSm)
+template <typename Cell, typename T, int Units, int Rows>
+__global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(Units))
     warp_forward_kernel(const __grid_constant__ RecurrentSequence<T> seq) {
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
-  __shared__ WarpVector<1> vectors[2];
+  using Place = WarpPlace<Units, Rows>;
+  __shared__ WarpVector<1, Units, Rows> vectors[2];
   const int64_t hidden = seq.hidden;
-  const WarpPlace place(seq);
+  const Place place(seq);
+  clear_vectors(vectors);
+  warp_kernel_barrier<Units>();
 
-  WarpWeights<kGates, 1> weights;
+  WarpWeights<kGates, 1, Units, Rows> weights;
   weights.load([&](int gate, int k) {
-    return place.real && k < hidden ? load(seq.w_h[(gate * hidden + place.unit) * seq.w_row + k])
-                                    : 0.0f;
+    return place.unit < hidden && k < hidden
+               ? load(seq.w_h[(gate * hidden + place.unit) * seq.w_row + k])
+               : 0.0f;
   });
   Values<float, kStateValues<Cell>> state = {};
   float bias[kTerms<Cell>] = {}, h = 0.0f;
@@ -30,8 +34,12 @@ __global__ void __launch_bounds__(32, kWarpsPerSm)
     if constexpr (Cell::kReadsH) state.at[kCarried] = h;
     load_biases<Cell>(seq, place.unit, bias);
   }
-  vectors[0].at[0][place.unit] = h;
-  __syncwarp();
+  const auto put_h = [&](int64_t t) {
+    // 0 * inf of a unit that does not exist must not reach the others.
+    if (place.writes) vectors[t & 1].at[place.row][0][place.unit] = h;
+    warp_kernel_barrier<Units>();  // all of h is in place, and the other buffer has been read
+  };
+  put_h(0);
 
   struct Input {
     float share[kGates];
@@ -51,21 +59,20 @@ __global__ void __launch_bounds__(32, kWarpsPerSm)
   load_step(0, input);
 
   for (int64_t t = 0; t < seq.steps; ++t) {
-    float sum[kGates];
+    float sum[kGates][Rows];
     weights.multiply(vectors[t & 1], sum);
     load_step(min(t + 1, seq.steps - 1), next);
+    sum_items<Place::kLanes>(sum);
 
     const bool resets = input.reset != 0;
     float z[kTerms<Cell>], saved[kSaved];
     add_terms<Cell>([&](int gate) { return input.share[gate]; },
-                    [&](int term) { return bias[term]; }, [&](int gate) { return sum[gate]; },
+                    [&](int term) { return bias[term]; }, [&](int gate) { return sum[gate][0]; },
                     resets, z);
     h = forward_of<Cell, T>(z, resets, {zoned, input.zoneout, h}, state, saved);
-    // 0 * inf of a unit that does not exist must not reach the others.
-    vectors[(t + 1) & 1].at[0][place.unit] = place.real ? h : 0.0f;
-    __syncwarp();  // all of h is in place, and the other buffer has been read
+    put_h(t + 1);
 
-    if (place.real) {
+    if (place.writes) {
       seq.output[place.at(t, 1)] = store<T>(h);
       if (seq.saved != nullptr) {
         store_values<kSaved>(seq.saved + place.at(t, kSaved), hidden, saved);
@@ -74,14 +81,14 @@ __global__ void __launch_bounds__(32, kWarpsPerSm)
     }
     input = next;
   }
-  if (place.real) {
+  if (place.writes) {
     store_values<kCarried>(seq.carried_n + place.at(0, kCarried), hidden, state.at);
   }
 }
 
-template <typename Cell, typename T>
+template <typename Cell, int Units, int Rows, typename T>
 auto warp_kernel(const RecurrentSequence<T>*) {
-  return &warp_forward_kernel<Cell, T>;
+  return &warp_forward_kernel<Cell, T, Units, Rows>;
 }
 
 }  // namespace my_ops::cuda

@@ -59,9 +59,8 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
 // What a thread reads for a step of four units of a row.
 template <typename Cell>
 struct BackwardPart {
-  uint2 saved[Cell::kSaved], h_prev, grad_output;
-  Values<float4, Cell::kCarried> carried, previous;
-  uint8_t reset, reset_next;
+  Kept<Cell, uint2> values;
+  uint8_t reset_next;
 };
 
 template <typename T>
@@ -109,28 +108,12 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
     for (int part = 0; part < kOwnParts; ++part) {
       if (!real(part)) continue;
       BackwardPart<Cell>& to = kept[part];
-#pragma unroll
-      for (int j = 0; j < kSaved; ++j) {
-        to.saved[j] = load_packed(seq.saved + at(t, part, kSaved) + j * hidden);
-      }
-      if (seq.grad_output != nullptr)
-        to.grad_output = load_packed(seq.grad_output + at(t, part, 1));
-#pragma unroll
-      for (int j = 0; j < kCarried; ++j) {
-        const float* const from = seq.carried + at(t, part, kCarried) + j * hidden;
-        const int64_t back = batch * kCarried * hidden;
-        to.carried.at[j] = __ldg(reinterpret_cast<const float4*>(from));
-        if constexpr (Cell::kReadsPrevious) {
-          to.previous.at[j] = t > 0 ? __ldg(reinterpret_cast<const float4*>(from - back))
-                                    : load_four(seq.carried0 + at(0, part, kCarried) + j * hidden);
-        }
-      }
-      if constexpr (Cell::kReadsH) {
-        to.h_prev = load_packed(t > 0 ? seq.output + at(t - 1, part, 1) : seq.h0 + at(0, part, 1));
-      }
+      const auto of_part = [&](int64_t step, int values) { return at(step, part, values); };
+      Kept<Cell, uint2>::visit(
+          seq, t, of_part, [&](const T* p, auto member) { member(to.values) = load_packed(p); });
       if (seq.reset != nullptr) {
-        to.reset_next = to.reset;
-        to.reset = load_byte(seq.reset + t * batch + row_of(part));
+        to.reset_next = to.values.reset;
+        to.values.reset = load_byte(seq.reset + t * batch + row_of(part));
       }
     }
   };
@@ -184,19 +167,16 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
               partial + (rank * kOwnRows + own_row(part)) * kColumns + own_unit(part);
           v[peer] = ptx::ld_cluster(ptx::mapa(from, peer));
         }
-        const uint8_t reset_next = t >= 0 ? kept[part].reset_next : kept[part].reset;
+        const float4 grad_kept =
+            zoned && !Cell::kReadsH ? load_four(seq.grad_kept + at(0, part, 1)) : float4{};
+        const uint8_t reset_next = t >= 0 ? kept[part].reset_next : kept[part].values.reset;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float total = 0.0f;
 #pragma unroll
           for (int peer = 0; peer < Split; ++peer) total += (&v[peer].x)[e];
-          through[part][e] = reset_next != 0 ? 0.0f : total;
-          if constexpr (Cell::kReadsH) through[part][e] += state[part][e].at[kCarried];
-        }
-        if (zoned && !Cell::kReadsH) {
-          const float4 grad_kept = load_four(seq.grad_kept + at(0, part, 1));
-#pragma unroll
-          for (int e = 0; e < 4; ++e) through[part][e] += (&grad_kept.x)[e];
+          through[part][e] = Kept<Cell>::through(reset_next != 0 ? 0.0f : total, state[part][e],
+                                                 zoned, (&grad_kept.x)[e]);
         }
       }
       ptx::barrier_cluster_arrive();
@@ -207,7 +187,7 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
 #pragma unroll
     for (int part = 0; part < kOwnParts; ++part) {
       if (!real(part)) continue;
-      const BackwardPart<Cell>& from = kept[part];
+      const Kept<Cell, uint2>& from = kept[part].values;
       const float4 zoneout = zoned ? load_four(seq.zoneout + at(t, part, 1)) : float4{};
       float grad_kept[4];
 #pragma unroll
@@ -217,8 +197,8 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
         for (int j = 0; j < kSaved; ++j) item.saved[j] = element<T>(from.saved[j], e);
 #pragma unroll
         for (int j = 0; j < kCarried; ++j) {
-          item.carried.at[j] = (&from.carried.at[j].x)[e];
-          item.previous.at[j] = (&from.previous.at[j].x)[e];
+          item.carried.at[j] = element<T>(from.carried.at[j], e);
+          item.previous.at[j] = element<T>(from.previous.at[j], e);
         }
         item.h_prev = element<T>(from.h_prev, e);
         item.grad_output = element<T>(from.grad_output, e);
@@ -375,9 +355,9 @@ cudaError_t warpgroup_backward(const RecurrentSequenceBackward<T>& args,
   WarpgroupBackwardParams<T> params{
       .grad_z = {}, .seq = args, .arrived = static_cast<uint32_t*>(workspace), .plan = plan};
   const int64_t width = kTerms<Cell> * args.hidden;
-  if (auto err = sm90::make_tensor_map(encoder, &params.grad_z, args.grad_terms, args.batch,
-                                       Cell::kGates * args.hidden, width, kBackwardRows, args.steps,
-                                       args.batch * width);
+  if (auto err = sm90::make_tensor_map(
+          encoder, &params.grad_z, args.grad_terms + Cell::kApart * args.hidden, args.batch,
+          Cell::kGates * args.hidden, width, kBackwardRows, args.steps, args.batch * width);
       err != cudaSuccess) {
     return err;
   }

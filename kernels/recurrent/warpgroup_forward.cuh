@@ -224,8 +224,9 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
           }
 #pragma unroll
           for (int j = 0; j < kCarried; ++j) {
-            *reinterpret_cast<float4*>(seq.carried + at(t, part, kCarried) + j * hidden) =
-                state[part][j][thread];
+            const float4 v = state[part][j][thread];
+            store_four(seq.carried + at(t, part, kCarried) + j * hidden,
+                       rounded<T>({v.x, v.y, v.z, v.w}));
           }
         }
         if (t + 1 == seq.steps) {

@@ -106,17 +106,36 @@ class Cell:
         summed = (a + b for a, b in zip(shares[:sums], products[:sums], strict=True))
         return (*summed, *products[sums:], *shares[sums:])
 
+    # The gradients of the terms, (*, terms * hidden), are in another order than z: those of the
+    # input's shares alone first, then those of the gates.
+
+    def store(self, grad_z: Values) -> Tensor:
+        return torch.cat((*grad_z[self.gates :], *grad_z[: self.gates]), -1)
+
     def of_h(self, terms: Tensor) -> Tensor:
-        """The part of ``(*, terms * hidden)`` that belongs to the product with h."""
-        return terms[..., : terms.shape[-1] // self.terms * self.gates] if self.apart else terms
+        """Those that belong to the product with h, by gate."""
+        return terms[..., self._alone(terms) :] if self.apart else terms
 
     def of_input(self, terms: Tensor) -> Tensor:
-        """The part of ``(*, terms * hidden)`` that belongs to the input's share."""
+        """Those that belong to the input's share, by gate."""
         if not self.apart:
             return terms
-        hidden = terms.shape[-1] // self.terms
-        sums = (self.gates - self.apart) * hidden
-        return torch.cat([terms[..., :sums], terms[..., self.gates * hidden :]], -1)
+        rest, alone = terms.shape[-1] - self._alone(terms), self._alone(terms)
+        return torch.cat([terms[..., alone:rest], terms[..., :alone]], -1)
+
+    def input_range(self, terms: Tensor) -> tuple[Tensor, int]:
+        """The same, without a copy of many rows, and how many columns come before the first gate's:
+        those of the last gates."""
+        if not self.apart:
+            return terms, 0
+        columns, alone = terms.shape[-1], self._alone(terms)
+        rows = terms.numel() // columns if columns else 0
+        if not isinstance(rows, int) or rows <= columns:  # copies of the weights would cost more
+            return self.of_input(terms), 0
+        return terms[..., : columns - alone], alone
+
+    def _alone(self, terms: Tensor) -> int:
+        return terms.shape[-1] // self.terms * self.apart
 
 
 CELLS: list[Cell] = []  # everything that _ops.define has made

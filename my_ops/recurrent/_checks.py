@@ -19,7 +19,6 @@ from my_ops.ops._checks import (
     show,
 )
 from my_ops.recurrent._cell import Cell
-from my_ops.recurrent._formulas import compute_dtype
 
 STATE = "(batch, hidden_size)"
 
@@ -121,16 +120,7 @@ def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
     more = len(cell.states) if cell.reads_h else len(cell.carried)
     sequences, states, (recurrent,), of_rows = _cut(read, len(cell.sequences), more, 1)
     check_floating(gates, op, "gates")
-    for t, name in sequences:
-        check_same_device(t, name, gates, "gates", op)
-        if name == "output":
-            check_same_dtype(t, name, gates, "gates", op)
-        else:
-            check(
-                t.dtype == compute_dtype(gates.dtype),
-                f"{op}: {name} must be float32, or float64 where gates are, got {show(t.dtype)}",
-            )
-    for t, name in (*states, recurrent):
+    for t, name in (*sequences, *states, recurrent):
         check_same_device(t, name, gates, "gates", op)
         check_same_dtype(t, name, gates, "gates", op)
     first, first_name = sequences[0]

@@ -72,7 +72,7 @@ class Rows(NamedTuple):
         NaN."""
         if self.reset is None:
             return list(tensors)
-        return [None if t is None else t.masked_fill(self.reset, 0.0) for t in tensors]
+        return [None if t is None else torch.where(self.reset, 0.0, t) for t in tensors]
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
         """h, or its tangent, from the cell's and the one before the step."""
@@ -155,7 +155,7 @@ def _walk_back(
         grad_z, direct, grad_carried_before = cell.backward(
             saved, tuple(before[1:]), tuple(after[1:]), before[0], grad_h, tuple(grad_carried)
         )
-        terms.append(torch.cat(grad_z, -1))
+        terms.append(cell.store(grad_z))
         grad_h = ops.gemm(cell.of_h(terms[-1]), of_h)
         grad_h = grad_h if direct is None else grad_h + direct
         new = (grad_h if stays is None else grad_h + stays, *grad_carried_before)

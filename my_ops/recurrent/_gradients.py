@@ -113,7 +113,9 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
                     grad_h = grad_h + direct
             return (
                 grad_x,
-                *weights.grad_parameters(cell, grad, shares, input, h, needs[1:end], *parameters),
+                *weights.grad_parameters(
+                    cell, grad, (shares, 0), input, h, needs[1:end], *parameters
+                ),
                 *_asked([grad_h, *grad_carried], needs[end:]),
             )
 
@@ -169,7 +171,7 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                     reset,
                     zoneout,
                 )
-            shares, grad_input = cell.of_input(grad), None
+            shares, grad_input = cell.input_range(grad), None
             grad_parameters: Sequence[Tensor | None] = [None] * len(parameters)
             if needs[0]:
                 grad_input = weights.grad_input(shares, states[0].shape[1], *parameters)

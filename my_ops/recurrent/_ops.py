@@ -26,7 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from my_ops import _autocast
 from my_ops.ops._common import fake, ops
-from my_ops.recurrent import _checks, _formulas, _gradients, _vmap
+from my_ops.recurrent import _checks, _gradients, _vmap
 from my_ops.recurrent._cell import CELLS, Cell, complete, one_or_all
 
 Call = Callable[..., Any]
@@ -80,9 +80,8 @@ def _register_fakes(cell: Cell) -> None:
     def layer_forward(*given: Tensor) -> tuple[Tensor, ...]:
         output, *states = layer(*given)
         steps, batch, hidden = output.shape
-        dtype = _formulas.compute_dtype(output.dtype)
         kept = output.new_empty((steps, batch, cell.saved * hidden))
-        sequences = (output.new_empty(output.shape, dtype=dtype) for _ in cell.carried)
+        sequences = (output.new_empty(output.shape) for _ in cell.carried)
         return output, *states, kept, *sequences
 
     def layer_backward(*given: Tensor) -> tuple[Tensor, ...]:

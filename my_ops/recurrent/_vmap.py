@@ -62,8 +62,7 @@ def _forward(
     input, *states = _formulas.in_compute_dtype([input, *states])
     parameters = _formulas.in_compute_dtype(parameters)
     results = _formulas.forward(cell, input, states, parameters, rows)
-    own = 2 + len(states)  # the results that have the type of the arguments
-    return *(t.to(dtype) for t in results[:own]), *results[own:]
+    return tuple(t.to(dtype) for t in results)
 
 
 def _register_layer(cell: Cell, name: str, kept: bool) -> None:

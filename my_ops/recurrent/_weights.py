@@ -4,7 +4,8 @@ shapes.
 ``names`` are the names of the ops' arguments, ``optional`` those that may be None. The first
 ``matrices`` of them are factors of products, and ``recurrent`` is the one that the backward op over
 all steps takes. Gradients are computed from ``grad``, those of the terms, and ``shares``, the part
-of it that belongs to the input's share (``Cell.of_input``). They can be differentiated.
+of it that belongs to the input's share (``Cell.of_input``, or ``Cell.input_range`` with its two
+results). They can be differentiated.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Linear = tuple[Tensor, Tensor | None]  # a weight and a bias, or None
 Needs = Sequence[bool]  # which gradients are needed
+Shares = tuple[Tensor, int]  # Cell.input_range
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,9 @@ class OneMatrix:
         check(weights.shape[0] == cell.gates * hidden, message)
         check(weights.shape[1] >= hidden, message)
 
-    def grad_input(self, shares: Tensor, hidden: int, weights: Tensor, _: Any) -> Tensor:
+    def grad_input(self, shares: Shares, hidden: int, weights: Tensor, _: Any) -> Tensor:
         """``shares`` may have any leading dimensions."""
-        return linear_product(shares, weights[:, hidden:].mT)
+        return linear_product(shares[0], weights[:, hidden:].mT)
 
     def grad_step(
         self,
@@ -105,7 +107,7 @@ class OneMatrix:
         self,
         cell: Cell,
         grad: Tensor,
-        shares: Tensor,
+        shares: Shares,
         x: Tensor,
         h: Tensor,
         needs: Needs,
@@ -177,8 +179,9 @@ class TwoMatrices:
         rule = f"({cell.gates} * hidden_size, hidden_size)"
         check_shape(weight_hh, "weight_hh", (cell.gates * hidden, hidden), rule, op)
 
-    def grad_input(self, shares: Tensor, hidden: int, weight_ih: Tensor, *_: Any) -> Tensor:
-        return linear_product(shares, weight_ih.mT)
+    def grad_input(self, shares: Shares, hidden: int, weight_ih: Tensor, *_: Any) -> Tensor:
+        part, first = shares
+        return linear_product(part, _rotated(weight_ih, len(weight_ih) - first).mT)
 
     def grad_step(
         self,
@@ -199,7 +202,7 @@ class TwoMatrices:
         self,
         cell: Cell,
         grad: Tensor,
-        shares: Tensor,
+        shares: Shares,
         x: Tensor,
         h: Tensor,
         needs: Needs,
@@ -207,9 +210,10 @@ class TwoMatrices:
     ) -> list[Tensor | None]:
         grads: list[Tensor | None] = [None] * 4
         if needs[0] or needs[1]:
-            rows, share_rows, h_rows, x_rows = as_rows(grad, shares, h, x)
+            part, first = shares
+            rows, share_rows, h_rows, x_rows = as_rows(grad, part, h, x)
             if needs[0]:
-                grads[0] = product(share_rows.mT, x_rows)
+                grads[0] = _rotated(product(share_rows.mT, x_rows), first)
             if needs[1]:
                 grads[1] = product(cell.of_h(rows).mT, h_rows)
         if needs[2] or needs[3]:
@@ -220,6 +224,13 @@ class TwoMatrices:
                 of_h = cell.of_h(total)
                 grads[3] = of_h.clone() if of_h is grads[2] else of_h  # a tensor for each parameter
         return grads
+
+
+def _rotated(matrix: Tensor, first: int) -> Tensor:
+    """The rows from ``first`` on, then those before it."""
+    if first in (0, len(matrix)):
+        return matrix
+    return torch.cat([matrix[first:], matrix[:first]])
 
 
 def _sum_of_rows(grad: Tensor) -> Tensor:

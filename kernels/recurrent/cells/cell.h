@@ -57,6 +57,14 @@ MY_OPS_CELL constexpr int input_term(int gate) {
   return is_sum<Cell>(gate) ? gate : gate + Cell::kApart;
 }
 
+// Where grad_terms holds the gradient of z[term]: those of the input's shares alone first, then
+// those of the gates. So the terms of the product with h are a range, and those of the input's
+// shares are another.
+template <typename Cell>
+MY_OPS_CELL constexpr int stored_term(int term) {
+  return term < Cell::kGates ? term + Cell::kApart : term - Cell::kGates;
+}
+
 // An array that may be empty, which C++ arrays cannot be.
 template <typename T, int Count>
 struct Values {
