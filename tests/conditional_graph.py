@@ -57,6 +57,7 @@ def conditional_graph(condition: bool) -> Iterator[Callable[[], None]]:
     on = pointer(stream.cuda_stream)
 
     def replay() -> None:
+        torch.cuda.synchronize()
         driver("cuGraphLaunch", executable, on)
         torch.cuda.synchronize()
 
