@@ -18,13 +18,15 @@ constexpr int kBlockAhead = 4;  // steps between the prefetch of a value and its
 
 // Two adjacent units.
 template <typename T>
+using Pair = Vector<T, 2>;
+template <typename T>
 __device__ __forceinline__ float2 load_pair(const T* p) {
-  const auto v = *reinterpret_cast<const Vector<T, 2>*>(p);
+  const auto v = *reinterpret_cast<const Pair<T>*>(p);
   return {load(v.at[0]), load(v.at[1])};
 }
 template <typename T>
 __device__ __forceinline__ void store_pair(T* p, float first, float second) {
-  *reinterpret_cast<Vector<T, 2>*>(p) = {store<T>(first), store<T>(second)};
+  *reinterpret_cast<Pair<T>*>(p) = {store<T>(first), store<T>(second)};
 }
 __device__ __forceinline__ float element(float2 pair, int unit) {
   return unit == 0 ? pair.x : pair.y;

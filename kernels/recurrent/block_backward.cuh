@@ -32,19 +32,12 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
   // By row and unit of the pair.
   Values<float, kStateValues<Cell>> state[2][2] = {};
   float through[2][2] = {}, grad_kept[2][2] = {};
-  Kept<Cell> kept[2][2] = {};
+  Kept<Cell, Pair<T>> kept[2] = {};
   const auto load_step = [&](int64_t t) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const auto at = [&](int64_t step, int values) { return place.at(step, j, values); };
-      Kept<Cell>::visit(seq, t, at, [&](const auto* p, auto member) {
-        const float2 pair = load_pair(p);
-        member(kept[j][0]) = pair.x;
-        member(kept[j][1]) = pair.y;
-      });
-      if (seq.reset != nullptr) {
-        kept[j][0].reset = kept[j][1].reset = load_byte(seq.reset + place.line(t, j));
-      }
+      kept[j].load(seq, t, place.line(t, j), at);
       Kept<Cell>::template prefetch<kBlockAhead>(seq, t, at);
     }
   };
@@ -72,8 +65,10 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
       float grad_terms[2][kTerms<Cell>], published[2][kGates];
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
-        kept[j][u].template backward<T>(through[j][u], true, zoned, element(zoneout, u),
-                                        grad_kept[j][u], state[j][u], grad_terms[u], published[u]);
+        const auto of_unit = [u](const Pair<T>& pair) { return load(pair.at[u]); };
+        kept[j].item(of_unit).template backward<T>(through[j][u], true, zoned, element(zoneout, u),
+                                                   grad_kept[j][u], state[j][u], grad_terms[u],
+                                                   published[u]);
       }
       if (place.has_unit()) {
 #pragma unroll

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   }
   float through = block.real && seq.grad_h_n != nullptr ? load(seq.grad_h_n[block.at(0, 1)]) : 0.0f;
 
-  Kept<Cell> kept = {};
+  Kept<Cell, T> kept = {};
   const bool zoned = seq.zoneout != nullptr;
   float zoneout = 0.0f, grad_kept = 0.0f;
   auto load_step = [&](int64_t t) {
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     if (t < 0) break;
 
     float grad_terms[kTerms<Cell>], published[kGates];
-    kept.template backward<T>(through, block.real, zoned, zoneout, grad_kept, state, grad_terms,
-                              published);
+    kept.item(ToFloat()).template backward<T>(through, block.real, zoned, zoneout, grad_kept, state,
+                                              grad_terms, published);
     // Round `steps` still reads this one, but pushes nothing.
     Exchange::push(targets, static_cast<uint32_t>(s) + 1, published);
     if (block.writes) {

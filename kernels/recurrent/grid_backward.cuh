@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   }
 
   const bool zoned = seq.zoneout != nullptr;
-  Kept<Cell> kept[kItems] = {};  // for the current step and tile
+  Kept<Cell, T> kept[kItems] = {};  // for the current step and tile
   auto load_step = [&](int64_t t, int tile) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -79,15 +79,17 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
         for (int i = 0; i < kItems; ++i) {
           const bool active = block.active(i, tile), real = block.real(i, tile);
           const int64_t at = block.at(tile, i, 1);
+          float through = 0.0f;  // first the part through the weights
+          if (s > 0) {
+            through = block.item[i].total(shared.partial[set], block.item[i].unit_tile);
+          }
           Values<float, kState> state;
 #pragma unroll
           for (int j = 0; j < kState; ++j) state.at[j] = tile_state[tile][i][j][threadIdx.x];
-          float through = 0.0f;  // the gradient that reaches h_t from step t + 1
           float grad_kept = 0.0f;
           if (s > 0) {
-            const float sum = block.item[i].total(shared.partial[set], block.item[i].unit_tile);
             if (!Cell::kReadsH && zoned && real) grad_kept = seq.grad_kept[at];
-            through = Kept<Cell>::through(sum, state, zoned, grad_kept);
+            through = Kept<Cell>::through(through, state, zoned, grad_kept);
           } else if (real && seq.grad_h_n != nullptr) {
             through = load(seq.grad_h_n[at]);
           }
@@ -97,8 +99,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
           }
           float product_terms[Cell::kGates];
           const float zoneout = zoned && real ? load(seq.zoneout[block.at(t, tile, i, 1)]) : 0.0f;
-          kept[i].template backward<T>(through, real, zoned, zoneout, grad_kept, state,
-                                       grad_terms[i], product_terms);
+          kept[i].item(ToFloat()).template backward<T>(through, real, zoned, zoneout, grad_kept,
+                                                       state, grad_terms[i], product_terms);
           if constexpr (!Cell::kReadsH) {
             if (zoned && real) seq.grad_kept[at] = grad_kept;
           }

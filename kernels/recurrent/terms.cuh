@@ -100,8 +100,16 @@ __device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>], bool
   return h;
 }
 
-// What forward saved for one step of an item, and the gradient of its output. Value: float, or how
-// a thread holds several items whose values it has not unpacked yet.
+struct ToFloat {
+  template <typename T>
+  __device__ __forceinline__ float operator()(T value) const {
+    return load(value);
+  }
+};
+
+// What forward saved for one step of an item, and the gradient of its output. Value: float, or what
+// was loaded, of one item or several. Values loaded ahead are not converted before their step,
+// because the conversion would wait for the load.
 template <typename Cell, typename Value = float>
 struct Kept {
   Value saved[Cell::kSaved];
@@ -151,12 +159,30 @@ struct Kept {
     if (seq.grad_output != nullptr) request(seq.grad_output, Count<1>());
   }
 
-  // line: the item's index in [steps, batch].
+  // line: the item's index in [steps, batch]. Value is T, or as many values of T as it has bytes.
   template <typename T, typename At>
   __device__ __forceinline__ void load(const RecurrentSequenceBackward<T>& seq, int64_t t,
                                        int64_t line, At at) {
-    visit(seq, t, at, [&](const auto* p, auto member) { member(*this) = cuda::load(*p); });
+    visit(seq, t, at,
+          [&](const T* p, auto member) { member(*this) = *reinterpret_cast<const Value*>(p); });
     if (seq.reset != nullptr) reset = load_byte(seq.reset + line);
+  }
+
+  // An item's values, by of(value).
+  template <typename Of>
+  __device__ __forceinline__ Kept<Cell> item(Of of) const {
+    Kept<Cell> to;
+#pragma unroll
+    for (int k = 0; k < Cell::kSaved; ++k) to.saved[k] = of(saved[k]);
+#pragma unroll
+    for (int k = 0; k < Cell::kCarried; ++k) {
+      to.carried.at[k] = of(carried.at[k]);
+      to.previous.at[k] = of(previous.at[k]);
+    }
+    to.h_prev = of(h_prev);
+    to.grad_output = of(grad_output);
+    to.reset = reset;
+    return to;
   }
 
   // Requests an item's values of step t - Ahead, or of the first step.

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
     }
     if (seq.grad_h_n != nullptr) through = load(seq.grad_h_n[place.at(0, 1)]);
   }
-  Kept<Cell> kept = {};
+  Kept<Cell, T> kept = {};
   const bool zoned = seq.zoneout != nullptr;
   const auto load_step = [&](int64_t t) {
     const auto at = [&](int64_t step, int values) { return place.at(step, values); };
@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
 
   for (int64_t t = seq.steps - 1; t >= 0; --t) {
     float grad_terms[kTerms<Cell>], published[kGates];
-    kept.template backward<T>(through, place.real, zoned, zoneout, grad_kept, state, grad_terms,
-                              published);
+    kept.item(ToFloat()).template backward<T>(through, place.real, zoned, zoneout, grad_kept, state,
+                                              grad_terms, published);
     auto& vector = vectors[t & 1];
-    if (place.writes) {
+    if (writes_item<Place::kLanes, Rows>()) {
 #pragma unroll
       for (int gate = 0; gate < kGates; ++gate) {
         vector.at[place.row][gate][place.unit] = published[gate];

@@ -36,7 +36,9 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
   }
   const auto put_h = [&](int64_t t) {
     // 0 * inf of a unit that does not exist must not reach the others.
-    if (place.writes) vectors[t & 1].at[place.row][0][place.unit] = h;
+    if (writes_item<Place::kLanes, Rows>()) {
+      vectors[t & 1].at[place.row][0][place.unit] = place.real ? h : 0.0f;
+    }
     warp_kernel_barrier<Units>();  // all of h is in place, and the other buffer has been read
   };
   put_h(0);

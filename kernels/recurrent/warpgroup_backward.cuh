@@ -64,10 +64,6 @@ struct BackwardPart {
 };
 
 template <typename T>
-__device__ __forceinline__ uint2 load_packed(const T* p) {
-  return __ldg(reinterpret_cast<const uint2*>(p));
-}
-template <typename T>
 __device__ __forceinline__ float element(uint2 four, int e) {
   const float2 pair = unpack<T>(e < 2 ? four.x : four.y);
   return e % 2 == 0 ? pair.x : pair.y;
@@ -77,7 +73,7 @@ template <typename Cell, int Split, typename T>
 __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>& params,
                                                const unsigned char* weights, BackwardRing& ring,
                                                int row_tile, int64_t first_unit, int rank) {
-  constexpr int kColumns = kBackwardUnits, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+  constexpr int kColumns = kBackwardUnits, kCarried = Cell::kCarried;
   constexpr int kOwnRows = kBackwardRows / Split;
   constexpr int kOwnParts = (kOwnRows * kQuads + kBackwardWorkers - 1) / kBackwardWorkers;
   const RecurrentSequenceBackward<T>& seq = params.seq;
@@ -109,12 +105,8 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
       if (!real(part)) continue;
       BackwardPart<Cell>& to = kept[part];
       const auto of_part = [&](int64_t step, int values) { return at(step, part, values); };
-      Kept<Cell, uint2>::visit(
-          seq, t, of_part, [&](const T* p, auto member) { member(to.values) = load_packed(p); });
-      if (seq.reset != nullptr) {
-        to.reset_next = to.values.reset;
-        to.values.reset = load_byte(seq.reset + t * batch + row_of(part));
-      }
+      to.reset_next = to.values.reset;
+      to.values.load(seq, t, t * batch + row_of(part), of_part);
     }
   };
   load_step(seq.steps - 1);
@@ -192,17 +184,7 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
       float grad_kept[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        Kept<Cell> item = {};
-#pragma unroll
-        for (int j = 0; j < kSaved; ++j) item.saved[j] = element<T>(from.saved[j], e);
-#pragma unroll
-        for (int j = 0; j < kCarried; ++j) {
-          item.carried.at[j] = element<T>(from.carried.at[j], e);
-          item.previous.at[j] = element<T>(from.previous.at[j], e);
-        }
-        item.h_prev = element<T>(from.h_prev, e);
-        item.grad_output = element<T>(from.grad_output, e);
-        item.reset = from.reset;
+        const Kept<Cell> item = from.item([e](uint2 four) { return element<T>(four, e); });
         float of_unit[kTerms<Cell>], published[Cell::kGates];
         item.template backward<T>(through[part][e], true, zoned, (&zoneout.x)[e], grad_kept[e],
                                   state[part][e], of_unit, published);

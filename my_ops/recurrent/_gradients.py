@@ -176,7 +176,9 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
             if needs[0]:
                 grad_input = weights.grad_input(shares, states[0].shape[1], *parameters)
             if any(needs[start:end]):
-                (before,) = rows.clear([torch.cat([states[0].unsqueeze(0), output])[:-1]])
+                before = torch.cat([states[0].unsqueeze(0), output])[:-1]
+                again = before.requires_grad  # in a graph of second gradients
+                before = rows.clear([before])[0] if again else rows.clear_sequence(before)
                 grad_parameters = weights.grad_parameters(
                     cell, grad, shares, input, before, needs[start:end], *parameters
                 )
