@@ -155,7 +155,8 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
             lengths, reset, zoneout, output, gates, *sequences = saved[end:]
             rows = Rows.of(input, lengths, reset, zoneout)
             input, states = _without_what_takes_no_part(rows, lengths, input, states)
-            if gates is None or differentiated():
+            by_formula = gates is None or differentiated()
+            if by_formula:
                 grad, *grad_states, output = _formulas.gradient(
                     cell, grads, input, states, parameters, rows
                 )
@@ -177,8 +178,7 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                 grad_input = weights.grad_input(shares, states[0].shape[1], *parameters)
             if any(needs[start:end]):
                 before = torch.cat([states[0].unsqueeze(0), output])[:-1]
-                again = before.requires_grad  # in a graph of second gradients
-                before = rows.clear([before])[0] if again else rows.clear_sequence(before)
+                before = rows.clear([before])[0] if by_formula else rows.clear_sequence(before)
                 grad_parameters = weights.grad_parameters(
                     cell, grad, shares, input, before, needs[start:end], *parameters
                 )
