@@ -153,17 +153,6 @@ struct BlockPlace {
   }
 };
 
-// Units that do not exist stay zero. A column of a row that does not exist may hold anything:
-// columns of mma are independent.
-template <typename Vector>
-__device__ __forceinline__ void clear(Vector (&vectors)[2]) {
-  auto* const words = reinterpret_cast<uint32_t*>(vectors);
-  for (int i = threadIdx.x; i < static_cast<int>(sizeof(vectors) / 4); i += blockDim.x) {
-    words[i] = 0;
-  }
-  __syncthreads();
-}
-
 // ---- host ----
 
 template <typename Sequence>

@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
   const int64_t hidden = seq.hidden;
   const BlockPlace place(params);
   clear(vectors);
+  __syncthreads();
 
   BlockWeights<T, 1, 4, Vector> weights;
   weights.load([&](int, int half, int chunk) {

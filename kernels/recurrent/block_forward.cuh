@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(2 * Units)
   const int64_t hidden = seq.hidden;
   const BlockPlace place(params);
   clear(vectors);
+  __syncthreads();
 
   BlockWeights<T, kGates, 1, Vector> weights;
   {

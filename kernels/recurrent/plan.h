@@ -122,8 +122,8 @@ inline bool plan_warp(const CellFacts& cell, int64_t batch, int64_t hidden,
 }
 
 // Whether the warp kernels are faster than the others that are possible. Timed on an H200 with LSTM
-// and GRU of 32 units, and on an H100 with 33 to 96, from 1 to 8192 rows; reasoned for other
-// devices. cluster: the rows of a cluster, or 0 if there is no plan for clusters.
+// and GRU of 32 to 96 units and 1 to 8192 rows; reasoned for other devices. cluster: the rows of a
+// cluster, or 0 if there is no plan for clusters.
 inline bool takes_warps(const CellFacts& cell, int width, int64_t batch, const WarpPlan& plan,
                         const DeviceFacts& facts, bool block, int cluster) {
   if (plan.units == 96) return !block && (cluster == 0 || cluster == 4);

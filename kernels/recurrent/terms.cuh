@@ -100,6 +100,16 @@ __device__ __forceinline__ float forward_of(const float (&z)[kTerms<Cell>], bool
   return h;
 }
 
+// A block's vectors of two steps in shared memory. Units that do not exist stay zero; rows that do
+// not exist may hold anything, because rows are independent.
+template <typename Vector>
+__device__ __forceinline__ void clear(Vector (&vectors)[2]) {
+  auto* const words = reinterpret_cast<uint32_t*>(vectors);
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(vectors) / 4); i += blockDim.x) {
+    words[i] = 0;
+  }
+}
+
 struct ToFloat {
   template <typename T>
   __device__ __forceinline__ float operator()(T value) const {

@@ -2,9 +2,10 @@
 // 1, 2 or 4 rows of the batch on its own, so any number of rows is possible. Up to 32 units, a
 // block is a warp, with a row.
 //
-// Weights are in registers as float. A lane has a unit with all weights of its sums, or four lanes
-// share it and divide K. The vector of the step (h, or the gradients of the gates) is in shared
-// memory, double-buffered, with one barrier per step. All units read the same float4s at a time.
+// Weights are in registers as float. A lane has a unit with all weights of its sums, or two or four
+// lanes share it and divide K. The vector of the step (h, or the gradients of the gates) is in
+// shared memory, double-buffered, with one barrier per step. All units read the same float4s at a
+// time.
 #pragma once
 
 #include "common/launch.cuh"
@@ -21,15 +22,6 @@ template <int Vectors, int Units, int Rows>
 struct __align__(16) WarpVector {
   float at[Rows][Vectors][Units];
 };
-
-// Units that do not exist stay zero.
-template <typename Vector>
-__device__ __forceinline__ void clear_vectors(Vector (&vectors)[2]) {
-  auto* const values = reinterpret_cast<float*>(vectors);
-  for (int i = threadIdx.x; i < static_cast<int>(sizeof(vectors) / 4); i += blockDim.x) {
-    values[i] = 0.0f;
-  }
-}
 
 template <int Units>
 __device__ __forceinline__ void warp_kernel_barrier() {

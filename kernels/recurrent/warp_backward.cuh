@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
   __shared__ WarpVector<kGates, Units, Rows> vectors[2];
   const int64_t hidden = seq.hidden;
   const Place place(seq);
-  clear_vectors(vectors);
+  clear(vectors);
   warp_kernel_barrier<Units>();
 
   WarpWeights<kGates, kGates, Units, Rows> weights;

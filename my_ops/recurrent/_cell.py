@@ -124,13 +124,14 @@ class Cell:
         return torch.cat([terms[..., alone:rest], terms[..., :alone]], -1)
 
     def input_range(self, terms: Tensor) -> tuple[Tensor, int]:
-        """The same, without a copy of many rows, and how many columns come before the first gate's:
-        those of the last gates."""
+        """The same, in 16 bits without a copy of many rows, and how many columns come before the
+        first gate's: those of the last gates."""
         if not self.apart:
             return terms, 0
         columns, alone = terms.shape[-1], self._alone(terms)
         rows = terms.numel() // columns if columns else 0
-        if not isinstance(rows, int) or rows <= columns:  # copies of the weights would cost more
+        # With few rows copies of the weights cost more. float32 products read a copy faster.
+        if not isinstance(rows, int) or rows <= columns or terms.element_size() > 2:
             return self.of_input(terms), 0
         return terms[..., : columns - alone], alone
 
