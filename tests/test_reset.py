@@ -245,6 +245,23 @@ def test_layouts(name, device):
         close(one, [want[0][:, b], *(s[:, b] for s in want[1:])])
 
 
+@pytest.mark.parametrize("steps, batch", [(0, 1), (3, 4)])
+@pytest.mark.parametrize("hidden", [2, 3, 4])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_in_any_layout_of_reset(name, dtype, hidden, steps, batch, device):
+    layer = getattr(my_ops.nn, name.upper())(5, hidden, dtype=dtype, device=device)
+    x = torch.randn(steps, batch, 5, dtype=dtype, device=device)
+    reset = torch.rand(steps, batch, device=device) < 0.3
+    found = []
+    for strides in ((batch, 1), (1, steps), (9, 1)):
+        laid_out = torch.empty_strided((steps, batch), strides, dtype=torch.bool, device=device)
+        output = layer(x, reset=laid_out.copy_(reset))[0]
+        found.append(torch.autograd.grad(output.sum(), list(layer.parameters())))
+    for grads in found[1:]:
+        assert all(map(torch.equal, grads, found[0]))
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("enforce_sorted", [False, True])
 @pytest.mark.parametrize("name", NAMES)

@@ -74,13 +74,14 @@ class Rows(NamedTuple):
             return list(tensors)
         return [None if t is None else torch.where(self.reset, 0.0, t) for t in tensors]
 
-    def clear_sequence(self, t: Tensor) -> Tensor:
-        """``clear`` for a contiguous tensor, outside autograd. torch's kernel is bound by elements,
-        so that it takes those of eight bytes if it can."""
+    def clear_own(self, t: Tensor) -> Tensor:
+        """``clear`` for a contiguous tensor that nobody else holds, outside autograd. torch's
+        kernel is bound by elements, so it gets elements of eight bytes where that is possible."""
         values = 8 // t.element_size()
         if self.reset is None or type(t) is not Tensor or t.shape[-1] % values:
             return self.clear([t])[0]
-        return torch.where(self.reset, 0, t.view(torch.int64)).view(t.dtype)
+        t.view(torch.int64).masked_fill_(self.reset, 0)
+        return t
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
         """h, or its tangent, from the cell's and the one before the step."""

@@ -178,7 +178,7 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                 grad_input = weights.grad_input(shares, states[0].shape[1], *parameters)
             if any(needs[start:end]):
                 before = torch.cat([states[0].unsqueeze(0), output])[:-1]
-                before = rows.clear([before])[0] if by_formula else rows.clear_sequence(before)
+                before = rows.clear([before])[0] if by_formula else rows.clear_own(before)
                 grad_parameters = weights.grad_parameters(
                     cell, grad, shares, input, before, needs[start:end], *parameters
                 )
