@@ -250,7 +250,7 @@ def test_layouts(name, device):
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_in_any_layout_of_reset(name, dtype, hidden, steps, batch, device):
-    layer = getattr(my_ops.nn, name.upper())(5, hidden, dtype=dtype, device=device)
+    layer = LAYERS[name](5, hidden, dtype=dtype, device=device)
     x = torch.randn(steps, batch, 5, dtype=dtype, device=device)
     reset = torch.rand(steps, batch, device=device) < 0.3
     found = []

@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
     const auto at = [&](int64_t step, int values) { return place.at(step, values); };
     kept.load(seq, t, place.line(t), at);
     if (zoned) zoneout = load(seq.zoneout[place.at(t, 1)]);
-    Kept<Cell>::visit_arrays(seq, [&](const T* p, auto values) {
-      place.prefetch(p, max(t - kWarpAhead, int64_t{0}), values);
+    Kept<Cell>::visit_arrays(seq, [&]<int Values>(const T* p, Count<Values>) {
+      place.prefetch(p, max(t - kWarpAhead, int64_t{0}), Values);
     });
   };
   load_step(seq.steps - 1);
