@@ -37,6 +37,8 @@ def raise_out_of_memory(error: RuntimeError) -> None:
         said |= unsaid and ("empty" in call or call == "aten::to")
         # This raises torch's own error, with its numbers, unless memory has become free since.
         torch.empty(int(size), dtype=torch.uint8, device=device)
+    if "can't allocate memory" in text:  # torch's own error, of the CPU
+        raise error
     if said:
         known = "out of memory" in text
         raise torch.OutOfMemoryError(text if known else f"CUDA out of memory. {text}")

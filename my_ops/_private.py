@@ -68,6 +68,10 @@ transforms_active: Any = _torch("torch._C", "_are_functorch_transforms_active", 
 any_autocast: Any = _torch("torch._C", "_is_any_autocast_enabled", _always)
 tracing: Any = _torch("torch._C", "_get_tracing_state", torch.jit.is_tracing)
 
+# How many TorchDispatchModes are active. Without it, those that trace or count products on the CPU
+# see torch's instead of ours.
+dispatch_modes: Any = _torch("torch._C", "_len_torch_dispatch_stack", lambda: 0)
+
 
 def _forward_mode() -> bool:
     return forward_ad._current_level >= 0  # read through the module, because the value changes

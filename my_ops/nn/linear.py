@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
+from my_ops.ops.gemm import are_on_cpu
 from my_ops.ops.linear import is_torchs_linear, torchs_linear
 from my_ops.reference import ACTIVATIONS, activate
 
@@ -37,11 +38,11 @@ class Linear(nn.Linear):
     state dict. Tools that look for a ``torch.nn.Linear``, to read, replace or wrap it, find it.
     (For tools that ask for the exact type, such as ``quantize_dynamic``, set ``layer.__class__ =
     torch.nn.Linear`` first.) Weights and inputs that are sparse, nested or of tensor subclasses,
-    such as quantized ones, go to ``torch.nn.functional.linear``, except ``DTensor``; so do 16-bit
-    ones that would not gain from the op. Unlike ``torch.nn.Linear``, a float32 layer takes 16-bit
-    inputs and returns float32; a 16-bit layer takes float32 inputs only without a bias. In
-    TorchScript float32 has its full precision, except for products that go to cuBLAS while torch
-    allows TF32 there.
+    such as quantized ones, go to ``torch.nn.functional.linear``, except ``DTensor``; so do those on
+    the CPU, and 16-bit ones that would not gain from the op. Unlike ``torch.nn.Linear``, a float32
+    layer takes 16-bit inputs and returns float32; a 16-bit layer takes float32 inputs only without
+    a bias. In TorchScript float32 has its full precision, except for products that go to cuBLAS
+    while torch allows TF32 there.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ class Linear(nn.Linear):
             return torch.ops.my_ops.linear(input, self.weight, self.bias)
         else:
             weight, bias = self.weight, self.bias
-            if is_torchs_linear(input, weight):
+            if are_on_cpu(input, weight) or is_torchs_linear(input, weight):
                 output = torchs_linear(input, weight, bias)
                 if output is not None:
                     return output

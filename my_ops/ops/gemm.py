@@ -11,9 +11,15 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops._autograd import register_gradient, register_out, save
 from my_ops._errors import raise_out_of_memory
-from my_ops._private import any_autocast, constant_when_compiled, fp32_precision, tracing
+from my_ops._private import (
+    any_autocast,
+    constant_when_compiled,
+    dispatch_modes,
+    fp32_precision,
+    tracing,
+)
 from my_ops.ops import _checks
-from my_ops.ops._checks import HALF
+from my_ops.ops._checks import FLOATING, HALF
 from my_ops.ops._common import check_tensor, fake, ops
 
 PRECISIONS = ("highest", "high")
@@ -64,6 +70,16 @@ def is_half_product(a: Tensor, b: Tensor) -> bool:
         if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) not in HALF:
             return False
     return not (is_compiling() or tracing())
+
+
+def are_on_cpu(a: Tensor, b: Tensor) -> bool:
+    """Whether two plain tensors of one type are on the CPU, where torch computes all products, and
+    nothing traces or watches theirs."""
+    if type(a) not in _PLAIN or type(b) not in _PLAIN or a.dtype != b.dtype:
+        return False
+    if is_compiling() or tracing() or dispatch_modes():
+        return False
+    return a.is_cpu and b.is_cpu and a.dtype in FLOATING
 
 
 def dense_together(a: Tensor, b: Tensor) -> bool:
@@ -131,16 +147,19 @@ gemm_op = register_gradient(ops.gemm.default, _Gemm)
 _gemm_out = register_out(ops.gemm.out, "a", "b", "out", "precision")
 
 
-def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
-    """torch's own product if that call is faster; None if it is not, or if torch refuses."""
+def _is_torchs_gemm(a: Tensor, b: Tensor) -> bool:
+    """Whether torch's own product is the faster call."""
     if not is_half_product(a, b) or a.dim() < 2 or b.dim() < 2:
-        return None
+        return False
     (*batch, m, k), (*batch_b, _, n) = a.shape, b.shape
     whole = in_whole_vectors(n, k) and (a.stride(-1) == 1 or m % 8 == 0)
-    if not whole or batch != batch_b or len(batch) > 1 or not dense_together(a, b):
-        return None
+    return whole and batch == batch_b and len(batch) <= 1 and dense_together(a, b)
+
+
+def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
+    """torch's own product, or None where it refuses the arguments."""
     try:
-        return torch.bmm(a, b) if batch else torch.mm(a, b)
+        return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -150,7 +169,7 @@ def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` for a gradient, in the precision of torch's settings, by the faster call."""
-    y = _torchs_gemm(a, b)
+    y = _torchs_gemm(a, b) if are_on_cpu(a, b) or _is_torchs_gemm(a, b) else None
     return gemm_op(a, b, effective_precision("gemm", None)) if y is None else y
 
 
@@ -198,7 +217,7 @@ def gemm(
         return handle_torch_function(gemm, (a, b, out), a, b, out=out, precision=precision)
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         check_tensor("gemm", a=a, b=b)
-    if out is None and precision is None:
+    if out is None and precision is None and _is_torchs_gemm(a, b):
         product = _torchs_gemm(a, b)
         if product is not None:
             return product

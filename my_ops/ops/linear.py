@@ -19,6 +19,7 @@ from my_ops._private import version
 from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
 from my_ops.ops.gemm import (
+    are_on_cpu,
     check_str,
     dense_together,
     effective_precision,
@@ -153,9 +154,10 @@ def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | No
 
 def linear_product(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight.T`` for a gradient, as :func:`product`."""
-    y = torchs_linear(x, weight, None) if is_torchs_linear(x, weight) else None
-    if y is not None:
-        return y
+    if are_on_cpu(x, weight) or is_torchs_linear(x, weight):
+        y = torchs_linear(x, weight, None)
+        if y is not None:
+            return y
     return _linear(x, weight, None, "none", None, effective_precision("linear", None), None)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from my_ops._private import transforms_active
 from my_ops.ops._common import ops
 from my_ops.recurrent._cell import Cell
 from my_ops.recurrent._weights import Linear
@@ -78,7 +79,9 @@ class Rows(NamedTuple):
         """``clear`` for a contiguous tensor that nobody else holds, outside autograd. torch's
         kernel is bound by elements, so it gets elements of eight bytes where that is possible."""
         values = 8 // t.element_size()
-        if self.reset is None or type(t) is not Tensor or t.shape[-1] % values:
+        # torch 2.10 has no rule of vmap for views of another type.
+        plain = type(t) is Tensor and not transforms_active()
+        if self.reset is None or not plain or t.shape[-1] % values:
             return self.clear([t])[0]
         t.view(torch.int64).masked_fill_(self.reset, 0)
         return t

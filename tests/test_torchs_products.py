@@ -1,9 +1,11 @@
-"""Which 16-bit products eager calls leave to torch, and that nothing else about them changes."""
+"""Which products eager calls leave to torch, and that nothing else about them changes."""
+
+from importlib import import_module
 
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import SIXTEEN_BIT
+from samples import FLOATING, SIXTEEN_BIT
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
@@ -103,6 +105,51 @@ def test_what_stays_ours(device):
     b = torch.randn(16, 8, device=device).bfloat16()
     assert calls_ours(my_ops.gemm, a.mT, b)[0]  # its contiguous rows have 7 elements
     assert not calls_ours(my_ops.gemm, a.mT.contiguous(), b)[0]
+
+
+@pytest.fixture
+def without_ours(monkeypatch):
+    """Calls of gemm and linear fail, also where no mode would see them."""
+
+    def fails(*_):
+        raise AssertionError("the op was called")
+
+    for module, name in (
+        ("nn.linear", "linear"),
+        ("ops.gemm", "gemm_op"),
+        ("ops.linear", "_linear"),
+    ):
+        monkeypatch.setattr(import_module(f"my_ops.{module}"), name, fails)
+
+
+@pytest.mark.parametrize("rows", [(), (5,), (2, 3, 5), (0,)])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_layers_on_the_cpu_are_torchs(dtype, rows, without_ours):
+    x, weight, bias = tensors(dtype, "cpu", rows, k=7, n=3)
+    layer = layer_of(weight, bias)
+    got, want = layer(x), F.linear(x, weight, bias)
+    assert torch.equal(got, want)
+    grad = torch.randn_like(want)
+    ours = torch.autograd.grad(got, (x, layer.weight, layer.bias), grad)
+    assert all(map(torch.equal, ours, torch.autograd.grad(want, (x, weight, bias), grad)))
+    other = torch.float32 if dtype != torch.float32 else torch.bfloat16
+    with pytest.raises(AssertionError, match="was called"):
+        layer(x.to(other))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_products_of_gradients_on_the_cpu_are_torchs(dtype, without_ours):
+    x, weight, _ = tensors(dtype, "cpu", (2, 5), k=7, n=3)
+    product = import_module("my_ops.ops.gemm").product
+    assert torch.equal(product(weight, x[0].mT), weight @ x[0].mT)
+    linear_product = import_module("my_ops.ops.linear").linear_product
+    assert torch.equal(linear_product(x, weight), F.linear(x, weight))
+
+
+def test_who_watches_sees_ours():
+    x, weight, bias = tensors(torch.float32, "cpu")
+    assert calls_ours(layer_of(weight, bias), x)[0]
+    assert calls_ours(import_module("my_ops.ops.gemm").product, weight, x.mT)[0]
 
 
 def wrong_arguments(device):
