@@ -21,7 +21,8 @@ _ALLOCATION = re.compile(r"my_ops: (\S+) failed(.*?) \((\d+) bytes on (\S+)\)", 
 
 def raise_out_of_memory(error: RuntimeError) -> None:
     """Raises torch's out-of-memory error if ``error`` means that, or an error that names it as the
-    likely reason if torch passed none on; otherwise does nothing.
+    likely reason if torch passed none on; otherwise does nothing. On the CPU, torch's out-of-memory
+    error is a RuntimeError, and ``error`` may be that.
 
     Call it in ``except RuntimeError``, before ``raise``.
     """
@@ -37,7 +38,7 @@ def raise_out_of_memory(error: RuntimeError) -> None:
         said |= unsaid and ("empty" in call or call == "aten::to")
         # This raises torch's own error, with its numbers, unless memory has become free since.
         torch.empty(int(size), dtype=torch.uint8, device=device)
-    if "can't allocate memory" in text:  # torch's own error, of the CPU
+    if "can't allocate memory" in text:  # on the CPU
         raise error
     if said:
         known = "out of memory" in text

@@ -146,7 +146,7 @@ def test_products_of_gradients_on_the_cpu_are_torchs(dtype, without_ours):
     assert torch.equal(linear_product(x, weight), F.linear(x, weight))
 
 
-def test_who_watches_sees_ours():
+def test_a_dispatch_mode_sees_ours():
     x, weight, bias = tensors(torch.float32, "cpu")
     assert calls_ours(layer_of(weight, bias), x)[0]
     assert calls_ours(import_module("my_ops.ops.gemm").product, weight, x.mT)[0]

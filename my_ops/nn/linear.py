@@ -50,7 +50,7 @@ class Linear(nn.Linear):
             return torch.ops.my_ops.linear(input, self.weight, self.bias)
         else:
             weight, bias = self.weight, self.bias
-            if are_on_cpu(input, weight) or is_torchs_linear(input, weight):
+            if is_torchs_linear(input, weight) or are_on_cpu(input, weight):
                 output = torchs_linear(input, weight, bias)
                 if output is not None:
                     return output

@@ -75,11 +75,11 @@ def is_half_product(a: Tensor, b: Tensor) -> bool:
 def are_on_cpu(a: Tensor, b: Tensor) -> bool:
     """Whether two plain tensors of one type are on the CPU, where torch computes all products, and
     nothing traces or watches theirs."""
-    if type(a) not in _PLAIN or type(b) not in _PLAIN or a.dtype != b.dtype:
+    if type(a) not in _PLAIN or type(b) not in _PLAIN or is_compiling():
         return False
-    if is_compiling() or tracing() or dispatch_modes():
+    if not (a.is_cpu and b.is_cpu and a.dtype == b.dtype and a.dtype in FLOATING):
         return False
-    return a.is_cpu and b.is_cpu and a.dtype in FLOATING
+    return not (tracing() or dispatch_modes())
 
 
 def dense_together(a: Tensor, b: Tensor) -> bool:
@@ -169,7 +169,7 @@ def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` for a gradient, in the precision of torch's settings, by the faster call."""
-    y = _torchs_gemm(a, b) if are_on_cpu(a, b) or _is_torchs_gemm(a, b) else None
+    y = _torchs_gemm(a, b) if _is_torchs_gemm(a, b) or are_on_cpu(a, b) else None
     return gemm_op(a, b, effective_precision("gemm", None)) if y is None else y
 
 

@@ -154,7 +154,7 @@ def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | No
 
 def linear_product(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight.T`` for a gradient, as :func:`product`."""
-    if are_on_cpu(x, weight) or is_torchs_linear(x, weight):
+    if is_torchs_linear(x, weight) or are_on_cpu(x, weight):
         y = torchs_linear(x, weight, None)
         if y is not None:
             return y
