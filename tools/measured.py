@@ -327,7 +327,7 @@ class Results(Reliability, Layers):
     def compatibility_short(self) -> str:
         groups: dict[tuple[str, str, str], list[str]] = {}
         for run in self.runs:
-            alike = run["python"], run["processor"], f"{run['tests']}, at {run['commit']}"
+            alike = run["python"], run["processor"], run["tests"]
             groups.setdefault(alike, []).append(run["torch"])
         rows = [[", ".join(versions), *alike] for alike, versions in groups.items()]
         return table(["torch", "Python", "processor", "tests passed"], rows)
