@@ -119,6 +119,10 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
       "Tensor weight_hh, Tensor? lengths=None, Tensor? reset=None, Tensor? zoneout=None) -> "
       "(Tensor grad_gates, Tensor "
       "grad_h0)");
+  m.def(
+      "recurrent_weights_backward(Tensor grad_gates, Tensor input, Tensor h0, Tensor output, "
+      "Tensor? weight_x, Tensor? reset, int gates) -> (Tensor grad_input, Tensor grad_weight_x, "
+      "Tensor grad_weight_h, Tensor grad_bias_x, Tensor grad_bias_h)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m) {

@@ -63,6 +63,8 @@ struct Cpu {
     } else {
       return false;
     }
+    Tensor h_n = s.h_n;
+    torch::stable::copy_(h_n, step_of(s.output, steps - 1));
     return true;
   }
 

@@ -99,6 +99,7 @@ class Cuda {
                                                   .reset = in<bool>(s.masks.reset),
                                                   .zoneout = in<T>(zoneout),
                                                   .output = out<T>(s.output),
+                                                  .h_n = out<T>(s.h_n),
                                                   .carried_n = out<T>(s.c_n),
                                                   .saved = out<T>(s.saved),
                                                   .carried = out<T>(s.carried),

@@ -19,6 +19,7 @@ class Stack {
   std::optional<Tensor> optional() {
     return torch::stable::detail::to<std::optional<Tensor>>(*next_++);
   }
+  int64_t integer() { return torch::stable::detail::to<int64_t>(*next_++); }
   template <size_t Count>
   std::array<Tensor, Count> tensors() {
     std::array<Tensor, Count> taken;

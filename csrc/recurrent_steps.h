@@ -82,7 +82,7 @@ struct SequenceTensors {
   Tensor h0;
   std::optional<Tensor> c0;
   Masks masks;
-  Tensor output;
+  Tensor output, h_n;
   std::optional<Tensor> c_n, saved, carried;
 };
 
@@ -220,16 +220,14 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
                     .c0 = as_contiguous(c0),
                     .masks = masks,
                     .output = empty(input, {steps, batch, hidden}),
+                    .h_n = empty(input, {batch, hidden}),
                     .c_n = std::nullopt,
                     .saved = std::nullopt,
                     .carried = std::nullopt};
   if (Cell::kCarried > 0) s.c_n = empty(input, {batch, hidden});
   if (save) s.saved = empty(input, {steps, batch, Cell::kSaved * hidden});
   if (save && Cell::kCarried > 0) s.carried = empty(input, {steps, batch, hidden});
-  const auto result = [&](const Tensor& h_n, const std::optional<Tensor>& c_n) {
-    return Forward{s.output, copy(h_n, dtype), c_n, s.saved, s.carried};
-  };
-  if (steps > 0 && backend.sequence(s)) return result(step_of(s.output, steps - 1), s.c_n);
+  if (steps > 0 && backend.sequence(s)) return {s.output, s.h_n, s.c_n, s.saved, s.carried};
   const Tensor gates_x = gates_of_input(backend, s);
   StepTensors step{.gates_x = {},
                    .gates_h = empty(input, {batch, weights.h.size(0)}, acc),
@@ -257,8 +255,9 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
     backend.step(step);
     step.carried = step.new_carried;
   }
-  return result(step.new_h,
-                step.carried ? std::optional(copy(*step.carried, dtype)) : std::nullopt);
+  torch::stable::copy_(s.h_n, step.new_h);
+  if (s.c_n) torch::stable::copy_(*s.c_n, *step.carried);
+  return {s.output, s.h_n, s.c_n, s.saved, s.carried};
 }
 
 template <typename Backend>

@@ -242,6 +242,7 @@ struct RecurrentSequence {
   const bool* reset;  // [steps, batch], false beyond a row's end, or null
   const T* zoneout;   // [steps, batch, hidden], or null
   T* output;          // [steps, batch, hidden]            h of every step
+  T* h_n;             // [batch, hidden]                   of the last step
   T* carried_n;       // [batch, kCarried, hidden]         of the last step
   T* saved;           // [steps, batch, kSaved, hidden]    for backward; null in inference
   T* carried;  // [steps, batch, kCarried, hidden]  of every step; null if and only if saved is
@@ -273,6 +274,32 @@ struct RecurrentSequenceBackward {
   int64_t batch;
   int64_t hidden;
 };
+
+// The gradients of the input and of the parameters, from those of the terms, in one launch: for few
+// rows, where separate products would mostly wait for their launches. T is float, double, __half or
+// __nv_bfloat16; every sum has the type of the arithmetic. The input's share of the terms belongs
+// to the weights w_x, the product with h to those of h. Nothing may alias. There are fewer than
+// 2^31 rows, steps * batch.
+template <typename T>
+struct RecurrentWeightsBackward {
+  const T* grad_terms;  // [steps, batch, terms, hidden] by stored_term
+  const T* input;       // [steps, batch, inputs]
+  int64_t input_step, input_row, input_col;
+  const T* h0;        // [batch, hidden]
+  const T* output;    // [steps, batch, hidden] of forward
+  const bool* reset;  // [steps, batch], or null
+  const T* w_x;       // [gates * hidden, inputs]; grad_input
+  int64_t w_row, w_col;
+  T* grad_input;   // [steps, batch, inputs], or null
+  T* grad_w_x;     // [gates * hidden, inputs]
+  T* grad_w_h;     // [gates * hidden, hidden]
+  T* grad_bias_x;  // [gates, hidden]
+  T* grad_bias_h;  // [gates, hidden]
+  int64_t steps, batch, inputs, hidden, gates, terms;
+};
+template <typename T>
+cudaError_t recurrent_weights_backward(const RecurrentWeightsBackward<T>& args,
+                                       cudaStream_t stream);
 
 // Whether the current device runs all steps in one launch: W_h fits on chip, and that is faster
 // than a product and a kernel for each step. If this is false, the launchers below return

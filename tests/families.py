@@ -108,6 +108,13 @@ def cases(device):
         run = getattr(ops, f"{name}_backward")
         return run(*grads, results[ends], *read, recurrent_weight, *of_rows)
 
+    def weights_backward(dtype):
+        """Of a cell with three gates and four terms: parts of tiles, and slices of k."""
+        shapes = [(5, 13, 4 * 65), (5, 13, 33), (13, 65), (5, 13, 65), (3 * 65, 33)]
+        tensors = [drawn(*shape, dtype=dtype) for shape in shapes]
+        reset = (torch.rand(5, 13) < 0.3).to(device)
+        return torch.ops.my_ops.recurrent_weights_backward(*tensors, reset, 3)
+
     call = functools.partial
     for dtype in ("float32", "bfloat16"):
         x, y = drawn(33, 77, dtype=dtype), drawn(77, dtype=dtype)
@@ -132,6 +139,8 @@ def cases(device):
         by_tma = READS_TMA if (m, k, n) == FEW_OUTPUTS else BY_TMA
         name += f", {by_tma}" * (dtype == "bfloat16")
         yield name, call(epilogue, m, k, n, dtype, residual, **how)
+    for dtype in ("float64", "float32", "bfloat16", "float16"):
+        yield f"recurrent_weights_backward {dtype}", call(weights_backward, dtype)
     for dtype, sizes in RECURRENT:
         for name in ("lltm", "lstm", "gru"):
             for backward in (False, True):

@@ -12,6 +12,8 @@ from wrong_recurrent import (
     MASKS,
     STATE,
     STEPS,
+    WEIGHTS_BACKWARD,
+    WRONG_WEIGHTS_BACKWARD,
     T,
     right_of_torch,
     wrong_of_torch,
@@ -49,6 +51,7 @@ RIGHT |= {
         "packed": T((0,), torch.uint8),
     },
     "prepack": {"weight": T((4, 3))},
+    "recurrent_weights_backward": WEIGHTS_BACKWARD,
     "lltm_cell": CELL,
     "lltm_cell_forward": CELL,
     "lltm_cell_backward": {
@@ -82,6 +85,7 @@ PAIRS = {
     "gemm": ("a", "b"),
     "gemm.out": ("a", "b"),
     "linear": ("x", "weight"),
+    "recurrent_weights_backward": ("grad_gates", "input"),
     "lltm_cell": ("input", "weights"),
     "lltm_cell_forward": ("input", "weights"),
     "lltm_cell_backward": ("gates", "old_cell"),
@@ -120,7 +124,7 @@ OTHER_PAIRS = {  # and the tensors that are compared with another one
 # Their dtype is that of the result, or makes it.
 OPERANDS = {("gemm", "b"), ("gemm.out", "b"), ("linear", "weight")}
 OF_THE_RESULT = {("gemm.out", "out"), ("linear", "bias"), ("linear", "residual")}
-OWN_DTYPE = {("custom_add", "b"), ("linear", "packed")}
+OWN_DTYPE = {("custom_add", "b"), ("linear", "packed"), ("recurrent_weights_backward", "reset")}
 OWN_DTYPE |= {(f"{cell}_backward", "cells") for cell in CARRYING}
 OWN_DTYPE |= {
     (f"{cell}{suffix}", mask)
@@ -285,10 +289,14 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         [(13,), (), (1,), (2, 12), (12, 1), (1, 1, 12)],
         "bias must be (3 * hidden_size,) or (1, 3 * hidden_size) = (12,), got {got}",
     ),
+    ("recurrent_weights_backward", "grad_gates", NOT_FLOATING, f"grad_gates {FLOATING}"),
+    *WRONG_WEIGHTS_BACKWARD,
     *[
         (ops, name, [torch.int32, torch.float32], f"{name} must be of dtype {dtype}, got {{got}}")
-        for ops in (f"{ALL_LAYERS} {LAYERS_BACKWARD}",)
-        for name, dtype in (("lengths", "int64"), ("reset", "bool"))
+        for ops, name, dtype in (
+            (f"{ALL_LAYERS} {LAYERS_BACKWARD}", "lengths", "int64"),
+            (f"{ALL_LAYERS} {LAYERS_BACKWARD} recurrent_weights_backward", "reset", "bool"),
+        )
     ],
     (
         f"{ALL_LAYERS} {LAYERS_BACKWARD}",
@@ -297,7 +305,7 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
         "lengths must be (batch,) = (2,), got {got}",
     ),
     (
-        f"{ALL_LAYERS} {LAYERS_BACKWARD}",
+        f"{ALL_LAYERS} {LAYERS_BACKWARD} recurrent_weights_backward",
         "reset",
         [(2, 5), (5,), (), (5, 2, 1), (4, 2)],
         "reset must be (steps, batch) = (5, 2), got {got}",

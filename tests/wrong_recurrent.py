@@ -131,3 +131,40 @@ def wrong_of_torch(cell: Cell) -> list[tuple[str, str, list[Any], str]]:
             for x in grads
         ],
     ]
+
+
+OP = "recurrent_weights_backward"
+WEIGHTS_BACKWARD = {  # of a cell with three gates and four terms
+    "grad_gates": T((STEPS, BATCH, 4 * HIDDEN)),
+    "input": T((STEPS, BATCH, INPUTS)),
+    "h0": STATE,
+    "output": T((STEPS, BATCH, HIDDEN)),
+    "weight_x": T((3 * HIDDEN, INPUTS)),
+    "reset": RESET,
+    "gates": 3,
+}
+WRONG_WEIGHTS_BACKWARD: list[tuple[str, str, list[Any], str]] = [
+    (
+        OP,
+        "grad_gates",
+        [(5, 2, 8), (5, 2, 28), (5, 2, 14), (4, 2, 16), (10, 16)],
+        "grad_gates must be (steps, batch, terms * hidden_size) = (5, 2, 12) or more columns, at "
+        "most twice as many, got {got}",
+    ),
+    (OP, "input", [(2, 3), (5, 2, 3, 1)], "input must be (steps, batch, input_size), got {got}"),
+    (OP, "h0", [(4,), (1, 2, 4)], "h0 must be (batch, hidden_size), got {got}"),
+    (OP, "h0", [(3, 4)], "h0 must be (batch, hidden_size) = (2, 4), got {got}"),
+    (
+        OP,
+        "output",
+        [(4, 2, 4), (5, 2, 5), (2, 4)],
+        "output must be (steps, batch, hidden_size) = (5, 2, 4), got {got}",
+    ),
+    (
+        OP,
+        "weight_x",
+        [(12, 4), (16, 3), (12,)],
+        "weight_x must be (gates * hidden_size, input_size) = (12, 3), got {got}",
+    ),
+    (OP, "gates", [0, -1], "gates must be positive, got {got}"),
+]

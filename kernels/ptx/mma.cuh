@@ -65,6 +65,15 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(float (&out)[4], uint32_t a_top
       : "r"(a_top), "r"(a_bottom), "r"(b), "f"(0.0f));
 }
 
+// Loads four 8 x 8 matrices of 16-bit elements, transposed, as mma reads them. Lane l passes the
+// address of row l % 8 of matrix l / 8. sm_75.
+__device__ __forceinline__ void ldmatrix_trans(uint32_t (&x)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
 // Stores four 8 x 8 matrices of 16-bit elements, distributed over a warp like mma results. Lane l
 // passes the address of row l % 8 of matrix l / 8. sm_90.
 __device__ __forceinline__ void stmatrix(void* row, uint32_t x0, uint32_t x1, uint32_t x2,

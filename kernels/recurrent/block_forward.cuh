@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(2 * Units)
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     if (!place.real(j)) continue;
+    store_pair(seq.h_n + place.at(0, j, 1), h[j][0], h[j][1]);
 #pragma unroll
     for (int k = 0; k < kCarried; ++k) {
       store_pair(seq.carried_n + place.at(0, j, kCarried) + k * hidden, state[j][0].at[k],

@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
                                            hidden, carried);
             }
             if (t + 1 == seq.steps) {
+              seq.h_n[block.at(tile, i, 1)] = store<T>(h[i]);
               store_values<Cell::kCarried>(seq.carried_n + block.at(tile, i, Cell::kCarried),
                                            hidden, carried);
             }

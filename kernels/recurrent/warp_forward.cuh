@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
     input = next;
   }
   if (place.writes) {
+    seq.h_n[place.at(0, 1)] = store<T>(h);
     store_values<kCarried>(seq.carried_n + place.at(0, kCarried), hidden, state.at);
   }
 }

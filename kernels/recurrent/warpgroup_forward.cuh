@@ -207,7 +207,10 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
         for (int j = 0; j < kStateValues<Cell>; ++j) state[part][j][thread] = old.at[j];
 #pragma unroll
         for (int j = 0; j < kSaved; ++j) saved[part][j] = rounded<T>(kept[j]);
-        if (real(part)) store_four(seq.output + at(t, part, 1), rounded<T>(h));
+        if (real(part)) {
+          store_four(seq.output + at(t, part, 1), rounded<T>(h));
+          if (t + 1 == seq.steps) store_four(seq.h_n + at(0, part, 1), rounded<T>(h));
+        }
       }
 
       __syncwarp();

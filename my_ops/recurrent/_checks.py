@@ -144,3 +144,40 @@ def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
     for t, name in zip(tensors[1:at], names[1:at], strict=True):
         _check_like(t, name, states[0][0], states[0][1], op)
     _check_of_rows(of_rows, gates, "gates", (steps, batch, hidden), op)
+
+
+def check_weights_backward(
+    grad_gates: Tensor,
+    input: Tensor,
+    h0: Tensor,
+    output: Tensor,
+    weight_x: Tensor | None,
+    reset: Tensor | None,
+    gates: int,
+) -> None:
+    op = "recurrent_weights_backward"
+    check_floating(grad_gates, op, "grad_gates")
+    others: list[Any] = [(input, "input"), (h0, "h0"), (output, "output"), (weight_x, "weight_x")]
+    for t, name in others:
+        if t is not None or name != "weight_x":
+            check_same_device(t, name, grad_gates, "grad_gates", op)
+            check_same_dtype(t, name, grad_gates, "grad_gates", op)
+    rule = "(steps, batch, input_size)"
+    check(input.dim() == 3, f"{op}: input must be {rule}, got {show(input)}")
+    check(h0.dim() == 2, f"{op}: h0 must be {STATE}, got {show(h0)}")
+    (steps, batch, inputs), hidden = input.shape, h0.shape[1]
+    check_shape(h0, "h0", (batch, hidden), STATE, op)
+    check_shape(output, "output", (steps, batch, hidden), "(steps, batch, hidden_size)", op)
+    check(gates >= 1, f"{op}: gates must be positive, got {gates}")
+    rows = gates * hidden
+    message = (
+        f"{op}: grad_gates must be (steps, batch, terms * hidden_size) = ({steps}, {batch}, {rows})"
+        f" or more columns, at most twice as many, got {show(grad_gates)}"
+    )
+    check(grad_gates.dim() == 3 and grad_gates.shape[:2] == (steps, batch), message)
+    columns = grad_gates.shape[2]
+    check(rows <= columns <= 2 * rows and columns % max(hidden, 1) == 0, message)
+    if weight_x is not None:
+        rule = "(gates * hidden_size, input_size)"
+        check_shape(weight_x, "weight_x", (rows, inputs), rule, op)
+    _check_of_rows([(reset, "reset")], grad_gates, "grad_gates", (steps, batch, hidden), op)

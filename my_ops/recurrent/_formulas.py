@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from my_ops._autograd import differentiated
 from my_ops._private import transforms_active
 from my_ops.ops._common import ops
 from my_ops.recurrent._cell import Cell
@@ -75,16 +76,22 @@ class Rows(NamedTuple):
             return list(tensors)
         return [None if t is None else torch.where(self.reset, 0.0, t) for t in tensors]
 
-    def clear_own(self, t: Tensor) -> Tensor:
-        """``clear`` for a contiguous tensor that nobody else holds, outside autograd. torch's
-        kernel is bound by elements, so it gets elements of eight bytes where that is possible."""
-        values = 8 // t.element_size()
+    def before(self, h0: Tensor, output: Tensor) -> Tensor:
+        """h before every step, cleared."""
+        values = 8 // output.element_size()
         # torch 2.10 has no rule of vmap for views of another type.
-        plain = type(t) is Tensor and not transforms_active()
-        if self.reset is None or not plain or t.shape[-1] % values:
-            return self.clear([t])[0]
-        t.view(torch.int64).masked_fill_(self.reset, 0)
-        return t
+        plain = type(output) is Tensor and not (transforms_active() or differentiated())
+        in_eights = plain and output.shape[-1] % values == output.storage_offset() % values == 0
+        if self.reset is None or not in_eights:
+            return self.clear([torch.cat([h0.unsqueeze(0), output])[:-1]])[0]
+        # In one pass. torch's kernel is bound by elements, so it gets elements of eight bytes.
+        result = torch.empty_like(output, memory_format=torch.contiguous_format)
+        eight, zero = result.view(torch.int64), output.new_zeros((), dtype=torch.int64)
+        result[:1].copy_(h0)
+        eight[:1].masked_fill_(self.reset[:1], 0)
+        old = output[:-1].contiguous().view(torch.int64)
+        torch.where(self.reset[1:], zero, old, out=eight[1:])
+        return result
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
         """h, or its tangent, from the cell's and the one before the step."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from my_ops._autograd import differentiated, register_gradient, save
 from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import ops
-from my_ops.recurrent import _formulas
+from my_ops.recurrent import _formulas, _weights_backward
 from my_ops.recurrent._cell import OF_ROWS, Cell
 from my_ops.recurrent._formulas import ALL_ROWS, Rows
 
@@ -161,31 +161,42 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                     cell, grads, input, states, parameters, rows
                 )
             else:
-                read = (output, *sequences, *states) if reads_h else (*sequences, *states[1:])
+                kept = (output, *sequences, *states) if reads_h else (*sequences, *states[1:])
                 grad, *grad_states = _run(
                     backward_op,
                     *grads,
                     gates,
-                    *read,
+                    *kept,
                     parameters[recurrent],
                     lengths,
                     reset,
                     zoneout,
                 )
-            shares, grad_input = cell.input_range(grad), None
+            grad_input: Tensor | None = None
             grad_parameters: Sequence[Tensor | None] = [None] * len(parameters)
-            if needs[0]:
-                grad_input = weights.grad_input(shares, states[0].shape[1], *parameters)
-            if any(needs[start:end]):
-                before = torch.cat([states[0].unsqueeze(0), output])[:-1]
-                before = rows.clear([before])[0] if by_formula else rows.clear_own(before)
-                grad_parameters = weights.grad_parameters(
-                    cell, grad, shares, input, before, needs[start:end], *parameters
+            trains, read = any(needs[start:end]), (grad, input, states[0], output)
+            if (
+                trains
+                and lengths is None
+                and not by_formula
+                and _weights_backward.takes(cell, *read, *parameters)
+            ):
+                grad_input, grad_parameters = _weights_backward.gradients(
+                    cell, *read, reset, needs[0], *parameters
                 )
+            else:
+                shares = cell.input_range(grad)
+                if needs[0]:
+                    grad_input = weights.grad_input(shares, states[0].shape[1], *parameters)
+                if trains:
+                    before = rows.before(states[0], output)
+                    grad_parameters = weights.grad_parameters(
+                        cell, grad, shares, input, before, needs[start:end], *parameters
+                    )
             return (
                 grad_input,
                 *_asked(grad_states, needs[1:start]),
-                *grad_parameters,
+                *_asked(grad_parameters, needs[start:end]),
                 *[None] * len(OF_ROWS),
             )
 

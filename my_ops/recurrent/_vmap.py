@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from my_ops._vmap import Dims, front, register_rule, unfold
@@ -157,3 +158,31 @@ def _register_step_backward(cell: Cell) -> None:
         found = op(*map(_fold, moved))
         batch = moved[-1].shape[1]
         return tuple(unfold(t, size, batch) for t in found), (0,) * len(found)
+
+
+@register_rule("recurrent_weights_backward", _checks.check_weights_backward)
+def _(
+    info: Any,
+    in_dims: Dims,
+    grad_gates: Tensor,
+    input: Tensor,
+    h0: Tensor,
+    output: Tensor,
+    weight_x: Tensor | None,
+    reset: Tensor | None,
+    gates: int,
+) -> Result:
+    tensors = (grad_gates, input, h0, output, weight_x, reset)
+    grad, input, h0, output, weight_x, reset = _all_front(tensors, in_dims[:6], info.batch_size)
+    rows = gates * h0.shape[-1]
+    alone = grad.shape[-1] - rows
+    of_x = torch.cat([grad[..., alone:rows], grad[..., :alone]], -1).flatten(1, 2)
+    of_h = grad[..., alone:].flatten(1, 2)
+    before = torch.cat([h0.unsqueeze(1), output], 1)[:, :-1]
+    if reset is not None:
+        before = torch.where(reset.unsqueeze(-1), 0.0, before)
+    grad_input = grad.new_empty((info.batch_size, 0))
+    if weight_x is not None:
+        grad_input = ops.gemm(of_x, weight_x).reshape(input.shape)
+    products = (ops.gemm(of_x.mT, input.flatten(1, 2)), ops.gemm(of_h.mT, before.flatten(1, 2)))
+    return (grad_input, *products, of_x.sum(1), of_h.sum(1)), (0,) * 5

@@ -131,6 +131,12 @@ class OneMatrix:
                 grad_bias = grad_bias.unsqueeze(0)
         return [grad_weights, grad_bias]
 
+    def join(
+        self, x: Tensor, h: Tensor, bias_x: Tensor, _: Tensor, weights: Tensor, bias: Tensor
+    ) -> list[Tensor]:
+        """The parameters' gradients, from those of :meth:`linears`."""
+        return [torch.cat([h, x], dim=1), bias_x.view_as(bias)]
+
 
 @dataclass(frozen=True)
 class TwoMatrices:
@@ -224,6 +230,9 @@ class TwoMatrices:
                 of_h = cell.of_h(total)
                 grads[3] = of_h.clone() if of_h is grads[2] else of_h  # a tensor for each parameter
         return grads
+
+    def join(self, x: Tensor, h: Tensor, bias_x: Tensor, bias_h: Tensor, *_: Any) -> list[Tensor]:
+        return [x, h, bias_x, bias_h]
 
 
 def _rotated(matrix: Tensor, first: int) -> Tensor:

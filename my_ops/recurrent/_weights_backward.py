@@ -1,0 +1,76 @@
+"""The gradients of a layer's input and parameters from those of its terms, by one op for few rows,
+which on CUDA is one launch. Otherwise they are the products of ``_weights.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from my_ops._errors import raise_out_of_memory
+from my_ops._private import dispatch_modes, tracing, transforms_active
+from my_ops.ops._common import fake, ops
+from my_ops.ops.gemm import PLAIN
+from my_ops.recurrent._cell import Cell
+from my_ops.recurrent._checks import check_weights_backward
+
+# Where it takes about as long on the device as the products do; on the host it takes far less.
+FEW_ROWS = 256
+MOST_WORK = {"cuda": 1 << 28, "cpu": 1 << 23}  # multiply-adds of all products
+
+
+@fake("my_ops::recurrent_weights_backward")
+def _(
+    grad_gates: Tensor,
+    input: Tensor,
+    h0: Tensor,
+    output: Tensor,
+    weight_x: Tensor | None,
+    reset: Tensor | None,
+    gates: int,
+) -> tuple[Tensor, ...]:
+    check_weights_backward(grad_gates, input, h0, output, weight_x, reset, gates)
+    rows, hidden = gates * h0.shape[1], h0.shape[1]
+    of_input = (0,) if weight_x is None else input.shape
+    sizes: Any = (of_input, (rows, input.shape[2]), (rows, hidden), (rows,), (rows,))
+    return tuple(grad_gates.new_empty(size) for size in sizes)
+
+
+def takes(cell: Cell, grad: Tensor, input: Tensor, *others: Tensor | None) -> bool:
+    """Whether it is the faster call, for plain tensors that nothing traces, watches or captures."""
+    if is_compiling():
+        return False
+    if any(t is not None and type(t) not in PLAIN for t in (grad, input, *others)):
+        return False
+    steps, batch, columns = grad.shape
+    work = steps * batch * columns * (2 * input.shape[2] + columns // cell.terms)
+    if steps * batch > FEW_ROWS or work > MOST_WORK.get(grad.device.type, 0):
+        return False
+    if tracing() or dispatch_modes() or transforms_active():
+        return False
+    # In a graph launches cost nothing.
+    return not (grad.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def gradients(
+    cell: Cell,
+    grad: Tensor,
+    input: Tensor,
+    h0: Tensor,
+    output: Tensor,
+    reset: Tensor | None,
+    need_input: bool,
+    *parameters: Any,
+) -> tuple[Tensor | None, Sequence[Tensor | None]]:
+    weight_x = cell.weights.linears(cell, h0.shape[1], *parameters)[0][0] if need_input else None
+    try:
+        grad_input, *grads = ops.recurrent_weights_backward.default(
+            grad, input, h0, output, weight_x, reset, cell.gates
+        )
+    except RuntimeError as error:
+        raise_out_of_memory(error)
+        raise
+    return grad_input if need_input else None, cell.weights.join(*grads, *parameters)
