@@ -91,6 +91,23 @@ def test_one_step_of_16_bit_types_rounds_once_on_the_cpu(name, dtype, sizes):
         assert ulps(ours, exact, torch.ones_like(exact)) <= ROUNDED_ONCE
 
 
+@pytest.mark.parametrize("result", [0, 1])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_step_without_the_gradient_of_h0(name, dtype, result, device):
+    """The same gradients as with it, of the output or of h_n."""
+    tensors = recurrent_inputs(name, 1, 5, 6, 7, dtype, device)
+    grad, found = torch.randn(5, 7).to(device, dtype), []
+    for without in (True, False):
+        leaves = [t.detach().requires_grad_(not without or k != 1) for k, t in enumerate(tensors)]
+        asked = [leaf for k, leaf in enumerate(leaves) if k != 1]
+        of = pair(name)[0](*leaves)[result]
+        found.append(torch.autograd.grad(of, asked, grad.view_as(of)))
+    for ours, want in zip(*found, strict=True):
+        bound = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(ours, want, rtol=bound, atol=bound)
+
+
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_cell_state_of_16_bit_types_is_float32_between_steps(dtype, device):
     """Every step adds the same small number, which a 16-bit cell state would lose."""

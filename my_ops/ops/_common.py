@@ -48,3 +48,9 @@ def check_tensor(op: str, **arguments: object) -> None:
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}")
+
+
+def are_plain(*tensors: Tensor | None) -> bool:
+    """Whether no class of them, such as DTensor, has a ``__torch_dispatch__`` of its own."""
+    own = Tensor.__torch_dispatch__
+    return all(t is None or type(t).__torch_dispatch__ is own for t in tensors)

@@ -24,7 +24,7 @@ from my_ops.ops._common import check_tensor, fake, ops
 
 PRECISIONS = ("highest", "high")
 _CAST = (*HALF, torch.float32)  # by autocast
-PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @constant_when_compiled
@@ -61,7 +61,7 @@ def in_whole_vectors(n: int, k: int) -> bool:
 
 def is_half_product(a: Tensor, b: Tensor) -> bool:
     """Whether two plain tensors have a 16-bit product, and it is not being traced."""
-    if type(a) not in PLAIN or type(b) not in PLAIN:
+    if type(a) not in _PLAIN or type(b) not in _PLAIN:
         return False
     if a.dtype not in HALF or b.dtype not in HALF:
         if not any_autocast() or a.dtype not in _CAST or b.dtype not in _CAST:
@@ -75,7 +75,7 @@ def is_half_product(a: Tensor, b: Tensor) -> bool:
 def are_on_cpu(a: Tensor, b: Tensor) -> bool:
     """Whether two plain tensors of one type are on the CPU, where torch computes all products, and
     nothing traces or watches theirs."""
-    if type(a) not in PLAIN or type(b) not in PLAIN or is_compiling():
+    if type(a) not in _PLAIN or type(b) not in _PLAIN or is_compiling():
         return False
     if not (a.is_cpu and b.is_cpu and a.dtype == b.dtype and a.dtype in FLOATING):
         return False

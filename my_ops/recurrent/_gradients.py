@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from my_ops._autograd import differentiated, register_gradient, save
 from my_ops._errors import raise_out_of_memory
-from my_ops.ops._common import ops
+from my_ops.ops._common import are_plain, ops
 from my_ops.recurrent import _formulas, _weights_backward
 from my_ops.recurrent._cell import OF_ROWS, Cell
 from my_ops.recurrent._formulas import ALL_ROWS, Rows
@@ -69,6 +70,14 @@ def _without_what_takes_no_part(
         return input, list(states)
     none = (lengths <= 0).unsqueeze(1)
     return input.masked_fill(~rows.runs, 0.0), [s.masked_fill(none, 0.0) for s in states]
+
+
+def _is_a_step(grads: Sequence[Tensor | None], input: Tensor, *of_rows: Tensor | None) -> bool:
+    """Whether NAME_cell_backward gives the same, which computes no gradient of h0: for one step of
+    plain tensors, and the gradient of one of output and h_n."""
+    if is_compiling() or not are_plain(input) or input.shape[0] != 1:
+        return False
+    return all(t is None for t in of_rows) and (grads[0] is None) != (grads[1] is None)
 
 
 def _step(cell: Cell) -> type[torch.autograd.Function]:
@@ -137,6 +146,7 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
     results, missing = 1 + count, [None] * (1 + len(cell.carried))
     forward_op = getattr(ops, f"{cell.name}_forward").default
     backward_op = getattr(ops, f"{cell.name}_backward").default
+    step_op = getattr(ops, f"{cell.name}_cell_backward").default
 
     class Layer(torch.autograd.Function):
         @staticmethod
@@ -156,10 +166,18 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
             rows = Rows.of(input, lengths, reset, zoneout)
             input, states = _without_what_takes_no_part(rows, lengths, input, states)
             by_formula = gates is None or differentiated()
+            grad_states: Sequence[Tensor | None]
             if by_formula:
                 grad, *grad_states, output = _formulas.gradient(
                     cell, grads, input, states, parameters, rows
                 )
+            elif not needs[1] and _is_a_step(grads, input, lengths, reset, zoneout):
+                grad_output, grad_h = grads[:2]
+                grad_h = grad_h if grad_output is None else grad_output.squeeze(0)
+                read = states if reads_h else states[1:]
+                grad, *grad_states = _run(step_op, grad_h, *grads[2:], gates.squeeze(0), *read)
+                grad = grad.unsqueeze(0)
+                grad_states = grad_states if reads_h else [None, *grad_states]
             else:
                 kept = (output, *sequences, *states) if reads_h else (*sequences, *states[1:])
                 grad, *grad_states = _run(
@@ -174,22 +192,22 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                 )
             grad_input: Tensor | None = None
             grad_parameters: Sequence[Tensor | None] = [None] * len(parameters)
-            trains, read = any(needs[start:end]), (grad, input, states[0], output)
+            trains, h0 = any(needs[start:end]), states[0]
             if (
                 trains
                 and lengths is None
                 and not by_formula
-                and _weights_backward.takes(cell, *read, *parameters)
+                and _weights_backward.takes(cell, grad, input, h0, output, *parameters)
             ):
                 grad_input, grad_parameters = _weights_backward.gradients(
-                    cell, *read, reset, needs[0], *parameters
+                    cell, grad, input, h0, output, reset, needs[0], *parameters
                 )
             else:
                 shares = cell.input_range(grad)
                 if needs[0]:
-                    grad_input = weights.grad_input(shares, states[0].shape[1], *parameters)
+                    grad_input = weights.grad_input(shares, h0.shape[1], *parameters)
                 if trains:
-                    before = rows.before(states[0], output)
+                    before = rows.before(h0, output)
                     grad_parameters = weights.grad_parameters(
                         cell, grad, shares, input, before, needs[start:end], *parameters
                     )

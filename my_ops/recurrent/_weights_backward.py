@@ -12,8 +12,7 @@ from torch.compiler import is_compiling
 
 from my_ops._errors import raise_out_of_memory
 from my_ops._private import dispatch_modes, tracing, transforms_active
-from my_ops.ops._common import fake, ops
-from my_ops.ops.gemm import PLAIN
+from my_ops.ops._common import are_plain, fake, ops
 from my_ops.recurrent._cell import Cell
 from my_ops.recurrent._checks import check_weights_backward
 
@@ -41,9 +40,7 @@ def _(
 
 def takes(cell: Cell, grad: Tensor, input: Tensor, *others: Tensor | None) -> bool:
     """Whether it is the faster call, for plain tensors that nothing traces, watches or captures."""
-    if is_compiling():
-        return False
-    if any(t is not None and type(t) not in PLAIN for t in (grad, input, *others)):
+    if is_compiling() or not are_plain(grad, input, *others):
         return False
     steps, batch, columns = grad.shape
     work = steps * batch * columns * (2 * input.shape[2] + columns // cell.terms)
