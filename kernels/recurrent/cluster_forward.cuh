@@ -71,11 +71,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
       }
       gates_x[gate] += kGates * row_step;
     }
-    if (seq.reset != nullptr) {
-      reset = load_byte(seq.reset + t * batch + block.row);
-      const int64_t ahead = min(t + kClusterAhead, seq.steps - 1);
-      ptx::prefetch_l2(seq.reset + ahead * batch + block.row);
-    }
+    if (seq.reset != nullptr) reset = load_byte(seq.reset + t * batch + block.row);
     if (zoned) zoneout = load(seq.zoneout[block.at(t, 1)]);
   };
   if (block.real) load_step(0);

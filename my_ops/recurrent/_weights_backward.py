@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -39,17 +38,14 @@ def _(
 
 
 def takes(cell: Cell, grad: Tensor, input: Tensor, *others: Tensor | None) -> bool:
-    """Whether it is the faster call, for plain tensors that nothing traces, watches or captures."""
+    """Whether it is the faster call, for plain tensors that nothing traces or watches."""
     if is_compiling() or not are_plain(grad, input, *others):
         return False
     steps, batch, columns = grad.shape
     work = steps * batch * columns * (2 * input.shape[2] + columns // cell.terms)
     if steps * batch > FEW_ROWS or work > MOST_WORK.get(grad.device.type, 0):
         return False
-    if tracing() or dispatch_modes() or transforms_active():
-        return False
-    # In a graph launches cost nothing.
-    return not (grad.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not (tracing() or dispatch_modes() or transforms_active())
 
 
 def gradients(
