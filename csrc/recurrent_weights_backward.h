@@ -1,5 +1,5 @@
 // The gradients of a recurrent layer's input and parameters from those of its terms: arguments and
-// checks. my_ops/recurrent/_weights_backward.py makes the same checks of fake tensors.
+// checks. my_ops/recurrent/_checks.py makes the same checks of fake tensors.
 #pragma once
 
 #include "recurrent_ops.h"

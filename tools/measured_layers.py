@@ -149,11 +149,12 @@ class Layers:
                 pairs = zip(found[::2], found[1::2], strict=True)
                 rows.append([*key, *(f"{one:.1f} / {both:.1f}" for one, both in pairs)])
         every = list(itertools.chain(*costs.values()))
+        above = sum(cost > 5 for cost in every)
         forward, both = (statistics.median(costs[way]) for way in WAYS)
         head = ["steps, batch, H", "type", "LSTM, %", "GRU, %", "LLTM, %"]
         return (
             f"The median is {forward:.1f} % forward and {both:.1f} % forward + backward. "
-            f"{sum(cost > 5 for cost in every)} of {len(every)} cases are above 5 %:\n\n"
+            f"{above} of {len(every)} cases {'is' if above == 1 else 'are'} above 5 %:\n\n"
             + table(head, rows)
         )
 
