@@ -39,7 +39,7 @@ void weights_backward(StableIValue* stack, uint64_t, uint64_t) {
                          .inputs = a.inputs(),
                          .hidden = a.hidden(),
                          .gates = a.gates,
-                         .terms = a.hidden() > 0 ? a.columns() / a.hidden() : a.gates},
+                         .terms = a.columns() / std::max<int64_t>(a.hidden(), 1)},
                      device.stream()),
                  WeightsBackward::kName);
   });

@@ -278,8 +278,7 @@ struct RecurrentSequenceBackward {
 // The gradients of the input and of the parameters, from those of the terms, in one launch: for few
 // rows, where separate products would mostly wait for their launches. T is float, double, __half or
 // __nv_bfloat16; every sum has the type of the arithmetic. The input's share of the terms belongs
-// to the weights w_x, the product with h to those of h. Nothing may alias. There are fewer than
-// 2^31 rows, steps * batch.
+// to the weights w_x, the product with h to those of h. Nothing may alias.
 template <typename T>
 struct RecurrentWeightsBackward {
   const T* grad_terms;  // [steps, batch, terms, hidden] by stored_term

@@ -5,7 +5,6 @@
 // the next loads. Warps of a block share a tile's slices and add them in a fixed order. Other
 // blocks sum the columns of the terms' gradients for the biases. Bound by latency; on the host it
 // takes the place of seven launches.
-#include <climits>
 #include <type_traits>
 
 #include "common/launch.cuh"
@@ -399,7 +398,6 @@ cudaError_t my_ops::cuda::recurrent_weights_backward(const RecurrentWeightsBackw
                                                      cudaStream_t stream) {
   const int64_t rows = args.steps * args.batch, gates = args.gates * args.hidden;
   const int64_t inputs = args.inputs, columns = args.terms * args.hidden;
-  if (rows > INT_MAX) return cudaErrorInvalidValue;
   WeightsBackwardPlan plan{};
   plan.grad_input = {.m = rows, .n = args.grad_input == nullptr ? 0 : inputs, .k = gates};
   plan.grad_w_x = {.m = gates, .n = inputs, .k = rows};

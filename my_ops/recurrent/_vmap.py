@@ -161,19 +161,9 @@ def _register_step_backward(cell: Cell) -> None:
 
 
 @register_rule("recurrent_weights_backward", _checks.check_weights_backward)
-def _(
-    info: Any,
-    in_dims: Dims,
-    grad_gates: Tensor,
-    input: Tensor,
-    h0: Tensor,
-    output: Tensor,
-    weight_x: Tensor | None,
-    reset: Tensor | None,
-    gates: int,
-) -> Result:
-    tensors = (grad_gates, input, h0, output, weight_x, reset)
-    grad, input, h0, output, weight_x, reset = _all_front(tensors, in_dims[:6], info.batch_size)
+def _(info: Any, in_dims: Dims, *given: Any) -> Result:
+    *tensors, gates = given
+    grad, input, h0, output, weight_x, reset = _all_front(tensors, in_dims[:-1], info.batch_size)
     rows = gates * h0.shape[-1]
     alone = grad.shape[-1] - rows
     of_x = torch.cat([grad[..., alone:rows], grad[..., :alone]], -1).flatten(1, 2)

@@ -15,22 +15,16 @@ from my_ops.ops._common import are_plain, fake, ops
 from my_ops.recurrent._cell import Cell
 from my_ops.recurrent._checks import check_weights_backward
 
-# It saves 200 to 500 us of the host's time on CUDA. Up to here it costs at most 17 us of the GPU's.
+# Up to here, as measured, it saves 0.1 to 0.6 ms of the host's time on CUDA, and costs up to 17 us
+# of the GPU's.
 FEW_ROWS = 256
 MOST_WORK = {"cuda": 1 << 28, "cpu": 1 << 23}  # multiply-adds of all products
 
 
 @fake("my_ops::recurrent_weights_backward")
-def _(
-    grad_gates: Tensor,
-    input: Tensor,
-    h0: Tensor,
-    output: Tensor,
-    weight_x: Tensor | None,
-    reset: Tensor | None,
-    gates: int,
-) -> tuple[Tensor, ...]:
-    check_weights_backward(grad_gates, input, h0, output, weight_x, reset, gates)
+def _(*given: Any) -> tuple[Tensor, ...]:
+    check_weights_backward(*given)
+    grad_gates, input, h0, _, weight_x, _, gates = given
     rows, hidden = gates * h0.shape[1], h0.shape[1]
     of_input = (0,) if weight_x is None else input.shape
     sizes: Any = (of_input, (rows, input.shape[2]), (rows, hidden), (rows,), (rows,))
