@@ -42,6 +42,7 @@ LAYERS = [  # dtype, steps, batch, hidden: warps, blocks, clusters, grids, steps
     *[("float32", 12, 300, 32), ("bfloat16", 12, 70, 64), ("float32", 12, 300, 64)],
     *[("float32", *size) for size in ((12, 3, 64), (8, 20, 512), (2, 300, 640))],
     *[("bfloat16", *size) for size in ((12, 3, 200), (8, 20, 512), (4, 9, 1100), (3, 300, 512))],
+    *[("float32", *size) for size in ((6, 256, 1024), (4, 2500, 256))],
 ]
 
 

@@ -120,6 +120,10 @@ void layer(std::istream& in, const DeviceFacts& device) {
   }
 }
 
+struct UnboundedCell : GruCell {
+  static constexpr bool kBounded = false;
+};
+
 }  // namespace
 
 int main() {
@@ -139,6 +143,8 @@ int main() {
       layer<LstmCell>(in, device);
     } else if (question == "gru") {
       layer<GruCell>(in, device);
+    } else if (question == "unbounded") {
+      layer<UnboundedCell>(in, device);
     } else {
       int width, out_width;
       in >> width >> out_width;

@@ -95,7 +95,7 @@ LAUNCHES = """
         for kind in (my_ops.nn.LSTM, my_ops.nn.GRU, my_ops.nn.LLTM):
             for batch, hidden, dtype in (
                 (3, 128, torch.float32), (16, 512, torch.float32), (16, 512, torch.bfloat16),
-                (300, 512, torch.bfloat16),
+                (300, 512, torch.bfloat16), (300, 512, torch.float32),
             ):
                 layer = kind(8, hidden, device="cuda", dtype=dtype)
                 x = torch.randn(6, batch, 8, device="cuda", dtype=dtype).requires_grad_()

@@ -193,7 +193,8 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "gru", 0, 2, 65, 1024, "warpgroup"),
     ("H200", "gru", 0, 2, 256, 1024, "warpgroup"),
     ("H200", "lltm", 0, 2, 512, 1024, "warpgroup"),
-    ("H200", "lstm", 0, 2, 513, 1024, "steps"),  # a third wave
+    ("H200", "lstm", 0, 2, 1024, 1024, "warpgroup"),
+    ("H200", "lstm", 0, 2, 1025, 1024, "steps"),  # a fifth wave
     ("H200", "lstm", 0, 2, 79, 512, "grid"),
     ("H200", "lstm", 0, 2, 80, 512, "warpgroup"),
     ("H200", "gru", 0, 2, 128, 512, "grid"),
@@ -230,7 +231,22 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("A100", "lstm", 0, 4, 433, 64, "block"),
     ("A100", "lstm", 0, 2, 1, 128, "block"),
     ("H200", "lstm", 0, 2, 8000, 252, "steps"),  # rows are not whole 16-byte vectors
-    ("H200", "lstm", 0, 4, 8000, 256, "steps"),
+    ("H200", "lstm", 0, 4, 8000, 252, "steps"),
+    ("H200", "lstm", 0, 4, 1 << 20, 256, "warpgroup"),
+    ("H200", "lstm", 0, 4, 128, 256, "grid"),
+    ("H200", "lstm", 0, 4, 129, 256, "warpgroup"),
+    ("H200", "gru", 0, 4, 32, 768, "grid"),
+    ("H200", "gru", 0, 4, 33, 768, "warpgroup"),
+    ("H200", "lltm", 0, 4, 33, 1024, "warpgroup"),
+    ("H200", "lstm", 0, 4, 1024, 1024, "warpgroup"),
+    ("H200", "lstm", 0, 4, 1025, 1024, "steps"),  # a ninth wave
+    ("H200", "lstm", 0, 4, 2112, 88, "warp"),
+    ("H200", "lstm", 0, 4, 2113, 88, "warpgroup"),
+    ("H200", "lstm", 0, 4, 8000, 64, "block"),
+    ("H200", "lstm", 1, 4, 8000, 256, "steps"),
+    ("H200", "unbounded", 0, 4, 1024, 512, "steps"),
+    ("H200", "unbounded", 0, 2, 1024, 512, "warpgroup"),
+    ("H200-plain", "lstm", 0, 4, 8000, 256, "steps"),
     ("H200", "lstm", 1, 2, 8000, 256, "steps"),
     ("H200", "lstm", 1, 2, 39, 1024, "grid"),
     ("H200", "lstm", 1, 2, 40, 1024, "warpgroup"),

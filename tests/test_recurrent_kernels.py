@@ -27,7 +27,7 @@ CUDA_SIZES = [  # warps, blocks, clusters, grids of one and two tiles, and a pro
     *[(40, 2, 24, 133), (6, 256, 64, 512), (20, 5, 8, 520), (9, 8, 16, 1100), (9, 1, 16, 2048)],
     (3, 300, 16, 640),  # a float32 product per step, with packed weights
 ]
-# In 16 bits with warpgroups: part of a tile, one step, a second wave; forward blocks of 32 units,
+# With warpgroups: part of a tile, one step, a second wave; forward blocks of 32 units,
 # backward clusters of four and, at the end, of eight.
 MANY_ROWS = [(5, 700, 24, 200), (3, 300, 33, 1024), (1, 130, 8, 1000), (3, 2500, 16, 256)]
 MANY_ROWS += [(12, 256, 8, 512), (3, 1100, 16, 256), (5, 100, 16, 1024), (9, 300, 8, 264)]
@@ -161,7 +161,7 @@ def test_every_variant(name, sizes, dtype, cuda):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+@pytest.mark.parametrize("dtype", [torch.float32, *SIXTEEN_BIT])
 @pytest.mark.parametrize("sizes", MANY_ROWS, ids=str)
 @pytest.mark.parametrize("name", CELL)
 def test_many_rows(name, sizes, dtype, mode, cuda):
@@ -176,6 +176,37 @@ def test_inference_of_many_rows(name, sizes, cuda):
     for got, want in zip(problem.inference(), exact, strict=True):
         scale = max(1.0, want.abs().max().item()) * torch.finfo(got.dtype).eps
         assert (got.double() - want).abs().max().item() <= LIMIT[got.dtype] * scale
+
+
+@pytest.mark.parametrize("sizes", [(1, 300, 5, 512), (1, 130, 5, 1024)], ids=str)
+@pytest.mark.parametrize("name", [name for name, cell in CELL.items() if cell.carried])
+def test_powers_of_two_change_nothing(name, sizes, cuda):
+    """Of a row of h0, beyond what fp16 holds, and of W_h."""
+    problem = Problem(name, sizes, "plain", torch.float32, cuda)
+    want = problem.inference()
+    problem.h[7] *= 2.0**40
+    large = problem.inference()
+    for got, all_of in zip(large, want, strict=True):
+        assert got.isfinite().all()
+        got.select(-2, 7).copy_(all_of.select(-2, 7))
+        assert torch.equal(got, all_of)
+    problem.h[7] *= 2.0**-40
+    problem.h *= 2.0**40
+    problem.w_h *= 2.0**-40
+    assert all(map(torch.equal, problem.inference(), want))
+
+
+@pytest.mark.parametrize("sizes", [(6, 300, 5, 512), (6, 130, 5, 1024)], ids=str)
+@pytest.mark.parametrize("name", CELL)
+def test_small_states_of_many_rows(name, sizes, cuda):
+    """Where they are relative to the largest state that float32 rounds as it rounds others."""
+    problem = Problem(name, sizes, "plain", torch.float32, cuda)
+    for t in (problem.x, problem.h, problem.b_x, problem.b_h, problem.c):
+        if t is not None:
+            t *= 2.0**-20
+    for got, want in zip(problem.inference(), problem.exact().values(), strict=False):
+        scale = want.abs().max().item() * torch.finfo(torch.float32).eps
+        assert (got.double() - want).abs().max().item() <= LIMIT[torch.float32] * scale
 
 
 @pytest.mark.parametrize("dtype", FLOATING)

@@ -31,7 +31,15 @@ __device__ __forceinline__ void st_relaxed(uint4* p, uint4 v) {
                : "memory");
 }
 
-// One store of eight bytes: the compiler may divide one written in C++ into smaller ones.
+// One store: the compiler may divide one written in C++ into smaller ones.
+__device__ __forceinline__ void st_global(uint32_t* p, uint32_t v) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void st_global(uint4* p, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
 __device__ __forceinline__ void st_global(uint2* p, uint2 v) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
 }

@@ -16,6 +16,35 @@ template <typename T, int kN, bool kMajorA = false, bool kMajorB = false>
 struct Wgmma;
 
 template <bool kMajorA, bool kMajorB>
+struct Wgmma<__half, 24, kMajorA, kMajorB> {
+  static __device__ __forceinline__ void run(float (&d)[12], uint64_t a, uint64_t b, bool add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %14, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
+        "%12, %13, p, 1, 1, %15, %16;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
+        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
+  }
+};
+
+template <bool kMajorA, bool kMajorB>
+struct Wgmma<__half, 32, kMajorA, kMajorB> {
+  static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b, bool add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "%16, %17, p, 1, 1, %19, %20;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
+  }
+};
+
+template <bool kMajorA, bool kMajorB>
 struct Wgmma<__half, 48, kMajorA, kMajorB> {
   static __device__ __forceinline__ void run(float (&d)[24], uint64_t a, uint64_t b, bool add) {
     asm volatile(

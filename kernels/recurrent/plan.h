@@ -19,11 +19,12 @@ constexpr int kRecurrentWarps = kRecurrentThreads / 32;
 struct CellFacts {
   int gates, terms;
   int state;  // values of a unit that stay in its block from step to step, h included if it is read
+  bool bounded;  // |h_t| <= max(1, |h_{t-1}|)
 };
 
 template <typename Cell>
 constexpr CellFacts kCellFacts{Cell::kGates, Cell::kGates + Cell::kApart,
-                               Cell::kCarried + Cell::kReadsH};
+                               Cell::kCarried + Cell::kReadsH, Cell::kBounded};
 
 // Groups of blocks that exchange through L2 (grid.cuh). A group holds all of W_h, and a block
 // 16 * unit_tiles units of it. The groups divide the rows of the batch and never communicate.
@@ -63,10 +64,11 @@ struct BlockPlan {
 // Groups of blocks for many rows (warpgroup_forward.cuh). They divide tiles of 64 rows and never
 // communicate.
 struct WarpgroupPlan {
-  int units;    // of a block: 16 or 32
+  int units;    // of a block: 8 or 16 in float, 16 or 32 in 16 bits
   int members;  // blocks of a group, which holds all of W_h
   int groups;
-  int stages;  // of the ring of each of the two tiles that a block runs at a time
+  int turns;   // tiles that each of a block's two warpgroups runs at a time
+  int stages;  // of a warpgroup's ring
   int shared_bytes;
 };
 
@@ -125,8 +127,11 @@ inline bool plan_warp(const CellFacts& cell, int64_t batch, int64_t hidden,
 // and GRU of 32 to 96 units and 1 to 8192 rows; reasoned for other devices. cluster: the rows of a
 // cluster, or 0 if there is no plan for clusters.
 inline bool takes_warps(const CellFacts& cell, int width, int64_t batch, const WarpPlan& plan,
-                        const DeviceFacts& facts, bool block, int cluster) {
-  if (plan.units == 96) return !block && (cluster == 0 || cluster == 4);
+                        const DeviceFacts& facts, bool block, int cluster, bool warpgroup) {
+  if (plan.units == 96) {
+    if (warpgroup && batch > 16 * facts.sm_count) return false;
+    return !block && (cluster == 0 || cluster == 4);
+  }
   if (!block) return true;
   const bool few_units = plan.units == 32;
   if (width == 4) return batch <= int64_t{few_units ? 8 : 4} * facts.sm_count;
@@ -302,60 +307,71 @@ constexpr int kWarpgroupRows = 64;  // of a tile: wgmma's M
 constexpr int kWarpgroupK = 64;     // a k-block of h: 128 bytes of a row
 constexpr int kWarpgroupStageBytes = kWarpgroupRows * kWarpgroupK * 2;
 constexpr int kWarpgroupPairBytes = 2 * (kWarpgroupStageBytes + 16);  // of two rings, with barriers
-constexpr int kWarpgroupFewestStages = 3, kWarpgroupMostStages = 8;
+constexpr int kWarpgroupFewestStages = 3, kWarpgroupMostStages = 8, kWarpgroupMostTurns = 2;
 
-// Whether the kernel has a product with this number of columns.
-constexpr bool warpgroup_takes(int columns) {
-  return columns == 48 || columns == 64 || columns == 96 || columns == 128;
+// The 16-bit parts of a value. In float they need bounds of h that are known before the first step.
+constexpr int warpgroup_parts(int width) { return width / 2; }
+
+// Which instantiations there are.
+constexpr bool warpgroup_takes(const CellFacts& cell, int width, int units) {
+  const int columns = cell.gates * units * warpgroup_parts(width);
+  return (columns == 48 || columns == 64 || columns == 96 || columns == 128) &&
+         (width == 2 || cell.bounded);
 }
 
 constexpr Needs needs(const WarpgroupPlan& plan) {
   return {.code = 90, .shared_bytes = plan.shared_bytes, .resident = plan.members * plan.groups};
 }
 
-// How many pairs of tiles a group takes, one pair after the other, each through all steps.
+// How many pairs of tiles a group takes.
 constexpr int64_t waves(const WarpgroupPlan& plan, int64_t batch) {
   return ceil_div(ceil_div(batch, kWarpgroupRows), int64_t{2} * plan.groups);
 }
 
-// A plan for blocks of this many units, with as many stages and groups as fit.
-inline bool place_warpgroups(const CellFacts& cell, int units, int64_t batch, int64_t hidden,
-                             const DeviceFacts& facts, WarpgroupPlan& plan) {
-  if (!warpgroup_takes(cell.gates * units)) return false;
-  // W_h, the state of two tiles, the biases.
-  const int64_t fixed = ceil_div(hidden, kWarpgroupK) * cell.gates * units * 128 +
-                        2 * kWarpgroupRows * units * std::max(cell.state, 1) * 4 +
-                        units * cell.terms * 4;
+// A plan for blocks of this many units, with as many groups as fit, and then turns and stages.
+inline bool place_warpgroups(const CellFacts& cell, int width, int units, int64_t batch,
+                             int64_t hidden, const DeviceFacts& facts, WarpgroupPlan& plan) {
+  if (!warpgroup_takes(cell, width, units)) return false;
   const int64_t members = ceil_div(hidden, units);
-  const int64_t stages =
-      std::min<int64_t>(kWarpgroupMostStages, (facts.shared_bytes - fixed) / kWarpgroupPairBytes);
-  if (stages < kWarpgroupFewestStages || members > facts.sm_count) return false;
-  plan = {.units = units,
-          .members = static_cast<int>(members),
-          .groups =
-              static_cast<int>(std::min(facts.sm_count / members, ceil_div(batch, kWarpgroupRows))),
-          .stages = static_cast<int>(stages),
-          .shared_bytes = static_cast<int>(fixed + stages * kWarpgroupPairBytes)};
-  return facts.runs(needs(plan));
+  if (members > facts.sm_count) return false;
+  const int64_t groups = std::min(facts.sm_count / members, ceil_div(batch, kWarpgroupRows));
+  plan = {.units = units, .members = static_cast<int>(members), .groups = static_cast<int>(groups)};
+  // W_h, the biases and, in float, the scales of W_h.
+  const int64_t parts = warpgroup_parts(width);
+  const int64_t fixed = ceil_div(hidden, kWarpgroupK) * parts * cell.gates * units * 128 +
+                        units * (cell.terms + (width == 4 ? cell.gates : 0)) * 4;
+  const int64_t state = 2 * kWarpgroupRows * units * std::max(cell.state, 1) * 4;  // of a turn
+  for (int64_t turns = std::min<int64_t>(waves(plan, batch), kWarpgroupMostTurns); turns > 0;
+       --turns) {
+    const int64_t room = facts.shared_bytes - fixed - turns * state;
+    const int64_t stages = std::min<int64_t>(kWarpgroupMostStages, room / kWarpgroupPairBytes);
+    if (room < 0 || stages < kWarpgroupFewestStages) continue;
+    plan.turns = static_cast<int>(turns);
+    plan.stages = static_cast<int>(stages);
+    plan.shared_bytes = static_cast<int>(fixed + turns * state + stages * kWarpgroupPairBytes);
+    return facts.runs(needs(plan));
+  }
+  return false;
 }
 
-// Timed on an H200 with LSTM and GRU at hidden sizes of 256, 512 and 1024: it is faster than a
-// product per step, for hidden sizes beyond 512 up to two waves.
+// Timed on an H200 with LSTM and GRU at hidden sizes of 256, 512, 768 and 1024: it is faster than a
+// product per step, for hidden sizes beyond 512 up to four waves in 16 bits and eight in float.
 inline bool plan_warpgroup(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
                            const DeviceFacts& facts, WarpgroupPlan& plan) {
   constexpr int64_t kFewestHidden = 72, kMostHidden = 1024;
   // TMA needs rows of whole 16-byte vectors.
-  if (width != 2 || hidden < kFewestHidden || hidden > kMostHidden || hidden % 8 != 0 ||
-      !facts.hopper_code) {
+  if (hidden < kFewestHidden || hidden > kMostHidden || hidden % 8 != 0 || !facts.hopper_code) {
     return false;
   }
-  if (!place_warpgroups(cell, 16, batch, hidden, facts, plan)) return false;
+  const int units = 32 / width;
+  if (!place_warpgroups(cell, width, units, batch, hidden, facts, plan)) return false;
   // With twice the units, blocks read half as much of h, which helps if one wave is not enough.
   WarpgroupPlan wide;
-  if (waves(plan, batch) > 1 && place_warpgroups(cell, 32, batch, hidden, facts, wide)) {
+  if (waves(plan, batch) > 1 &&
+      place_warpgroups(cell, width, 2 * units, batch, hidden, facts, wide)) {
     plan = wide;
   }
-  return hidden <= 512 || waves(plan, batch) <= 2;
+  return hidden <= 512 || waves(plan, batch) <= 2 * width;
 }
 
 // ---- warpgroups, backward ----
@@ -421,10 +437,14 @@ inline bool takes_blocks(const CellFacts& cell, Pass pass, int width, int64_t ba
   return !(pass == Pass::kForward && warpgroup && hidden > 64 && batch > 16 * facts.sm_count);
 }
 
-// The units of all rows for each SM from which the warpgroup kernels are faster than the grid
-// kernels. Timed on an H200 with the three cells at hidden sizes of 64 to 1024.
-constexpr int64_t many_rows_from(const CellFacts& cell, Pass pass) {
-  return pass == Pass::kForward && cell.gates <= 3 ? 500 : 310;
+// Whether the warpgroup kernels are faster than the grid kernels. Timed on an H200 with the three
+// cells at hidden sizes of 64 to 1024. In float they are as soon as a block of the grid kernels, of
+// 16 units, takes more than 16 rows.
+inline bool many_rows(const CellFacts& cell, Pass pass, int width, int64_t batch, int64_t hidden,
+                      const DeviceFacts& facts) {
+  if (width == 4) return batch > 16 * (facts.sm_count / ceil_div(hidden, 16));
+  const int64_t units_of_an_sm = pass == Pass::kForward && cell.gates <= 3 ? 500 : 310;
+  return batch * hidden >= units_of_an_sm * facts.sm_count;
 }
 
 // width: bytes of an activation, 4 or 2.
@@ -436,17 +456,17 @@ inline RecurrentPlan make_recurrent_plan(const CellFacts& cell, Pass pass, int w
   const bool possible =
       forward ? plan_warpgroup(cell, width, batch, hidden, facts, plan.warpgroup)
               : plan_warpgroup_backward(cell, width, batch, hidden, facts, plan.warpgroup_backward);
-  const bool many_rows = batch * hidden >= many_rows_from(cell, pass) * facts.sm_count;
   const bool cluster = plan_cluster(cell, batch, hidden, facts, plan.cluster);
   const bool block = plan_block(cell, width, batch, hidden, facts, plan.block);
   if (plan_warp(cell, batch, hidden, facts, plan.warp) &&
-      takes_warps(cell, width, batch, plan.warp, facts, block, cluster ? plan.cluster.rows : 0)) {
+      takes_warps(cell, width, batch, plan.warp, facts, block, cluster ? plan.cluster.rows : 0,
+                  forward && possible)) {
     plan.kind = Kind::kWarp;
   } else if (block && takes_blocks(cell, pass, width, batch, hidden, facts, cluster, possible)) {
     plan.kind = Kind::kBlock;
   } else if (cluster) {
     plan.kind = Kind::kCluster;
-  } else if (possible && many_rows) {
+  } else if (possible && many_rows(cell, pass, width, batch, hidden, facts)) {
     plan.kind = Kind::kWarpgroup;
   } else if (plan_grid(cell, pass, width, batch, hidden, facts, plan.grid)) {
     plan.kind = Kind::kGrid;

@@ -1,8 +1,10 @@
-// What the kernels for many rows share, forward and backward, in 16 bits on Hopper: the ring of
-// k-blocks in shared memory, the product with W_h, and four units of a row as one vector.
+// What the kernels for many rows share, forward and backward, on Hopper: the ring of k-blocks in
+// shared memory, the product with W_h in 16 bits, and adjacent units of a row as one vector.
 #pragma once
 
 #include <cuda.h>
+
+#include <type_traits>
 
 #include "common/launch.cuh"
 #include "common/numeric.cuh"
@@ -18,6 +20,11 @@
 #include "recurrent/weights.cuh"
 
 namespace my_ops::cuda {
+
+// What moves this many bytes at once.
+template <int kBytes>
+using WordOf =
+    std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, uint32_t>>;
 
 constexpr int kArrivedStride = 32;  // words, so that each counter has its own 128 bytes
 
@@ -85,19 +92,40 @@ __device__ __forceinline__ void multiply_k_blocks(KBlockRing<kBytes>& ring, int 
   release(previous);
 }
 
-// Four units of a row.
-template <typename T>
-__device__ __forceinline__ uint2 rounded(const float (&v)[4]) {
-  return {pack<T>(v[0], v[1]), pack<T>(v[2], v[3])};
+// Adjacent units of a row.
+template <typename T, int Size>
+__device__ __forceinline__ Vector<T, Size> rounded(const float (&v)[Size]) {
+  Vector<T, Size> to;
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int e = 0; e < Size; e += 2) {
+      reinterpret_cast<uint32_t*>(&to)[e / 2] = pack<T>(v[e], v[e + 1]);
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < Size; ++e) to.at[e] = v[e];
+  }
+  return to;
 }
-template <typename T>
-__device__ __forceinline__ void store_four(T* p, uint2 v) {
-  ptx::st_global(reinterpret_cast<uint2*>(p), v);
+template <typename T, int Size>
+__device__ __forceinline__ void store_vector(T* p, const Vector<T, Size>& v) {
+  using Word = WordOf<sizeof(v)>;
+  ptx::st_global(reinterpret_cast<Word*>(p), reinterpret_cast<const Word&>(v));
 }
-template <typename T>
-__device__ __forceinline__ float4 load_four(const T* p) {
-  const auto v = *reinterpret_cast<const Vector<T, 4>*>(p);
-  return {load(v.at[0]), load(v.at[1]), load(v.at[2]), load(v.at[3])};
+// Of what no kernel writes meanwhile.
+template <int Size>
+__device__ __forceinline__ Vector<float, Size> load_constant(const float* p) {
+  using Word = WordOf<4 * Size>;
+  const Word v = __ldg(reinterpret_cast<const Word*>(p));
+  return reinterpret_cast<const Vector<float, Size>&>(v);
+}
+template <int Size, typename T>
+__device__ __forceinline__ Vector<float, Size> load_vector(const T* p) {
+  const auto v = *reinterpret_cast<const Vector<T, Size>*>(p);
+  Vector<float, Size> to;
+#pragma unroll
+  for (int e = 0; e < Size; ++e) to.at[e] = load(v.at[e]);
+  return to;
 }
 
 }  // namespace my_ops::cuda

@@ -115,16 +115,16 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
   for (int part = 0; part < kOwnParts; ++part) {
     if (!real(part)) continue;
     if (seq.grad_h_n != nullptr) {
-      const float4 v = load_four(seq.grad_h_n + at(0, part, 1));
+      const auto v = load_vector<4>(seq.grad_h_n + at(0, part, 1));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) through[part][e] = (&v.x)[e];
+      for (int e = 0; e < 4; ++e) through[part][e] = v.at[e];
     }
     if (seq.grad_carried_n != nullptr) {
 #pragma unroll
       for (int j = 0; j < kCarried; ++j) {
-        const float4 v = load_four(seq.grad_carried_n + at(0, part, kCarried) + j * hidden);
+        const auto v = load_vector<4>(seq.grad_carried_n + at(0, part, kCarried) + j * hidden);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) state[part][e].at[j] = (&v.x)[e];
+        for (int e = 0; e < 4; ++e) state[part][e].at[j] = v.at[e];
       }
     }
   }
@@ -159,8 +159,9 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
               partial + (rank * kOwnRows + own_row(part)) * kColumns + own_unit(part);
           v[peer] = ptx::ld_cluster(ptx::mapa(from, peer));
         }
-        const float4 grad_kept =
-            zoned && !Cell::kReadsH ? load_four(seq.grad_kept + at(0, part, 1)) : float4{};
+        const auto grad_kept = zoned && !Cell::kReadsH
+                                   ? load_vector<4>(seq.grad_kept + at(0, part, 1))
+                                   : Vector<float, 4>{};
         const uint8_t reset_next = t >= 0 ? kept[part].reset_next : kept[part].values.reset;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -168,7 +169,7 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
 #pragma unroll
           for (int peer = 0; peer < Split; ++peer) total += (&v[peer].x)[e];
           through[part][e] = Kept<Cell>::through(reset_next != 0 ? 0.0f : total, state[part][e],
-                                                 zoned, (&grad_kept.x)[e]);
+                                                 zoned, grad_kept.at[e]);
         }
       }
       ptx::barrier_cluster_arrive();
@@ -180,25 +181,25 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
     for (int part = 0; part < kOwnParts; ++part) {
       if (!real(part)) continue;
       const Kept<Cell, uint2>& from = kept[part].values;
-      const float4 zoneout = zoned ? load_four(seq.zoneout + at(t, part, 1)) : float4{};
+      const auto zoneout =
+          zoned ? load_vector<4>(seq.zoneout + at(t, part, 1)) : Vector<float, 4>{};
       float grad_kept[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const Kept<Cell> item = from.item([e](uint2 four) { return element<T>(four, e); });
         float of_unit[kTerms<Cell>], published[Cell::kGates];
-        item.template backward<T>(through[part][e], true, zoned, (&zoneout.x)[e], grad_kept[e],
+        item.template backward<T>(through[part][e], true, zoned, zoneout.at[e], grad_kept[e],
                                   state[part][e], of_unit, published);
 #pragma unroll
         for (int term = 0; term < kTerms<Cell>; ++term) grad_terms[part][term][e] = of_unit[term];
       }
 #pragma unroll
       for (int term = 0; term < kTerms<Cell>; ++term) {
-        store_four(seq.grad_terms + at(t, part, kTerms<Cell>) + term * hidden,
-                   rounded<T>(grad_terms[part][term]));
+        store_vector(seq.grad_terms + at(t, part, kTerms<Cell>) + term * hidden,
+                     rounded<T>(grad_terms[part][term]));
       }
       if (zoned && !Cell::kReadsH) {
-        *reinterpret_cast<float4*>(seq.grad_kept + at(0, part, 1)) = {grad_kept[0], grad_kept[1],
-                                                                      grad_kept[2], grad_kept[3]};
+        store_vector(seq.grad_kept + at(0, part, 1), rounded<float>(grad_kept));
       }
     }
     ptx::bar_sync(1, kBackwardWorkers);
@@ -210,13 +211,13 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
 #pragma unroll
   for (int part = 0; part < kOwnParts; ++part) {
     if (!real(part)) continue;
-    store_four(seq.grad_h0 + at(0, part, 1), rounded<T>(through[part]));
+    store_vector(seq.grad_h0 + at(0, part, 1), rounded<T>(through[part]));
 #pragma unroll
     for (int j = 0; j < kCarried; ++j) {
       float grad[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) grad[e] = state[part][e].at[j];
-      store_four(seq.grad_carried0 + at(0, part, kCarried) + j * hidden, rounded<T>(grad));
+      store_vector(seq.grad_carried0 + at(0, part, kCarried) + j * hidden, rounded<T>(grad));
     }
   }
 }

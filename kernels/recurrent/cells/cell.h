@@ -10,6 +10,7 @@
 //   kSaved          values that forward keeps for backward, in the type of the activations
 //   kReadsH         whether the previous h also enters other than through the weights
 //   kReadsPrevious  whether backward reads the carried values from before the step
+//   kBounded        whether |h| <= max(1, |h_prev|) for any pre-activations and carried values
 //
 // and these functions, on values in the type of the arithmetic:
 //

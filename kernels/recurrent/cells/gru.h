@@ -11,7 +11,7 @@ namespace my_ops {
 
 struct GruCell {
   static constexpr int kGates = 3, kApart = 1, kCarried = 0, kSaved = 4;
-  static constexpr bool kReadsH = true, kReadsPrevious = false;
+  static constexpr bool kReadsH = true, kReadsPrevious = false, kBounded = true;
 
   template <typename Math, typename T>
   MY_OPS_CELL static T forward(const T* z, T h_prev, T* /*carried*/, T* saved) {

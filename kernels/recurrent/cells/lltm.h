@@ -10,7 +10,7 @@ namespace my_ops {
 
 struct LltmCell {
   static constexpr int kGates = 3, kApart = 0, kCarried = 1, kSaved = 3;
-  static constexpr bool kReadsH = false, kReadsPrevious = false;
+  static constexpr bool kReadsH = false, kReadsPrevious = false, kBounded = true;
 
   template <typename Math, typename T>
   MY_OPS_CELL static T forward(const T* z, T /*h_prev*/, T* carried, T* saved) {

@@ -10,7 +10,7 @@ namespace my_ops {
 
 struct LstmCell {
   static constexpr int kGates = 4, kApart = 0, kCarried = 1, kSaved = 4;
-  static constexpr bool kReadsH = false, kReadsPrevious = true;
+  static constexpr bool kReadsH = false, kReadsPrevious = true, kBounded = true;
 
   template <typename Math, typename T>
   MY_OPS_CELL static T forward(const T* z, T /*h_prev*/, T* carried, T* saved) {

@@ -1,0 +1,146 @@
+// What the forward kernel for many rows does in float: each value is two fp16 parts, and a product
+// is three of wgmma. The parts hold 22 bits of a value v that is scaled to at most 2^14:
+//   v = high + low * 2^-11
+// The largest element of a row of W_h gives its power of two. That of a row of h must be known
+// before any of its steps, so it is that of max(1, |h0|), which bounds h if the cell is bounded.
+// Elements down to 2^-27 of the scale keep 22 bits; below, an error is at most 2^-50 of it.
+#pragma once
+
+#include "recurrent/warpgroup.cuh"
+
+namespace my_ops::cuda {
+
+constexpr int kPartShift = 14, kPartLowBits = 11;
+
+template <typename T>
+constexpr int kParts = warpgroup_parts(sizeof(T));
+
+__device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }
+
+// e with |x| < 2^e for the largest |x|, such that pow2(kPartShift - e) is a normal number.
+__device__ __forceinline__ int part_exponent(float largest) {
+  return min(max((__float_as_int(largest) >> 23) - 126, kPartShift - 126), 128);
+}
+
+struct Parts {
+  __half high, low;
+
+  __device__ __forceinline__ explicit Parts(float scaled)
+      : high(__float2half_rn(scaled)),
+        low(__float2half_rn((scaled - __half2float(high)) * pow2(kPartLowBits))) {}
+};
+
+// Called by a warp: the largest of its lanes' values, none of them negative. NaN counts as nothing.
+__device__ __forceinline__ float warp_largest(float v) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFF, v, lanes));
+  }
+  return v;
+}
+
+// The vectors of two steps in global memory: of step t in the matrices 2 * (t % 2) and the next of
+// [4, batch, hidden], high parts and low parts. The exponents are those of the rows.
+struct PartsExchange {
+  __half* parts;
+  int32_t* exponents;
+
+  __device__ __forceinline__ __half* at(int64_t step, int part, int64_t matrix) const {
+    return parts + (2 * (step % 2) + part) * matrix;
+  }
+  // index: of the first value in a matrix of `matrix` values.
+  template <int Size>
+  __device__ __forceinline__ void store(int64_t step, const float (&h)[Size], int exponent,
+                                        int64_t index, int64_t matrix) const {
+    Vector<__half, Size> high, low;
+#pragma unroll
+    for (int e = 0; e < Size; ++e) {
+      const Parts of(h[e] * pow2(kPartShift - exponent));
+      high.at[e] = of.high;
+      low.at[e] = of.low;
+    }
+    store_vector(at(step, 0, matrix) + index, high);
+    store_vector(at(step, 1, matrix) + index, low);
+  }
+};
+
+constexpr int kSplitThreads = 128;
+
+// Splits h0 as the vector of step 0; a warp has a row.
+template <typename T>
+__global__ void __launch_bounds__(kSplitThreads)
+    split_h0_kernel(const T* h0, PartsExchange to, int64_t batch, int64_t hidden) {
+  const int64_t row = int64_t{blockIdx.x} * (kSplitThreads / 32) + threadIdx.x / 32;
+  if (row >= batch) return;
+  const int lane = threadIdx.x % 32;
+  const T* const from = h0 + row * hidden;
+  float largest = 1.0f;
+  for (int64_t i = lane; i < hidden; i += 32) largest = fmaxf(largest, fabsf(from[i]));
+  const int exponent = part_exponent(warp_largest(largest));
+  if (lane == 0) to.exponents[row] = exponent;
+  for (int64_t i = lane; i < hidden; i += 32) {
+    const Parts parts(from[i] * pow2(kPartShift - exponent));
+    to.at(0, 0, batch * hidden)[row * hidden + i] = parts.high;
+    to.at(0, 1, batch * hidden)[row * hidden + i] = parts.low;
+  }
+}
+
+// The product of 64 rows of the ring's k-blocks, high and low part of each, with the block's
+// weights, which are arranged alike. Run by a warpgroup. The products of high parts are summed from
+// zero in each k-block, as wgmma truncates its sums.
+template <int kColumns, int kBytes>
+__device__ __forceinline__ void multiply_parts(KBlockRing<kBytes>& ring,
+                                               const unsigned char* weights, int k_blocks,
+                                               float (&sum)[kColumns / 2]) {
+  using Product = ptx::Wgmma<__half, kColumns>;
+  float of_block[kColumns / 2], mixed[kColumns / 2];
+  const uint32_t weights_at = ptx::wgmma_address(weights);
+  const auto release = [&](int stage) {
+    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&ring.empty[stage]);
+  };
+  const auto arrived = [&] {
+    ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
+    ptx::wgmma_fence();
+    return ptx::wgmma_address(ring.at_stage());
+  };
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) sum[i] = 0.0f;
+  int previous = -1;
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {
+    const uint32_t high = weights_at + 2 * k_block * (kColumns * 8), low = high + kColumns * 8;
+    uint32_t a = arrived();
+#pragma unroll
+    for (int k = 0; k < kWarpgroupK; k += 16) {
+      Product::run(of_block, ptx::wgmma_descriptor(a + k / 8), ptx::wgmma_descriptor(high + k / 8),
+                   k != 0);
+      Product::run(mixed, ptx::wgmma_descriptor(a + k / 8), ptx::wgmma_descriptor(low + k / 8),
+                   k_block != 0 || k != 0);
+    }
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();  // the low part of the previous k-block has been read
+    if (previous >= 0) release(previous);
+    previous = ring.stage;
+    ring.advance();
+
+    a = arrived();
+#pragma unroll
+    for (int k = 0; k < kWarpgroupK; k += 16) {
+      Product::run(mixed, ptx::wgmma_descriptor(a + k / 8), ptx::wgmma_descriptor(high + k / 8),
+                   true);
+    }
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    ptx::wgmma_fence_operand(of_block);
+    release(previous);
+    previous = ring.stage;
+    ring.advance();
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) sum[i] += of_block[i];
+  }
+  ptx::wgmma_wait_group<0>();
+  ptx::wgmma_fence_operand(mixed);
+  release(previous);
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) sum[i] = fmaf(mixed[i], pow2(-kPartLowBits), sum[i]);
+}
+
+}  // namespace my_ops::cuda
