@@ -257,7 +257,20 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "gru", 1, 2, 32, 1536, "warpgroup"),
     ("H200", "lstm", 1, 2, 128, 1536, "steps"),  # W_h does not fit
     ("H200", "lltm", 1, 2, 256, 1020, "steps"),  # rows are not whole 16-byte vectors
-    ("H200", "lltm", 1, 4, 256, 1024, "steps"),
+    ("H200", "lltm", 1, 4, 32, 1024, "grid"),
+    ("H200", "lltm", 1, 4, 33, 1024, "warpgroup"),
+    ("H200", "lltm", 1, 4, 384, 1024, "warpgroup"),
+    ("H200", "lltm", 1, 4, 385, 1024, "steps"),  # a fourth wave
+    ("H200", "lltm", 1, 4, 96, 512, "grid"),
+    ("H200", "gru", 1, 4, 97, 512, "warpgroup"),
+    ("H200", "lstm", 1, 4, 768, 512, "warpgroup"),
+    ("H200", "lstm", 1, 4, 769, 512, "steps"),  # a third wave
+    ("H200", "lstm", 1, 4, 320, 256, "grid"),
+    ("H200", "lstm", 1, 4, 321, 256, "warpgroup"),
+    ("H200", "gru", 1, 4, 1280, 128, "grid"),
+    ("H200", "gru", 1, 4, 1281, 128, "warpgroup"),
+    ("H200", "unbounded", 1, 4, 384, 1024, "warpgroup"),
+    ("H200", "gru", 1, 4, 4000, 96, "warp"),
     ("H200-plain", "lstm", 1, 2, 256, 1024, "steps"),
     ("H200", "gru", 0, 2, 256, 1032, "steps"),
     ("H200-slice", "lstm", 0, 2, 128, 256, "warpgroup"),

@@ -196,6 +196,20 @@ def test_powers_of_two_change_nothing(name, sizes, cuda):
     assert all(map(torch.equal, problem.inference(), want))
 
 
+@pytest.mark.parametrize("power", [60, -60])
+@pytest.mark.parametrize("sizes", [(4, 300, 5, 512), (3, 130, 5, 1024)], ids=str)
+@pytest.mark.parametrize("name", CELL)
+def test_gradients_scale_with_their_row(name, sizes, power, cuda):
+    """By powers of two, beyond what fp16 holds; and the other rows' do not change."""
+    problem = Problem(name, sizes, "plain", torch.float32, cuda)
+    of_rows = ("grad_x", "grad_h0", "grad_c0")
+    want = {key: value for key, value in problem.ours().items() if key in of_rows}
+    for value in (*problem.grads, *want.values()):
+        value.select(-2, 7).mul_(2.0**power)
+    got = problem.ours()
+    assert all(torch.equal(got[key], value) for key, value in want.items())
+
+
 @pytest.mark.parametrize("sizes", [(6, 300, 5, 512), (6, 130, 5, 1024)], ids=str)
 @pytest.mark.parametrize("name", CELL)
 def test_small_states_of_many_rows(name, sizes, cuda):

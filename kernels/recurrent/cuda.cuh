@@ -100,8 +100,9 @@ size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int
     case RecurrentPlan::Kind::kGrid:
       return static_cast<size_t>(grid_exchange_bytes<Cell, T>(pass, steps, batch, hidden));
     case RecurrentPlan::Kind::kWarpgroup:
-      return static_cast<size_t>(pass == Pass::kForward ? warpgroup_exchange_bytes<T>(batch, hidden)
-                                                        : warpgroup_backward_exchange_bytes(batch));
+      return static_cast<size_t>(pass == Pass::kForward
+                                     ? warpgroup_exchange_bytes<T>(batch, hidden)
+                                     : warpgroup_backward_exchange_bytes<Cell, T>(batch, hidden));
     default:
       return 0;
   }

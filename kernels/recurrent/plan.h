@@ -379,6 +379,11 @@ inline bool plan_warpgroup(const CellFacts& cell, int width, int64_t batch, int6
 constexpr int kBackwardRows = 128;  // of a tile: two of wgmma's
 constexpr int kBackwardUnits = 72;  // of a tile: as many as W_h leaves room for, wgmma's N
 constexpr int kBackwardStageBytes = kBackwardRows * kWarpgroupK * 2;
+// In float, k is ordered by tiles, which are padded to whole pairs of wgmma's k.
+constexpr int kBackwardK = 32;
+constexpr int backward_tile_k(int gates) {
+  return static_cast<int>(ceil_div(gates * kBackwardUnits, kBackwardK)) * kBackwardK;
+}
 // The ring also has to hold the partial sums.
 constexpr int kBackwardFewestStages = 3, kBackwardMostStages = 8;
 static_assert(kBackwardRows * kBackwardUnits * 4 <= kBackwardFewestStages * kBackwardStageBytes);
@@ -395,13 +400,17 @@ constexpr int64_t waves(const WarpgroupBackwardPlan& plan, int64_t batch) {
 }
 
 // A plan for clusters of this many blocks, with as many stages and groups as fit.
-inline bool place_backward(const CellFacts& cell, int split, int64_t batch, int64_t hidden,
-                           const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
-  const int64_t k_blocks = ceil_div(ceil_div(cell.gates * hidden, kWarpgroupK), split);
-  const int64_t fixed = k_blocks * kBackwardUnits * 128, stage = kBackwardStageBytes + 16;
+inline bool place_backward(const CellFacts& cell, int width, int split, int64_t batch,
+                           int64_t hidden, const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
+  const int64_t tiles = ceil_div(hidden, kBackwardUnits);
+  const int64_t k = width == 4 ? tiles * backward_tile_k(cell.gates) : cell.gates * hidden;
+  const int64_t k_blocks = ceil_div(ceil_div(k, kWarpgroupK), split);
+  // W_h and, in float, the scales of its columns and the largest gradients of the block's rows.
+  const int64_t fixed = k_blocks * kBackwardUnits * 128 * warpgroup_parts(width) +
+                        (width == 4 ? (kBackwardUnits + kBackwardRows / split) * 4 : 0);
+  const int64_t stage = kBackwardStageBytes + 16;
   const int64_t stages =
       std::min<int64_t>(kBackwardMostStages, (facts.shared_bytes - fixed) / stage);
-  const int64_t tiles = ceil_div(hidden, kBackwardUnits);
   // Of 132 SMs, 120 hold these clusters.
   const int64_t clusters = (facts.sm_count - facts.sm_count / 11) / split;
   if (stages < kBackwardFewestStages || tiles > clusters) return false;
@@ -415,12 +424,17 @@ inline bool place_backward(const CellFacts& cell, int split, int64_t batch, int6
 }
 
 // Timed on an H200 with the three cells at hidden sizes of 128 to 1536: it is faster than a product
-// per step up to two waves.
+// per step up to two waves, in float beyond 512 units up to three.
 inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
                                     const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
-  if (width != 2 || hidden % 8 != 0 || !facts.hopper_code) return false;
-  if (place_backward(cell, 8, batch, hidden, facts, plan) && waves(plan, batch) == 1) return true;
-  return place_backward(cell, 4, batch, hidden, facts, plan) && waves(plan, batch) <= 2;
+  if (hidden % 8 != 0 || !facts.hopper_code) return false;
+  const auto takes = [&](int split, int most_waves) {
+    return place_backward(cell, width, split, batch, hidden, facts, plan) &&
+           waves(plan, batch) <= most_waves;
+  };
+  if (takes(8, 1)) return true;
+  if (width == 2 || hidden <= 512) return takes(4, 2);
+  return takes(8, 3);  // clusters of four do not hold the parts of W_h
 }
 
 // Whether the block kernels are faster than the others that are possible. Timed on an H200 with
@@ -438,11 +452,15 @@ inline bool takes_blocks(const CellFacts& cell, Pass pass, int width, int64_t ba
 }
 
 // Whether the warpgroup kernels are faster than the grid kernels. Timed on an H200 with the three
-// cells at hidden sizes of 64 to 1024. In float they are as soon as a block of the grid kernels, of
-// 16 units, takes more than 16 rows.
+// cells at hidden sizes of 64 to 1024. In float it depends on the rows of a block of the grid
+// kernels, which has 16 units.
 inline bool many_rows(const CellFacts& cell, Pass pass, int width, int64_t batch, int64_t hidden,
                       const DeviceFacts& facts) {
-  if (width == 4) return batch > 16 * (facts.sm_count / ceil_div(hidden, 16));
+  if (width == 4) {
+    const bool few_units = pass == Pass::kBackward && hidden <= 512;
+    const int rows = !few_units ? 16 : hidden > 256 ? 24 : hidden > 128 ? 40 : 80;
+    return batch > rows * (facts.sm_count / ceil_div(hidden, 16));
+  }
   const int64_t units_of_an_sm = pass == Pass::kForward && cell.gates <= 3 ? 500 : 310;
   return batch * hidden >= units_of_an_sm * facts.sm_count;
 }

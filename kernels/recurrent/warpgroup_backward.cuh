@@ -1,22 +1,23 @@
-// Backward over all steps for many rows, in 16 bits on Hopper.
+// Backward over all steps for many rows, on Hopper.
 // Plan: dh_t = grad_output_t + dz_{t+1} W_h, where dz has kGates * hidden columns. A cluster of
 // four or eight blocks, Split, computes tiles of 128 rows and 72 units. Each block has its share of
 // the rows of W_h for these units in shared memory, as the B operand of wgmma, and multiplies the
 // same share of dz's columns. Then it adds the partial sums of its share of the tile's rows, which
 // it reads from its peers' shared memory, and applies the cell's derivative. dz_t is stored to
-// grad_terms, from which TMA loads it in the next round, once the counter of the rows shows that
-// all of it is there.
+// grad_terms, in float also as fp16 parts (warpgroup_parts.cuh). From there TMA loads it in the
+// next round, once the counter of the rows shows that all of it is there.
 #pragma once
 
 #include "ptx/barrier.cuh"
 #include "ptx/cluster.cuh"
-#include "recurrent/warpgroup.cuh"
+#include "recurrent/warpgroup_parts.cuh"
 
 namespace my_ops::cuda {
 
 template <typename T>
 struct WarpgroupBackwardParams {
-  CUtensorMap grad_z;  // [steps, batch, kGates * hidden], in grad_terms
+  CUtensorMap grad_z;  // [steps, batch, kGates * hidden], in grad_terms; in float, the exchange
+  GradPartsExchange exchange;  // in float
   RecurrentSequenceBackward<T> seq;
   uint32_t* arrived;  // [tiles of rows][kArrivedStride]: blocks that have finished a step
   WarpgroupBackwardPlan plan;
@@ -24,6 +25,8 @@ struct WarpgroupBackwardParams {
 
 constexpr int kBackwardWorkers = 2 * 128;   // threads that multiply
 constexpr int kQuads = kBackwardUnits / 4;  // of units, in a row
+template <typename Cell>
+constexpr int kBackwardTileK = backward_tile_k(Cell::kGates);
 
 // Of a block. The partial sums use its memory.
 using BackwardRing = KBlockRing<kBackwardStageBytes>;
@@ -44,8 +47,10 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
       ptx::fence_proxy_async_global();
       ptx::fence_proxy_async();  // the partial sums have been there
       for (int k_block = 0; k_block < plan.k_blocks; ++k_block) {
-        ring.fill(&params.grad_z, (rank * plan.k_blocks + k_block) * kWarpgroupK,
-                  row_tile * kBackwardRows, t);
+        for (int part = 0; part < kParts<T>; ++part) {
+          ring.fill(&params.grad_z, (rank * plan.k_blocks + k_block) * kWarpgroupK,
+                    row_tile * kBackwardRows, kParts<T> == 2 ? 2 * (t % 2) + part : t);
+        }
       }
     }
     __syncwarp();
@@ -57,74 +62,111 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
 }
 
 // What a thread reads for a step of four units of a row.
-template <typename Cell>
-struct BackwardPart {
-  Kept<Cell, uint2> values;
+template <typename Cell, typename T>
+struct BackwardQuad {
+  Kept<Cell, Vector<T, 4>> values;
   uint8_t reset_next;
 };
 
-template <typename T>
-__device__ __forceinline__ float element(uint2 four, int e) {
-  const float2 pair = unpack<T>(e < 2 ? four.x : four.y);
-  return e % 2 == 0 ? pair.x : pair.y;
-}
+// What a block has in shared memory beside its weights and its ring, in float.
+struct BackwardScales {
+  float* of_column;  // [kBackwardUnits]: powers of two of W_h
+  int* largest;      // [kBackwardRows / Split]: the largest gradient of a row of the block
+};
 
 template <typename Cell, int Split, typename T>
 __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>& params,
                                                const unsigned char* weights, BackwardRing& ring,
-                                               int row_tile, int64_t first_unit, int rank) {
+                                               const BackwardScales& scales, int row_tile,
+                                               int64_t first_unit, int rank) {
   constexpr int kColumns = kBackwardUnits, kCarried = Cell::kCarried;
   constexpr int kOwnRows = kBackwardRows / Split;
-  constexpr int kOwnParts = (kOwnRows * kQuads + kBackwardWorkers - 1) / kBackwardWorkers;
+  constexpr int kOwnQuads = (kOwnRows * kQuads + kBackwardWorkers - 1) / kBackwardWorkers;
   const RecurrentSequenceBackward<T>& seq = params.seq;
   const int64_t hidden = seq.hidden, batch = seq.batch;
   const bool zoned = seq.zoneout != nullptr;
+  constexpr bool kHasParts = kParts<T> == 2;
   const int thread = threadIdx.x, lane = thread % 32;
   const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
   auto* const partial = reinterpret_cast<float*>(ring.stages_at);  // [kBackwardRows][kColumns]
 
-  // A part is four units of a row of the block's share.
-  const auto own_row = [&](int part) { return (thread + part * kBackwardWorkers) / kQuads; };
-  const auto own_unit = [&](int part) { return (thread + part * kBackwardWorkers) % kQuads * 4; };
-  const auto row_of = [&](int part) {
-    return int64_t{row_tile} * kBackwardRows + rank * kOwnRows + own_row(part);
+  // A quad is four units of a row of the block's share.
+  const auto own_row = [&](int quad) { return (thread + quad * kBackwardWorkers) / kQuads; };
+  const auto own_unit = [&](int quad) { return (thread + quad * kBackwardWorkers) % kQuads * 4; };
+  const auto row_of = [&](int quad) {
+    return int64_t{row_tile} * kBackwardRows + rank * kOwnRows + own_row(quad);
   };
-  const auto unit_of = [&](int part) { return first_unit + own_unit(part); };
-  const auto real = [&](int part) {
-    return own_row(part) < kOwnRows && row_of(part) < batch && unit_of(part) < hidden;
+  const auto unit_of = [&](int quad) { return first_unit + own_unit(quad); };
+  const auto real = [&](int quad) {
+    return own_row(quad) < kOwnRows && row_of(quad) < batch && unit_of(quad) < hidden;
   };
-  const auto at = [&](int64_t t, int part, int values) {
-    return (t * batch + row_of(part)) * values * hidden + unit_of(part);
+  const auto at = [&](int64_t t, int quad, int values) {
+    return (t * batch + row_of(quad)) * values * hidden + unit_of(quad);
   };
 
-  BackwardPart<Cell> kept[kOwnParts] = {};
-  Values<float, kStateValues<Cell>> state[kOwnParts][4] = {};
+  BackwardQuad<Cell, T> kept[kOwnQuads] = {};
+  Values<float, kStateValues<Cell>> state[kOwnQuads][4] = {};
   const auto load_step = [&](int64_t t) {
 #pragma unroll
-    for (int part = 0; part < kOwnParts; ++part) {
-      if (!real(part)) continue;
-      BackwardPart<Cell>& to = kept[part];
-      const auto of_part = [&](int64_t step, int values) { return at(step, part, values); };
-      to.reset_next = to.values.reset;
-      to.values.load(seq, t, t * batch + row_of(part), of_part);
+    for (int quad = 0; quad < kOwnQuads; ++quad) {
+      BackwardQuad<Cell, T>& to = kept[quad];
+      to = {.values = {}, .reset_next = to.values.reset};
+      if (t < 0 || !real(quad)) continue;
+      const auto of_quad = [&](int64_t step, int values) { return at(step, quad, values); };
+      to.values.load(seq, t, t * batch + row_of(quad), of_quad);
     }
   };
   load_step(seq.steps - 1);
-  float through[kOwnParts][4] = {};
+
+  // In float: the gates' gradients as parts, with a power of two for each row.
+  const auto publish = [&](int64_t t, const float (&grad_terms)[kOwnQuads][kTerms<Cell>][4]) {
+    const GradPartsExchange& to = params.exchange;
+    const int64_t tile = first_unit / kBackwardUnits;
+    const auto grad = [&](int quad, int gate, int e) {
+      return grad_terms[quad][Cell::kApart + gate][e];
+    };
 #pragma unroll
-  for (int part = 0; part < kOwnParts; ++part) {
-    if (!real(part)) continue;
+    for (int quad = 0; quad < kOwnQuads; ++quad) {
+      if (!real(quad)) continue;
+      float largest = 0.0f;
+#pragma unroll
+      for (int gate = 0; gate < Cell::kGates; ++gate) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(grad(quad, gate, e)));
+      }
+      atomicMax(scales.largest + own_row(quad), __float_as_int(largest));
+    }
+    ptx::bar_sync(1, kBackwardWorkers);
+#pragma unroll
+    for (int quad = 0; quad < kOwnQuads; ++quad) {
+      if (!real(quad)) continue;
+      const int exponent = part_exponent(__int_as_float(scales.largest[own_row(quad)]));
+      if (own_unit(quad) == 0) to.scale(t, tile, row_of(quad)) = pow2(exponent - kPartShift);
+#pragma unroll
+      for (int gate = 0; gate < Cell::kGates; ++gate) {
+        const int64_t column = tile * kBackwardTileK<Cell> + gate * kBackwardUnits + own_unit(quad);
+        const float values[4] = {grad(quad, gate, 0), grad(quad, gate, 1), grad(quad, gate, 2),
+                                 grad(quad, gate, 3)};
+        to.parts.store(t, values, exponent, row_of(quad) * to.columns + column, batch * to.columns);
+      }
+    }
+  };
+
+  float through[kOwnQuads][4] = {};
+#pragma unroll
+  for (int quad = 0; quad < kOwnQuads; ++quad) {
+    if (!real(quad)) continue;
     if (seq.grad_h_n != nullptr) {
-      const auto v = load_vector<4>(seq.grad_h_n + at(0, part, 1));
+      const auto v = load_vector<4>(seq.grad_h_n + at(0, quad, 1));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) through[part][e] = v.at[e];
+      for (int e = 0; e < 4; ++e) through[quad][e] = v.at[e];
     }
     if (seq.grad_carried_n != nullptr) {
 #pragma unroll
       for (int j = 0; j < kCarried; ++j) {
-        const auto v = load_vector<4>(seq.grad_carried_n + at(0, part, kCarried) + j * hidden);
+        const auto v = load_vector<4>(seq.grad_carried_n + at(0, quad, kCarried) + j * hidden);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) state[part][e].at[j] = v.at[e];
+        for (int e = 0; e < 4; ++e) state[quad][e].at[j] = v.at[e];
       }
     }
   }
@@ -132,14 +174,33 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
   for (int64_t t = seq.steps - 1;; --t) {
     if (t + 1 < seq.steps) {
       float sum[kColumns / 2];
-      multiply_k_blocks<T, kColumns>(ring, warpgroup * kWarpgroupStageBytes, weights,
-                                     params.plan.k_blocks, sum);
+      if constexpr (kHasParts) {
+        constexpr int kTileK = kBackwardTileK<Cell> / kBackwardK;
+        const int first_k = rank * params.plan.k_blocks * (kWarpgroupK / kBackwardK);
+        const int64_t first_row = int64_t{row_tile} * kBackwardRows + thread / 32 * 16 + lane / 4;
+        const auto scale_of = [&](int i, int half) {
+          const int tile = min((first_k + i) / kTileK, params.plan.tiles - 1);
+          const int64_t row = min(first_row + half * 8, batch - 1);
+          return __ldcg(&params.exchange.scale(t + 1, tile, row));
+        };
+        multiply_scaled_parts<kColumns>(ring, warpgroup * kWarpgroupStageBytes, weights,
+                                        params.plan.k_blocks, scale_of, sum);
+      } else {
+        multiply_k_blocks<T, kColumns>(ring, warpgroup * kWarpgroupStageBytes, weights,
+                                       params.plan.k_blocks, sum);
+      }
 
       if (t + 2 < seq.steps) ptx::barrier_cluster_wait();  // ends the round before
       ptx::bar_sync(1, kBackwardWorkers);                  // the whole ring has been read
       const int row = thread / 32 * 16 + lane / 4;
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
+        if constexpr (kHasParts) {
+          const auto scale =
+              *reinterpret_cast<const float2*>(scales.of_column + 8 * j + lane % 4 * 2);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[4 * j + i] *= i % 2 == 0 ? scale.x : scale.y;
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           *reinterpret_cast<float2*>(partial + (row + half * 8) * kColumns + 8 * j +
@@ -147,28 +208,31 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
                                                       sum[4 * j + 2 * half + 1]};
         }
       }
+      if constexpr (kHasParts) {
+        load_step(t);
+      }
       ptx::barrier_cluster_arrive();
       ptx::barrier_cluster_wait();
 #pragma unroll
-      for (int part = 0; part < kOwnParts; ++part) {
-        if (!real(part)) continue;
+      for (int quad = 0; quad < kOwnQuads; ++quad) {
+        if (!real(quad)) continue;
         float4 v[Split];
 #pragma unroll
         for (int peer = 0; peer < Split; ++peer) {
           const float* const from =
-              partial + (rank * kOwnRows + own_row(part)) * kColumns + own_unit(part);
+              partial + (rank * kOwnRows + own_row(quad)) * kColumns + own_unit(quad);
           v[peer] = ptx::ld_cluster(ptx::mapa(from, peer));
         }
         const auto grad_kept = zoned && !Cell::kReadsH
-                                   ? load_vector<4>(seq.grad_kept + at(0, part, 1))
+                                   ? load_vector<4>(seq.grad_kept + at(0, quad, 1))
                                    : Vector<float, 4>{};
-        const uint8_t reset_next = t >= 0 ? kept[part].reset_next : kept[part].values.reset;
+        const uint8_t reset_next = kept[quad].reset_next;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float total = 0.0f;
 #pragma unroll
           for (int peer = 0; peer < Split; ++peer) total += (&v[peer].x)[e];
-          through[part][e] = Kept<Cell>::through(reset_next != 0 ? 0.0f : total, state[part][e],
+          through[quad][e] = Kept<Cell>::through(reset_next != 0 ? 0.0f : total, state[quad][e],
                                                  zoned, grad_kept.at[e]);
         }
       }
@@ -176,48 +240,127 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
     }
     if (t < 0) break;
 
-    float grad_terms[kOwnParts][kTerms<Cell>][4];
+    float grad_terms[kOwnQuads][kTerms<Cell>][4];
 #pragma unroll
-    for (int part = 0; part < kOwnParts; ++part) {
-      if (!real(part)) continue;
-      const Kept<Cell, uint2>& from = kept[part].values;
+    for (int quad = 0; quad < kOwnQuads; ++quad) {
+      if (!real(quad)) continue;
+      const Kept<Cell, Vector<T, 4>>& from = kept[quad].values;
       const auto zoneout =
-          zoned ? load_vector<4>(seq.zoneout + at(t, part, 1)) : Vector<float, 4>{};
+          zoned ? load_vector<4>(seq.zoneout + at(t, quad, 1)) : Vector<float, 4>{};
       float grad_kept[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const Kept<Cell> item = from.item([e](uint2 four) { return element<T>(four, e); });
+        const Kept<Cell> item =
+            from.item([e](const Vector<T, 4>& four) { return load(four.at[e]); });
         float of_unit[kTerms<Cell>], published[Cell::kGates];
-        item.template backward<T>(through[part][e], true, zoned, zoneout.at[e], grad_kept[e],
-                                  state[part][e], of_unit, published);
+        item.template backward<T>(through[quad][e], true, zoned, zoneout.at[e], grad_kept[e],
+                                  state[quad][e], of_unit, published);
 #pragma unroll
-        for (int term = 0; term < kTerms<Cell>; ++term) grad_terms[part][term][e] = of_unit[term];
+        for (int term = 0; term < kTerms<Cell>; ++term) grad_terms[quad][term][e] = of_unit[term];
       }
 #pragma unroll
       for (int term = 0; term < kTerms<Cell>; ++term) {
-        store_vector(seq.grad_terms + at(t, part, kTerms<Cell>) + term * hidden,
-                     rounded<T>(grad_terms[part][term]));
+        store_vector(seq.grad_terms + at(t, quad, kTerms<Cell>) + term * hidden,
+                     rounded<T>(grad_terms[quad][term]));
       }
       if (zoned && !Cell::kReadsH) {
-        store_vector(seq.grad_kept + at(0, part, 1), rounded<float>(grad_kept));
+        store_vector(seq.grad_kept + at(0, quad, 1), rounded<float>(grad_kept));
       }
     }
+    if constexpr (kHasParts) publish(t, grad_terms);
     ptx::bar_sync(1, kBackwardWorkers);
+    if constexpr (kHasParts) {
+      if (thread < kOwnRows) scales.largest[thread] = 0;  // two barriers before its next use
+    }
     if (thread == 0) ptx::red_release_add(params.arrived + row_tile * kArrivedStride, 1);
-    if (t > 0) load_step(t - 1);
+    if constexpr (kHasParts) {
+      // There are no registers for what is loaded before the product.
+      for (int quad = 0; quad < kOwnQuads; ++quad) {
+        if (!real(quad)) continue;
+        Kept<Cell>::template prefetch<1>(
+            seq, t, [&](int64_t step, int values) { return at(step, quad, values); });
+      }
+    } else {
+      load_step(t - 1);
+    }
   }
   ptx::barrier_cluster_wait();
 
 #pragma unroll
-  for (int part = 0; part < kOwnParts; ++part) {
-    if (!real(part)) continue;
-    store_vector(seq.grad_h0 + at(0, part, 1), rounded<T>(through[part]));
+  for (int quad = 0; quad < kOwnQuads; ++quad) {
+    if (!real(quad)) continue;
+    store_vector(seq.grad_h0 + at(0, quad, 1), rounded<T>(through[quad]));
 #pragma unroll
     for (int j = 0; j < kCarried; ++j) {
       float grad[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) grad[e] = state[part][e].at[j];
-      store_vector(seq.grad_carried0 + at(0, part, kCarried) + j * hidden, rounded<T>(grad));
+      for (int e = 0; e < 4; ++e) grad[e] = state[quad][e].at[j];
+      store_vector(seq.grad_carried0 + at(0, quad, kCarried) + j * hidden, rounded<T>(grad));
+    }
+  }
+}
+
+// A block's share of W_h, transposed, in the layout of the 128-byte swizzle. Threads next to each
+// other read units next to each other.
+template <typename Cell, int Split, typename T>
+__device__ __forceinline__ void load_weights(const RecurrentSequenceBackward<T>& seq,
+                                             const WarpgroupBackwardPlan& plan,
+                                             const BackwardScales& scales, unsigned char* weights,
+                                             int64_t first_unit, int rank) {
+  const int64_t first_k = int64_t{rank} * plan.k_blocks * kWarpgroupK, hidden = seq.hidden;
+  const auto place = [](int chunk, int column) {
+    return (chunk / 8 * kParts<T> * kBackwardUnits + column) * 128 + (chunk % 8 ^ column % 8) * 16;
+  };
+  const int chunks = plan.k_blocks * 8;  // of 8 rows of W_h
+  if constexpr (kParts<T> == 2) {
+    // The element of the block's row k, in the order of the exchange.
+    const auto element = [&](int64_t k, int column) {
+      constexpr int kTileK = kBackwardTileK<Cell>;
+      const int64_t tile = k / kTileK, of_tile = k % kTileK;
+      const int64_t gate = of_tile / kBackwardUnits,
+                    unit = tile * kBackwardUnits + of_tile % kBackwardUnits;
+      const bool exists = gate < Cell::kGates && unit < hidden && first_unit + column < hidden;
+      return exists ? __ldg(seq.w_h + (gate * hidden + unit) * seq.w_row + first_unit + column)
+                    : 0.0f;
+    };
+    auto* const largest = reinterpret_cast<int*>(scales.of_column);
+    if (threadIdx.x < kBackwardUnits) largest[threadIdx.x] = 0;
+    if (threadIdx.x < kBackwardRows / Split) scales.largest[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < chunks * kBackwardUnits; i += kWarpgroupThreads) {
+      const int column = i % kBackwardUnits, chunk = i / kBackwardUnits;
+      float of_chunk = 0.0f;
+      for (int e = 0; e < 8; ++e) {
+        of_chunk = fmaxf(of_chunk, fabsf(element(first_k + chunk * 8 + e, column)));
+      }
+      atomicMax(largest + column, __float_as_int(of_chunk));
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < chunks * kBackwardUnits; i += kWarpgroupThreads) {
+      const int column = i % kBackwardUnits, chunk = i / kBackwardUnits;
+      const float scale = pow2(kPartShift - part_exponent(__int_as_float(largest[column])));
+      Vector<__half, 8> high, low;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const Parts of(element(first_k + chunk * 8 + e, column) * scale);
+        high.at[e] = of.high;
+        low.at[e] = of.low;
+      }
+      unsigned char* const to = weights + place(chunk, column);
+      *reinterpret_cast<Vector<__half, 8>*>(to) = high;
+      *reinterpret_cast<Vector<__half, 8>*>(to + kBackwardUnits * 128) = low;
+    }
+    __syncthreads();
+    if (threadIdx.x < kBackwardUnits) {
+      const int exponent = part_exponent(__int_as_float(largest[threadIdx.x]));
+      scales.of_column[threadIdx.x] = pow2(exponent - kPartShift);
+    }
+  } else {
+    for (int i = threadIdx.x; i < chunks * kBackwardUnits; i += kWarpgroupThreads) {
+      const int column = i % kBackwardUnits, chunk = i / kBackwardUnits;
+      const int64_t k = first_k + chunk * 8, unit = first_unit + column;
+      *reinterpret_cast<uint4*>(weights + place(chunk, column)) = gather(
+          seq.w_h + k * seq.w_row + unit, seq.w_row, unit < hidden ? Cell::kGates * hidden - k : 0);
     }
   }
 }
@@ -232,27 +375,18 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   const int64_t hidden = seq.hidden;
   const int rank = ptx::cluster_ctarank(), cluster = blockIdx.x / Split;
   const int64_t first_unit = int64_t{cluster % plan.tiles} * kBackwardUnits;
-  unsigned char* const stages_at = bytes + plan.k_blocks * kBackwardUnits * 128;
+  unsigned char* const stages_at = bytes + plan.k_blocks * kBackwardUnits * 128 * kParts<T>;
   auto* const barriers = reinterpret_cast<uint64_t*>(stages_at + plan.stages * kBackwardStageBytes);
   BackwardRing ring{stages_at, barriers, barriers + plan.stages, plan.stages};
+  auto* const of_column = reinterpret_cast<float*>(barriers + 2 * plan.stages);
+  const BackwardScales scales{of_column, reinterpret_cast<int*>(of_column + kBackwardUnits)};
 
   if (threadIdx.x == 0) {
     ring.init(2);
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&params.grad_z);
   }
-
-  // The share of W_h, transposed, in the layout of the 128-byte swizzle. Threads next to each
-  // other read units next to each other.
-  const int64_t first_k = int64_t{rank} * plan.k_blocks * kWarpgroupK;
-  for (int i = threadIdx.x; i < plan.k_blocks * 8 * kBackwardUnits; i += kWarpgroupThreads) {
-    const int column = i % kBackwardUnits, chunk = i / kBackwardUnits;  // of 8 rows of W_h
-    const int64_t k = first_k + chunk * 8, unit = first_unit + column;
-    const uint4 v = gather(seq.w_h + k * seq.w_row + unit, seq.w_row,
-                           unit < hidden ? Cell::kGates * hidden - k : 0);
-    *reinterpret_cast<uint4*>(bytes + (chunk / 8 * kBackwardUnits + column) * 128 +
-                              (chunk % 8 ^ column % 8) * 16) = v;
-  }
+  load_weights<Cell, Split>(seq, plan, scales, bytes, first_unit, rank);
   ptx::fence_proxy_async();  // wgmma reads W_h
   ptx::barrier_cluster_arrive();
   ptx::barrier_cluster_wait();
@@ -268,7 +402,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   } else {
     ptx::setmaxnreg_inc<kWarpgroupManyRegisters>();
     for (int tile = first_tile; tile < row_tiles; tile += plan.groups) {
-      consume_grad_z<Cell, Split>(params, bytes, ring, tile, first_unit, rank);
+      consume_grad_z<Cell, Split>(params, bytes, ring, scales, tile, first_unit, rank);
     }
   }
 #endif
@@ -276,18 +410,25 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 
 // ---- host ----
 
-inline int64_t warpgroup_backward_exchange_bytes(int64_t batch) {
+inline int64_t warpgroup_backward_counter_bytes(int64_t batch) {
   return ceil_div(batch, kBackwardRows) * kArrivedStride * int64_t{sizeof(uint32_t)};
+}
+
+// Of the workspace: the counters and, in float, the parts of two steps and the rows' scales.
+template <typename Cell, typename T>
+int64_t warpgroup_backward_exchange_bytes(int64_t batch, int64_t hidden) {
+  const int64_t tiles = ceil_div(hidden, kBackwardUnits);
+  const int64_t columns = tiles * kBackwardTileK<Cell>;
+  const int64_t parts = sizeof(T) == 4 ? 4 * batch * columns * int64_t{sizeof(__half)} +
+                                             2 * tiles * batch * int64_t{sizeof(float)}
+                                       : 0;
+  return warpgroup_backward_counter_bytes(batch) + parts;
 }
 
 template <typename Cell, typename T>
 const void* warpgroup_backward_kernel_of(const WarpgroupBackwardPlan& plan) {
-  if constexpr (sizeof(T) == 2) {
-    return plan.split == 8 ? reinterpret_cast<const void*>(&warpgroup_backward_kernel<Cell, T, 8>)
-                           : reinterpret_cast<const void*>(&warpgroup_backward_kernel<Cell, T, 4>);
-  } else {
-    return nullptr;
-  }
+  return plan.split == 8 ? reinterpret_cast<const void*>(&warpgroup_backward_kernel<Cell, T, 8>)
+                         : reinterpret_cast<const void*>(&warpgroup_backward_kernel<Cell, T, 4>);
 }
 
 // Clusters wait for each other, so the launch is cooperative.
@@ -335,18 +476,33 @@ cudaError_t warpgroup_backward(const RecurrentSequenceBackward<T>& args,
   if (kernel == nullptr) return cudaErrorNotSupported;
   sm90::TensorMapEncoder encoder;  // if it fails, it fails before any launch
   if (auto err = sm90::tensor_map_encoder(&encoder); err != cudaSuccess) return err;
-  WarpgroupBackwardParams<T> params{
-      .grad_z = {}, .seq = args, .arrived = static_cast<uint32_t*>(workspace), .plan = plan};
-  const int64_t width = kTerms<Cell> * args.hidden;
-  if (auto err = sm90::make_tensor_map(
-          encoder, &params.grad_z, args.grad_terms + Cell::kApart * args.hidden, args.batch,
-          Cell::kGates * args.hidden, width, kBackwardRows, args.steps, args.batch * width);
-      err != cudaSuccess) {
-    return err;
+  WarpgroupBackwardParams<T> params{.grad_z = {},
+                                    .exchange = {},
+                                    .seq = args,
+                                    .arrived = static_cast<uint32_t*>(workspace),
+                                    .plan = plan};
+  const int64_t batch = args.batch, hidden = args.hidden;
+  const auto encode = [&](void* base, int64_t columns, int64_t width, int64_t matrices) {
+    return sm90::make_tensor_map(encoder, &params.grad_z, base, batch, columns, width,
+                                 kBackwardRows, matrices, batch * width);
+  };
+  cudaError_t encoded;
+  if constexpr (kParts<T> == 2) {
+    const int64_t columns = int64_t{plan.tiles} * kBackwardTileK<Cell>;
+    auto* const parts = reinterpret_cast<__half*>(static_cast<char*>(workspace) +
+                                                  warpgroup_backward_counter_bytes(batch));
+    params.exchange = {
+        {parts}, reinterpret_cast<float*>(parts + 4 * batch * columns), columns, plan.tiles, batch};
+    encoded = encode(parts, columns, columns, 4);
+  } else {
+    encoded = encode(args.grad_terms + Cell::kApart * hidden, Cell::kGates * hidden,
+                     kTerms<Cell> * hidden, args.steps);
   }
+  if (encoded != cudaSuccess) return encoded;
   if (auto err = allow_all_shared_bytes(kernel); err != cudaSuccess) return err;
-  if (auto err =
-          cudaMemsetAsync(workspace, 0, warpgroup_backward_exchange_bytes(args.batch), stream);
+  // The counters, and columns of parts that belong to no unit.
+  if (auto err = cudaMemsetAsync(workspace, 0,
+                                 warpgroup_backward_exchange_bytes<Cell, T>(batch, hidden), stream);
       err != cudaSuccess) {
     return err;
   }

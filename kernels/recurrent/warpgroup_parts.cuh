@@ -38,28 +38,47 @@ __device__ __forceinline__ float warp_largest(float v) {
   return v;
 }
 
-// The vectors of two steps in global memory: of step t in the matrices 2 * (t % 2) and the next of
-// [4, batch, hidden], high parts and low parts. The exponents are those of the rows.
-struct PartsExchange {
+// Vectors of two steps in global memory: those of step t are the matrices 2 * (t % 2) and the next
+// of [4, batch, columns], high parts and low parts. matrix: the size of one.
+struct PartsOfSteps {
   __half* parts;
-  int32_t* exponents;
 
   __device__ __forceinline__ __half* at(int64_t step, int part, int64_t matrix) const {
     return parts + (2 * (step % 2) + part) * matrix;
   }
-  // index: of the first value in a matrix of `matrix` values.
+  // index: of the first value in its matrix.
   template <int Size>
-  __device__ __forceinline__ void store(int64_t step, const float (&h)[Size], int exponent,
+  __device__ __forceinline__ void store(int64_t step, const float (&values)[Size], int exponent,
                                         int64_t index, int64_t matrix) const {
     Vector<__half, Size> high, low;
 #pragma unroll
     for (int e = 0; e < Size; ++e) {
-      const Parts of(h[e] * pow2(kPartShift - exponent));
+      const Parts of(values[e] * pow2(kPartShift - exponent));
       high.at[e] = of.high;
       low.at[e] = of.low;
     }
     store_vector(at(step, 0, matrix) + index, high);
     store_vector(at(step, 1, matrix) + index, low);
+  }
+};
+
+// What forward exchanges: h, of [batch, hidden].
+struct PartsExchange {
+  PartsOfSteps parts;
+  int32_t* exponents;  // of the rows
+};
+
+// What backward exchanges: the gates' gradients, with columns ordered by tile of units, gate and
+// unit. A row has a power of two for each tile.
+struct GradPartsExchange {
+  PartsOfSteps parts;
+  float* scales;  // [2, tiles, batch]
+  int64_t columns;
+  int tiles;
+  int64_t batch;
+
+  __device__ __forceinline__ float& scale(int64_t step, int64_t tile, int64_t row) const {
+    return scales[(step % 2 * tiles + tile) * batch + row];
   }
 };
 
@@ -79,8 +98,8 @@ __global__ void __launch_bounds__(kSplitThreads)
   if (lane == 0) to.exponents[row] = exponent;
   for (int64_t i = lane; i < hidden; i += 32) {
     const Parts parts(from[i] * pow2(kPartShift - exponent));
-    to.at(0, 0, batch * hidden)[row * hidden + i] = parts.high;
-    to.at(0, 1, batch * hidden)[row * hidden + i] = parts.low;
+    to.parts.at(0, 0, batch * hidden)[row * hidden + i] = parts.high;
+    to.parts.at(0, 1, batch * hidden)[row * hidden + i] = parts.low;
   }
 }
 
@@ -141,6 +160,62 @@ __device__ __forceinline__ void multiply_parts(KBlockRing<kBytes>& ring,
   release(previous);
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sum[i] = fmaf(mixed[i], pow2(-kPartLowBits), sum[i]);
+}
+
+// The product of 64 rows of the ring's k-blocks, from byte first_byte of each on, as
+// multiply_parts, but every kBackwardK of k are scaled on their own: scale_of(i, half) is the scale
+// of the thread's row `half` of two in the block's i-th kBackwardK.
+template <int kColumns, int kBytes, typename Scale>
+__device__ __forceinline__ void multiply_scaled_parts(KBlockRing<kBytes>& ring, int first_byte,
+                                                      const unsigned char* weights, int k_blocks,
+                                                      Scale scale_of, float (&sum)[kColumns / 2]) {
+  using Product = ptx::Wgmma<__half, kColumns>;
+  constexpr int kOfBlock = kWarpgroupK / kBackwardK;
+  const uint32_t weights_at = ptx::wgmma_address(weights);
+  const auto release = [&](int stage) {
+    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&ring.empty[stage]);
+  };
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) sum[i] = 0.0f;
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {
+    uint32_t a[2];
+    int stage[2];
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
+      a[part] = ptx::wgmma_address(ring.at_stage() + first_byte);
+      stage[part] = ring.stage;
+      ring.advance();
+    }
+    const uint32_t high = weights_at + 2 * k_block * (kColumns * 8), low = high + kColumns * 8;
+#pragma unroll
+    for (int i = 0; i < kOfBlock; ++i) {
+      const float scale[2] = {scale_of(k_block * kOfBlock + i, 0),
+                              scale_of(k_block * kOfBlock + i, 1)};
+      float products[kColumns / 2], mixed[kColumns / 2];
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int k = i * kBackwardK; k < (i + 1) * kBackwardK; k += 16) {
+        const bool add = k != i * kBackwardK;
+        const auto of = [k](uint32_t at) { return ptx::wgmma_descriptor(at + k / 8); };
+        Product::run(products, of(a[0]), of(high), add);
+        Product::run(mixed, of(a[0]), of(low), add);
+        Product::run(mixed, of(a[1]), of(high), true);
+      }
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_fence_operand(products);
+      ptx::wgmma_fence_operand(mixed);
+      if (i + 1 == kOfBlock) {
+        release(stage[0]);
+        release(stage[1]);
+      }
+#pragma unroll
+      for (int j = 0; j < kColumns / 2; ++j) {
+        sum[j] = fmaf(fmaf(mixed[j], pow2(-kPartLowBits), products[j]), scale[j / 2 % 2], sum[j]);
+      }
+    }
+  }
 }
 
 }  // namespace my_ops::cuda
