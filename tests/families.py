@@ -29,7 +29,11 @@ RECURRENT = [  # dtype, and steps, batch, inputs, hidden, for all cells
     *[("float32", (3, 3, 5, 300)), ("bfloat16", (2, 60, 5, 300))],  # grids
     *[("float64", (2, 3, 5, 7)), ("float32", (2, 2, 5, 1100))],  # a product per step
     *[("bfloat16", (2, 1040, 5, 136)), ("bfloat16", (1, 1040, 5, 136))],  # warpgroups
-    *[("float32", (3, 300, 5, 136)), ("float32", (3, 2100, 5, 136))],
+    *[
+        ("float32", (3, 300, 5, 136)),
+        ("float32", (2, 2100, 5, 136)),
+        ("float32", (1, 2100, 5, 136)),
+    ],
 ]
 # m, k, n
 SMALL = [("float32", 33, 5, 7), ("float32", 33, 40, 50), ("float64", 9, 30, 11)]
