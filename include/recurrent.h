@@ -3,9 +3,9 @@
 // stream.
 //
 // Cell names a cell; kGates, kTerms, kCarried, kSaved, kReadsH, kReadsPrevious and kBounded are its
-// constants (cells/cell.h, which also has stored_term). Arrays that a cell does not read or have may be null.
-// T is the type of activations. Acc is the type of the arithmetic and of the carried values: float
-// for float and the 16-bit types, double for double.
+// constants (cells/cell.h, which also has stored_term). Arrays that a cell does not read or have
+// may be null. T is the type of activations. Acc is the type of the arithmetic and of the carried
+// values: float for float and the 16-bit types, double for double.
 //
 // A ragged batch takes the same steps. After a row's end the cell is shut: carried values stay, h
 // is 0 and there is no gradient. The structs RaggedRows to RaggedStartBackward do the work around
@@ -14,9 +14,9 @@
 // Where `reset`, [steps, batch], is true, h and the carried values count as zero before that step:
 // their contents reach no result and get no gradient.
 //
-// `zoneout`, [steps, batch, hidden], is the share of h that stays from the step before, from 0 to 1:
-// with it, h is zoneout * (h before the step) + (1 - zoneout) * (h of the cell). Carried values are not
-// concerned.
+// `zoneout`, [steps, batch, hidden], is the share of h that stays from the step before, from 0 to
+// 1: with it, h is zoneout * (h before the step) + (1 - zoneout) * (h of the cell). Carried values
+// are not concerned.
 #pragma once
 
 #include <cstddef>
