@@ -8,7 +8,8 @@
 // the output of the previous step; in float it is exchanged as two fp16 parts
 // (warpgroup_parts.cuh). The columns of a block are ordered so that a thread's sums are all gates
 // of its units, and the cell needs no exchange.
-// Bound by the arrival of the k-blocks: 430 cycles each, of which wgmma takes 128 at 64 columns.
+// Bound by the arrival of the k-blocks: 430 cycles each in 16 bits, of which wgmma takes 128 at 64
+// columns.
 #pragma once
 
 #include "recurrent/warpgroup_parts.cuh"

@@ -1,9 +1,11 @@
-// What the forward kernel for many rows does in float: each value is two fp16 parts, and a product
-// is three of wgmma. The parts hold 22 bits of a value v that is scaled to at most 2^14:
+// What the kernels for many rows do in float: each value is two fp16 parts, and a product is three
+// of wgmma. The parts hold 22 bits of a value v that a power of two scales to at most 2^14:
 //   v = high + low * 2^-11
-// The largest element of a row of W_h gives its power of two. That of a row of h must be known
-// before any of its steps, so it is that of max(1, |h0|), which bounds h if the cell is bounded.
-// Elements down to 2^-27 of the scale keep 22 bits; below, an error is at most 2^-50 of it.
+// The largest element gives the power of two of a row of W_h forward, of a column of a block's
+// share backward. That of a row of h must be known before any of its steps, so it is that of max(1,
+// |h0|), which bounds h if the cell is bounded. A row of the gates' gradients has one for each tile
+// of units, which one block computes. Elements down to 2^-27 of the largest keep 22 bits; below, an
+// error is at most 2^-50 of it.
 #pragma once
 
 #include "recurrent/warpgroup.cuh"
