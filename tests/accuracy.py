@@ -58,6 +58,12 @@ def operands(family, size, device, layout="NN"):
     return a, in_layout(FAMILIES[right](n, k, device).mT, layout[1])
 
 
+def opposed(a, b, bits):
+    """Along k, a in different units and b in the inverse ones: powers of two up to 2^bits."""
+    units = torch.randint(-bits, bits + 1, (b.shape[0],), device=b.device)
+    return torch.ldexp(a.mT, units[:, None]).mT, torch.ldexp(b, -units[:, None])
+
+
 def errors(got, a, b):
     """Mean and maximum. An element whose products are all 0 must be 0."""
     assert got.dtype == torch.float32

@@ -15,6 +15,7 @@ from accuracy import (
     label,
     mean_share,
     operands,
+    opposed,
 )
 from fp32_sm80 import gemm_fp32_sm80
 from test_cuda_kernels import FEW_ROWS, SMALL_OUTPUTS
@@ -145,6 +146,28 @@ def test_gemm_cancelling(k, strict_cublas):
     check(my_ops.gemm(a, b), a, b, label("inverse", (k, k, k)), MEAN_SHARE, WORST_SHARE)
 
 
+OPPOSED_BITS = [6, 12, 24]
+OPPOSED = [(1000, 1024, 1024), (2048, 2048, 2048), (700, 300, 1001), (512, 12000, 768)]
+
+
+@pytest.mark.parametrize("bits", OPPOSED_BITS)
+@pytest.mark.parametrize("layout", ["NN", "NT", "TT"])
+@pytest.mark.parametrize("size", OPPOSED + FEW_ROWS + SMALL_OUTPUTS)
+def test_gemm_of_opposed_magnitudes(size, layout, bits, strict_cublas):
+    """Features in different units, and weights in the inverse ones."""
+    a, b = opposed(*operands("normal", size, "cuda", layout), bits)
+    check_repeated(a, b, label(f"opposed within 2^{2 * bits}", size, layout))
+
+
+@pytest.mark.parametrize("bits", OPPOSED_BITS)
+@pytest.mark.parametrize("size", OPPOSED)
+def test_linear_prepacked_of_opposed_magnitudes(size, bits, strict_cublas):
+    x, weight_t = opposed(*operands("normal", size, "cuda", "NT"), bits)
+    got = my_ops.linear(x, my_ops.prepack(weight_t.mT))
+    what = label(f"prepacked, opposed within 2^{2 * bits}", size, "NT")
+    check(got, x, weight_t, what, MEAN_SHARE, WORST_SHARE)
+
+
 @pytest.mark.parametrize("family", ["normal", "exp4"])
 def test_linear_prepacked(family, strict_cublas):
     size = 512, 1024, 1024
@@ -184,6 +207,16 @@ def test_gemm_of_a_16_bit_operand(family, dtype, half, size, strict_cublas):
     for layout in ("NN", "NT", "TN", "TT"):
         a, b = operands(family, size, "cuda", layout)
         check_mixed(a, b, half, dtype, label(family, size, layout))
+
+
+@pytest.mark.parametrize("bits", OPPOSED_BITS)
+@pytest.mark.parametrize("size", MIXED_SIZES)
+@pytest.mark.parametrize("half", HALVES)
+def test_gemm_of_a_16_bit_operand_of_opposed_magnitudes(half, size, bits, strict_cublas):
+    for layout in ("NN", "NT", "TN", "TT"):
+        a, b = opposed(*operands("normal", size, "cuda", layout), bits)
+        what = label(f"opposed within 2^{2 * bits}", size, layout)
+        check_mixed(a, b, half, torch.bfloat16, what)
 
 
 @pytest.mark.parametrize("size", EXTREME_SIZES)

@@ -15,6 +15,7 @@ from accuracy import (
     label,
     mean_share,
     operands,
+    opposed,
 )
 
 import my_ops
@@ -93,9 +94,21 @@ def test_high_of_random_shapes(family, seed, strict_cublas):
     check_high(family, size, choose.choice(["NN", "NT", "TN", "TT"]))
 
 
+@pytest.mark.parametrize("bits", [6, 12, 24])
+@pytest.mark.parametrize("size", HIGH_SIZES)
+def test_high_of_opposed_magnitudes(size, bits, strict_cublas):
+    """Features in different units, and weights in the inverse ones."""
+    for layout in ("NN", "NT", "TN", "TT"):
+        a, b = opposed(*operands("normal", size, "cuda", layout), bits)
+        check_high_of(a, b, label(f"opposed within 2^{2 * bits}", size, layout))
+
+
 def check_high(family, size, layout):
+    check_high_of(*operands(family, size, "cuda", layout), label(family, size, layout))
+
+
+def check_high_of(a, b, what):
     """The error is not larger than that of cuBLAS with TF32."""
-    a, b = operands(family, size, "cuda", layout)
     theirs = errors(while_cublas_uses_tf32(lambda: torch.mm(a, b)), a, b)
     for got in (
         my_ops.gemm(a, b, precision="high"),
@@ -103,7 +116,7 @@ def check_high(family, size, layout):
         while_cublas_uses_tf32(lambda: my_ops.gemm(a, b)),
     ):
         ours = errors(got, a, b)
-        message = f"high, {label(family, size, layout)}: ours {ours}, TF32's {theirs}"
+        message = f"high, {what}: ours {ours}, TF32's {theirs}"
         assert ours[0] <= HIGH_SHARE * theirs[0], f"mean, {message}"
         assert ours[1] <= WORST_SHARE * theirs[1], f"maximum, {message}"
 

@@ -15,6 +15,7 @@ from accuracy import (
     label,
     normal,
     operands,
+    opposed,
 )
 from test_explain import answer
 
@@ -82,9 +83,7 @@ def test_weight_gradient_of_uneven_data(of_a, of_b, size, strict_cublas):
 @pytest.mark.parametrize("size", WEIGHT_GRADIENTS)
 def test_weight_gradient_of_opposed_magnitudes(size, bits, strict_cublas):
     """Rows of a batch in different units, and gradients in the inverse ones."""
-    a, b = operands("normal", size, "cuda", "TN")
-    units = torch.randint(-bits, bits + 1, (size[1],), device="cuda")
-    a, b = torch.ldexp(a.mT, units[:, None]).mT, torch.ldexp(b, -units[:, None])
+    a, b = opposed(*operands("normal", size, "cuda", "TN"), bits)
     check_repeated(a, b, label(f"opposed within 2^{2 * bits}", size, "TN"))
 
 
