@@ -134,7 +134,7 @@ def test_persistent_kernels_wait_for_kernels_on_another_stream(cuda, run_python)
 
 
 BESIDE = """
-    import subprocess, sys, threading
+    import os, subprocess, sys, threading
     if sys.argv[-1] == "other":
         ended = threading.Event()
         threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
@@ -142,6 +142,8 @@ BESIDE = """
         print("ready", flush=True)
         while not ended.is_set():
             beside()
+        torch.cuda.synchronize()
+        os._exit(0)  # Python's own end aborts if autograd's thread still waits for the lock
     else:
         script = sys.orig_argv[sys.orig_argv.index("-c") + 1]
         other = subprocess.Popen(
