@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     output += row_step;
   }
   if (block.writes) {
-    seq.h_n[block.at(0, 1)] = store<T>(h[0]);
+    seq.h_n[block.at(0, 1)] = output[-row_step];
     store_values<kCarried>(seq.carried_n + block.at(0, kCarried), hidden, state.at);
   }
 #endif

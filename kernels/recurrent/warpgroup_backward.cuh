@@ -110,7 +110,9 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
 #pragma unroll
     for (int quad = 0; quad < kOwnQuads; ++quad) {
       BackwardQuad<Cell, T>& to = kept[quad];
-      to = {.values = {}, .reset_next = to.values.reset};
+      to.reset_next = to.values.reset;
+      // In float: nothing is kept in registers while the product runs.
+      if constexpr (kHasParts) to.values = {};
       if (t < 0 || !real(quad)) continue;
       const auto of_quad = [&](int64_t step, int values) { return at(step, quad, values); };
       to.values.load(seq, t, t * batch + row_of(quad), of_quad);
