@@ -61,10 +61,24 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
   ptx::barrier_cluster_wait();
 }
 
+// Four units of a row as they are loaded: two to a register in 16 bits.
+template <typename T>
+using LoadedQuad = std::conditional_t<sizeof(T) == 2, uint2, float4>;
+
+template <typename T>
+__device__ __forceinline__ float element(uint2 quad, int e) {
+  const float2 pair = unpack<T>(e < 2 ? quad.x : quad.y);
+  return e % 2 == 0 ? pair.x : pair.y;
+}
+template <typename T>
+__device__ __forceinline__ float element(float4 quad, int e) {
+  return (&quad.x)[e];
+}
+
 // What a thread reads for a step of four units of a row.
 template <typename Cell, typename T>
 struct BackwardQuad {
-  Kept<Cell, Vector<T, 4>> values;
+  Kept<Cell, LoadedQuad<T>> values;
   uint8_t reset_next;
 };
 
@@ -246,14 +260,13 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
 #pragma unroll
     for (int quad = 0; quad < kOwnQuads; ++quad) {
       if (!real(quad)) continue;
-      const Kept<Cell, Vector<T, 4>>& from = kept[quad].values;
+      const Kept<Cell, LoadedQuad<T>>& from = kept[quad].values;
       const auto zoneout =
           zoned ? load_vector<4>(seq.zoneout + at(t, quad, 1)) : Vector<float, 4>{};
       float grad_kept[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const Kept<Cell> item =
-            from.item([e](const Vector<T, 4>& four) { return load(four.at[e]); });
+        const Kept<Cell> item = from.item([e](LoadedQuad<T> four) { return element<T>(four, e); });
         float of_unit[kTerms<Cell>], published[Cell::kGates];
         item.template backward<T>(through[quad][e], true, zoned, zoneout.at[e], grad_kept[e],
                                   state[quad][e], of_unit, published);

@@ -301,11 +301,8 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
             if (last) store_vector(seq.carried_n + at(0, vector, kCarried) + j * hidden, carried);
           }
         }
-        if (turn + 1 < turns.count) {
-          load_turn(t, turn + 1);
-        } else if (t + 1 < seq.steps) {
-          load_turn(t + 1, 0);
-        }
+        const bool again = turn + 1 < turns.count;  // in this step
+        if (again || t + 1 < seq.steps) load_turn(again ? t : t + 1, again ? turn + 1 : 0);
       }
     }
   });
