@@ -144,27 +144,18 @@ struct ClusterWeights {
   using Shared = typename Exchange<Vectors, UnitsPerThread, Rows, Chunks>::Shared;
   static_assert(Vectors == 1 || Vectors == Gates);
 
-  float weights[Gates][UnitsPerThread][Chunks][4];
+  float4 weights[UnitsPerThread][Gates][Chunks];
 
-  // fill(gate, unit, k): the weight, for units from first_unit on; zero beyond `hidden`.
-  template <typename Fill>
-  __device__ __forceinline__ void load(int64_t first_unit, int64_t hidden, Fill fill) {
+  // weights_of(unit): its UnitWeights, for units from first_unit on.
+  template <typename WeightsOf>
+  __device__ __forceinline__ void load(int64_t first_unit, WeightsOf weights_of) {
     constexpr int kWarpUnits = 2 * UnitsPerThread;
+    const int64_t unit =
+        first_unit + threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / 16 * UnitsPerThread;
 #pragma unroll
-    for (int gate = 0; gate < Gates; ++gate) {
-#pragma unroll
-      for (int j = 0; j < UnitsPerThread; ++j) {
-        const int64_t unit =
-            first_unit + threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / 16 * UnitsPerThread + j;
-#pragma unroll
-        for (int p = 0; p < Chunks; ++p) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int64_t k = p * kClusterChunkUnits + threadIdx.x % 16 * 4 + e;
-            weights[gate][j][p][e] = unit < hidden && k < hidden ? fill(gate, unit, k) : 0.0f;
-          }
-        }
-      }
+    for (int j = 0; j < UnitsPerThread; ++j) {
+      weights_of(unit + j).template load<kClusterChunkUnits, Gates>(threadIdx.x % 16 * 4,
+                                                                    weights[j]);
     }
   }
 
@@ -181,10 +172,10 @@ struct ClusterWeights {
 #pragma unroll
           for (int j = 0; j < UnitsPerThread; ++j) {
             float& s = sum[gate][j * Rows + r];
-            s = fmaf(weights[gate][j][p][0], v.x, s);
-            s = fmaf(weights[gate][j][p][1], v.y, s);
-            s = fmaf(weights[gate][j][p][2], v.z, s);
-            s = fmaf(weights[gate][j][p][3], v.w, s);
+            s = fmaf(weights[j][gate][p].x, v.x, s);
+            s = fmaf(weights[j][gate][p].y, v.y, s);
+            s = fmaf(weights[j][gate][p].z, v.z, s);
+            s = fmaf(weights[j][gate][p].w, v.w, s);
           }
         }
       }

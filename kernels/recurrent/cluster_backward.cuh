@@ -7,6 +7,7 @@
 
 #include "recurrent/cluster.cuh"
 #include "recurrent/terms.cuh"
+#include "recurrent/weights.cuh"
 
 namespace my_ops::cuda {
 
@@ -22,8 +23,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
 
   ClusterWeights<kGates, kGates, UnitsPerThread, Rows, Chunks> weights;
-  weights.load(block.first_unit, hidden, [&](int gate, int64_t unit, int64_t k) {
-    return load(seq.w_h[(gate * hidden + k) * seq.w_row + unit]);
+  weights.load(block.first_unit, [&](int64_t unit) {
+    return UnitWeights<T>::column(seq.w_h, seq.w_row, unit, hidden);
   });
   Exchange::init(shared, blocks);
 

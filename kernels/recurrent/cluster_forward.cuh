@@ -7,6 +7,7 @@
 
 #include "recurrent/cluster.cuh"
 #include "recurrent/terms.cuh"
+#include "recurrent/weights.cuh"
 
 namespace my_ops::cuda {
 
@@ -22,9 +23,8 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
 
   ClusterWeights<kGates, 1, UnitsPerThread, Rows, Chunks> weights;
-  weights.load(block.first_unit, hidden, [&](int gate, int64_t unit, int64_t k) {
-    return load(seq.w_h[(gate * hidden + unit) * seq.w_row + k]);
-  });
+  weights.load(block.first_unit,
+               [&](int64_t unit) { return UnitWeights<T>::row(seq.w_h, seq.w_row, unit, hidden); });
 
   Exchange::init(shared, blocks);
   for (int r = 0; r < Rows; ++r) {

@@ -73,6 +73,7 @@ __device__ __forceinline__ void empty_slots(uint32_t* base, int64_t received, in
   const auto n = static_cast<uint32_t>(received);
   if (received <= 0 || n % kPeriod != 0) return;
   const int per_slot = vectors * rows * quads;
+#pragma unroll 1
   for (int i = threadIdx.x; i < kPeriod * per_slot; i += kRecurrentThreads) {
     const int quad = i % quads, row = i / quads % rows;
     const int vector = i / (quads * rows) % vectors, slot = (n - 1 - i / per_slot) % kSlots;

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   const int64_t hidden = seq.hidden;
 
   Weights weights;
-  weights.load(shared, block.chunks, [&](int m, int half, int chunk) {
+  weights.template load<1>(shared, block.chunks, [&](int m, int half, int chunk) {
     // Rows r and r + 8 of a tile are the units 2r and 2r + 1.
     const int lane = threadIdx.x % 32;
     const int64_t unit = block.first_unit + m * 16 + lane / 4 * 2 + half;

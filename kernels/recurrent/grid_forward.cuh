@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   {
     const int lane = threadIdx.x % 32;
     const bool aligned = (reinterpret_cast<uintptr_t>(seq.w_h) | seq.w_row * sizeof(T)) % 16 == 0;
-    weights.load(shared, block.chunks, [&](int m, int half, int chunk) {
+    weights.template load<8>(shared, block.chunks, [&](int m, int half, int chunk) {
       // Tile m is gate m / UnitTiles; its rows r and r + 8 are the units 2r and 2r + 1.
       const int64_t unit = block.first_unit + m % UnitTiles * 16 + lane / 4 * 2 + half;
       if (unit >= hidden) return uint4{};

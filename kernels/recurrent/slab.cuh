@@ -165,26 +165,44 @@ struct Slab {
 
   uint4 weights[kResident][MTiles][2];
 
-  // fill(m, half, chunk): the lane's 16 bytes of row (lane / 4 + 8 * half) of tile m.
-  template <typename Fill>
+  // fill(m, half, chunk): the lane's 16 bytes of row (lane / 4 + 8 * half) of tile m. All weights
+  // go through shared memory, those of the registers first: a loop over registers has to be
+  // unrolled, and with the loads in it, it would be most of the kernel's code. kLoads: calls of
+  // fill at once.
+  template <int kLoads, typename Fill>
   __device__ __forceinline__ void load(Shared& shared, int chunks, Fill fill) {
-    const int warp = threadIdx.x / 32;
+    constexpr int kParts = MTiles * 2;  // of a chunk
+    constexpr int kRoom = sizeof(Shared) / (kParts * kRecurrentThreads * sizeof(uint4));
+    auto* const staged = reinterpret_cast<uint4*>(&shared) + threadIdx.x;
+    const auto stage = [&](int first, int count) {
+#pragma unroll 1
+      for (int i = 0; i < count * kParts; i += kLoads) {
+        uint4 v[kLoads];
 #pragma unroll
-    for (int c = 0; c < Chunks; ++c) {
-      const int chunk = warp + c * kRecurrentWarps;
+        for (int j = 0; j < kLoads; ++j) {
+          const int part = (i + j) % kParts;
+          const int chunk = threadIdx.x / 32 + (first + (i + j) / kParts) * kRecurrentWarps;
+          const bool exists = i + j < count * kParts && chunk < chunks;
+          v[j] = exists ? fill(part / 2, part % 2, chunk) : uint4{};
+        }
 #pragma unroll
-      for (int m = 0; m < MTiles; ++m) {
+        for (int j = 0; j < kLoads; ++j) {
+          if (i + j < count * kParts) staged[(i + j) * kRecurrentThreads] = v[j];
+        }
+      }
+    };
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint4 v = chunk < chunks ? fill(m, half, chunk) : uint4{};
-          if (c < kResident) {
-            weights[c < kResident ? c : 0][m][half] = v;
-          } else {
-            shared.weights[c < kResident ? 0 : c - kResident][m][half][threadIdx.x] = v;
-          }
+    for (int first = 0; first < kResident; first += kRoom) {
+      stage(first, kResident - first < kRoom ? kResident - first : kRoom);
+#pragma unroll
+      for (int i = 0; i < kRoom * kParts; ++i) {
+        const int c = first + i / kParts;
+        if (c < kResident) {
+          weights[c < kResident ? c : 0][i % kParts / 2][i % 2] = staged[i * kRecurrentThreads];
         }
       }
     }
+    stage(kResident, kSpilled);
   }
 
   // The exchange loads in flight, and their addresses.
@@ -192,19 +210,65 @@ struct Slab {
   const uint4* from[2];
   const uint4* next_from;
 
-  __device__ __forceinline__ void issue(int b, int64_t warp_stride, int chunks, int rows) {
+  // Starts to read batch b, in buffer b % 2.
+  __device__ __forceinline__ void issue(int buffer, int b, int64_t warp_stride, int chunks,
+                                        int rows) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    from[b & 1] = next_from;
+    from[buffer] = next_from;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
       for (int n = 0; n < NTiles; ++n) {
         const bool exists =
             warp + (b * kBatch + i) * kRecurrentWarps < chunks && n * 8 + lane / 4 < rows;
-        v[b & 1][i][n] = uint4{};
-        if (exists) v[b & 1][i][n] = ptx::ld_relaxed(next_from + n * kTileWords);
+        v[buffer][i][n] = uint4{};
+        if (exists) v[buffer][i][n] = ptx::ld_relaxed(next_from + n * kTileWords);
       }
       next_from += warp_stride;
+    }
+  }
+
+  // Reads again what was still empty, all at once.
+  __device__ __forceinline__ void settle(int buffer, int64_t warp_stride) {
+    bool again = true;
+    while (again) {
+      again = false;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int n = 0; n < NTiles; ++n) {
+          if (any_empty(v[buffer][i][n])) {
+            v[buffer][i][n] = ptx::ld_relaxed(from[buffer] + i * warp_stride + n * kTileWords);
+            again = true;
+          }
+        }
+      }
+    }
+    __syncwarp();  // mma needs the whole warp
+  }
+
+  using Sums = float[kSums][MTiles][NTiles][4];
+
+  // Multiplies batch b. kAllSpilled: none of its weights is in registers.
+  template <bool kAllSpilled>
+  __device__ __forceinline__ void multiply_batch(const Shared& shared, int buffer, int b,
+                                                 int chunks, Sums& sum) const {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int c = b * kBatch + i;
+      if (threadIdx.x / 32 + c * kRecurrentWarps >= chunks) continue;
+      auto& of_chunk = sum[(buffer * kBatch + i) % kSums];
+      if (!kAllSpilled && c < kResident) {
+        multiply_chunk_any<T>(of_chunk, weights[c < kResident ? c : 0], v[buffer][i]);
+      } else {
+        uint4 a[MTiles][2];
+#pragma unroll
+        for (int m = 0; m < MTiles; ++m) {
+          a[m][0] = shared.weights[c < kResident ? 0 : c - kResident][m][0][threadIdx.x];
+          a[m][1] = shared.weights[c < kResident ? 0 : c - kResident][m][1][threadIdx.x];
+        }
+        multiply_chunk_any<T>(of_chunk, a, v[buffer][i]);
+      }
     }
   }
 
@@ -214,54 +278,32 @@ struct Slab {
   __device__ __forceinline__ void begin(const uint4* vector, int64_t warp_stride, int chunks,
                                         int rows) {
     next_from = vector;
-    issue(0, warp_stride, chunks, rows);
+    issue(0, 0, warp_stride, chunks, rows);
   }
 
   // Leaves this warp's partial sums in shared.partial[set]; the caller's barrier publishes them.
   __device__ __forceinline__ void multiply(Shared& shared, int set, int64_t warp_stride, int chunks,
                                            int rows) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float sum[kSums][MTiles][NTiles][4] = {};
-    // Reads again what was still empty, all at once.
-    auto settle = [&](int b) {
-      bool again = true;
-      while (again) {
-        again = false;
+    Sums sum = {};
+    // The batches from kLooped on are a loop over pairs of them.
+    constexpr int kBatches = Chunks / kBatch;
+    constexpr int kEven = (kResident + 2 * kBatch - 1) / (2 * kBatch) * 2;
+    constexpr int kLooped = kBatches % 2 == 0 && kBatches - kEven >= 4 ? kEven : kBatches;
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-          for (int n = 0; n < NTiles; ++n) {
-            if (any_empty(v[b & 1][i][n])) {
-              v[b & 1][i][n] = ptx::ld_relaxed(from[b & 1] + i * warp_stride + n * kTileWords);
-              again = true;
-            }
-          }
-        }
-      }
-      __syncwarp();  // mma needs the whole warp
-    };
-
-#pragma unroll
-    for (int b = 0; b < Chunks / kBatch; ++b) {
-      if ((b + 1) * kBatch < Chunks) issue(b + 1, warp_stride, chunks, rows);
-      settle(b);
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int c = b * kBatch + i;
-        if (warp + c * kRecurrentWarps < chunks) {
-          if (c < kResident) {
-            multiply_chunk_any<T>(sum[c % kSums], weights[c < kResident ? c : 0], v[b & 1][i]);
-          } else {
-            uint4 a[MTiles][2];
-#pragma unroll
-            for (int m = 0; m < MTiles; ++m) {
-              a[m][0] = shared.weights[c < kResident ? 0 : c - kResident][m][0][threadIdx.x];
-              a[m][1] = shared.weights[c < kResident ? 0 : c - kResident][m][1][threadIdx.x];
-            }
-            multiply_chunk_any<T>(sum[c % kSums], a, v[b & 1][i]);
-          }
-        }
-      }
+    for (int b = 0; b < kLooped; ++b) {
+      if (b + 1 < kBatches) issue((b + 1) % 2, b + 1, warp_stride, chunks, rows);
+      settle(b % 2, warp_stride);
+      multiply_batch<false>(shared, b % 2, b, chunks, sum);
+    }
+#pragma unroll 1
+    for (int b = kLooped; b < kBatches; b += 2) {
+      issue(1, b + 1, warp_stride, chunks, rows);
+      settle(0, warp_stride);
+      multiply_batch<true>(shared, 0, b, chunks, sum);
+      issue(0, b + 2, warp_stride, b + 2 < kBatches ? chunks : 0, rows);
+      settle(1, warp_stride);
+      multiply_batch<true>(shared, 1, b + 1, chunks, sum);
     }
 #pragma unroll
     for (int m = 0; m < MTiles; ++m) {

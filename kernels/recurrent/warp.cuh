@@ -12,6 +12,7 @@
 #include "recurrent/lanes.cuh"
 #include "recurrent/plan.h"
 #include "recurrent/terms.cuh"
+#include "recurrent/weights.cuh"
 
 namespace my_ops::cuda {
 
@@ -44,17 +45,9 @@ struct WarpWeights {
     return (i * kLanes + static_cast<int>(threadIdx.x) % kLanes) * 4;
   }
 
-  // fill(gate, k): the unit's weight of element k.
-  template <typename Fill>
-  __device__ __forceinline__ void load(Fill fill) {
-#pragma unroll
-    for (int gate = 0; gate < Gates; ++gate) {
-#pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
-        const int k = first_of(i);
-        at[gate][i] = {fill(gate, k), fill(gate, k + 1), fill(gate, k + 2), fill(gate, k + 3)};
-      }
-    }
+  template <typename T>
+  __device__ __forceinline__ void load(const UnitWeights<T>& unit) {
+    unit.template load<kLanes * 4, Gates>(first_of(0), at);
   }
 
   __device__ __forceinline__ void multiply(const WarpVector<Vectors, Units, Rows>& vector,

@@ -20,11 +20,7 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
   warp_kernel_barrier<Units>();
 
   WarpWeights<kGates, kGates, Units, Rows> weights;
-  weights.load([&](int gate, int k) {
-    return place.unit < hidden && k < hidden
-               ? load(seq.w_h[(gate * hidden + k) * seq.w_row + place.unit])
-               : 0.0f;
-  });
+  weights.load(UnitWeights<T>::column(seq.w_h, seq.w_row, place.unit, hidden));
   Values<float, kStateValues<Cell>> state = {};
   float through = 0.0f, grad_kept = 0.0f, zoneout = 0.0f;
   if (place.real) {

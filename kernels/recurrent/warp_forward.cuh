@@ -21,11 +21,7 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
   warp_kernel_barrier<Units>();
 
   WarpWeights<kGates, 1, Units, Rows> weights;
-  weights.load([&](int gate, int k) {
-    return place.unit < hidden && k < hidden
-               ? load(seq.w_h[(gate * hidden + place.unit) * seq.w_row + k])
-               : 0.0f;
-  });
+  weights.load(UnitWeights<T>::row(seq.w_h, seq.w_row, place.unit, hidden));
   Values<float, kStateValues<Cell>> state = {};
   float bias[kTerms<Cell>] = {}, h = 0.0f;
   if (place.real) {

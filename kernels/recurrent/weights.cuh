@@ -5,10 +5,9 @@
 
 namespace my_ops::cuda {
 
-// 16 bytes of weights that are `step` apart. The first `count` exist; the others are zero. Not
-// inlined: a slab calls it up to 64 times, which would be half of the code to compile.
+// 16 bytes of weights that are `step` apart. The first `count` exist; the others are zero.
 template <typename T>
-__device__ __noinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
+__device__ __forceinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
   uint32_t word[4] = {};
 #pragma unroll
   for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) {
@@ -18,6 +17,11 @@ __device__ __noinline__ uint4 gather(const T* p, int64_t step, int64_t count) {
   return {word[0], word[1], word[2], word[3]};
 }
 
+template <typename T>
+__device__ __noinline__ uint4 gather_call(const T* p, int64_t step, int64_t count) {
+  return gather(p, step, count);
+}
+
 // 16 bytes of a row of W_h from `unit` on; elements beyond `hidden` are zero.
 template <typename T>
 __device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t hidden,
@@ -25,14 +29,57 @@ __device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t 
   if (aligned && unit + static_cast<int>(16 / sizeof(T)) <= hidden) {
     return __ldg(reinterpret_cast<const uint4*>(row + unit));
   }
-  return gather(row + unit, 1, hidden - unit);
+  return gather_call(row + unit, 1, hidden - unit);
 }
 
 // 16 bytes of column `unit` of W_h: consecutive rows of one gate; zeros beyond `hidden`.
 template <typename T>
 __device__ __forceinline__ uint4 load_column(const T* w_h, int64_t w_row, int64_t gate, int64_t k,
                                              int64_t unit, int64_t hidden) {
-  return gather(w_h + (gate * hidden + k) * w_row + unit, w_row, unit < hidden ? hidden - k : 0);
+  return gather_call(w_h + (gate * hidden + k) * w_row + unit, w_row,
+                     unit < hidden ? hidden - k : 0);
 }
+
+// Where a unit's weights are: that of gate g and element k of the vector is
+// first[g * gate_step + k * k_step], for k < count. The others are zero.
+template <typename T>
+struct UnitWeights {
+  const T* first;
+  int64_t gate_step, k_step;
+  int count;
+
+  // Unit `unit` as a row of W_h, [gates, hidden, hidden], for forward; as a column for backward.
+  __device__ __forceinline__ static UnitWeights row(const T* w_h, int64_t w_row, int64_t unit,
+                                                    int64_t hidden) {
+    return {w_h + unit * w_row, hidden * w_row, 1, unit < hidden ? static_cast<int>(hidden) : 0};
+  }
+  __device__ __forceinline__ static UnitWeights column(const T* w_h, int64_t w_row, int64_t unit,
+                                                       int64_t hidden) {
+    return {w_h + unit, hidden * w_row, w_row, unit < hidden ? static_cast<int>(hidden) : 0};
+  }
+
+  // For all gates, elements start, start + 1, ... of the vector, by fours that are kStride apart,
+  // as float. Pointers advance, because the products of an index would be most of the kernel's
+  // code.
+  template <int kStride, int Gates, int Fours>
+  __device__ __forceinline__ void load(int start, float4 (*to)[Fours]) const {
+#pragma unroll
+    for (int gate = 0; gate < Gates; ++gate) {
+      const T* four = first + gate * gate_step + start * k_step;
+#pragma unroll
+      for (int i = 0; i < Fours; ++i) {
+        const T* p = four;
+        float v[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          v[e] = i * kStride + e < count - start ? my_ops::cuda::load(*p) : 0.0f;
+          p += k_step;
+        }
+        to[gate][i] = {v[0], v[1], v[2], v[3]};
+        four += kStride * k_step;
+      }
+    }
+  }
+};
 
 }  // namespace my_ops::cuda
