@@ -107,7 +107,6 @@ def extension(cuda):
                 *(["-frandom-seed=my_ops"] if toolkit.takes("--frandom-seed") else []),
                 # Half the size, and works with every driver that CUDA 13 supports.
                 *(["--compress-mode=size"] if toolkit.release >= (13, 0) else []),
-                *preflight.gencode(archs),
             ],
         },
         library_dirs=[str(toolkit.home / d) for d in ("lib64", "lib")],
@@ -146,6 +145,25 @@ def build():
     import torch.utils.cpp_extension as cpp
 
     class Build(cpp.BuildExtension):
+        def build_extension(self, ext):
+            """Gives the kernels for Hopper and newer other architectures than the rest has."""
+            compile_alike = self.compiler.compile
+
+            def compile_all(sources, extra_postargs, **arguments):
+                objects = []
+                for sm90 in (False, True):
+                    code = preflight.gencode(cuda[1], sm90)
+                    options = {**extra_postargs, "nvcc": [*extra_postargs["nvcc"], *code]}
+                    # What takes longest comes first.
+                    some = [s for s in sources if s.endswith("_sm90.cu") == sm90]
+                    some.sort(key=lambda source: not source.endswith(".cu"))
+                    objects += compile_alike(some, extra_postargs=options, **arguments)
+                return objects
+
+            if cuda:
+                self.compiler.compile = compile_all
+            super().build_extension(ext)
+
         def run(self):
             super().run()
             module = Path(self.get_ext_fullpath("my_ops._C"))

@@ -119,7 +119,7 @@ def load(folder: Path, architecture: str | None = None) -> ctypes.CDLL:
         options = ["-std=c++20", "-O1", "-shared", "-fPIC", *folders]
         subprocess.run(["c++", *options, str(driver), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library))
-    sources = [driver, *ROOT.glob("kernels/gemm/*.cu"), ROOT / "kernels/common/device.cu"]
+    sources = [driver, *ROOT.glob("kernels/gemm/*.cu"), *ROOT.glob("kernels/common/*.cu")]
     newest = max(p.stat().st_mtime for p in [*sources, *ROOT.glob("kernels/*/*.*h")])
     if not library.exists() or library.stat().st_mtime < newest:
         nvcc = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"

@@ -297,8 +297,8 @@ def test_new_cell(tmp_path):
     printed, here = generate(tmp_path, "--cell", "leaky")
     assert textwrap.indent(printed, "    ") in page
     run("mypy", **here)
-    kernels = "kernels/recurrent/leaky.cu", "csrc/leaky_cuda.cpp"
-    check_generated("leaky", printed, here, *kernels)
+    kernels = [f"kernels/recurrent/leaky{name}.cu" for name in ("", "_sm90")]
+    check_generated("leaky", printed, here, *kernels, "csrc/leaky_cuda.cpp")
     (training,) = re.findall("```py\n(.*?)```", page, re.DOTALL)
     run(sys.executable, "-c", training, **here)
     printed = run(sys.executable, EXAMPLES / "own_cell.py", "--steps", "600", **here)

@@ -205,25 +205,60 @@ def test_architectures_of_a_release(tmp_path, monkeypatch, version, wanted):
 
 
 @pytest.mark.parametrize(
-    ("archs", "wanted"),
+    ("archs", "wanted", "wanted_sm90"),
     [
-        (["8.0", "9.0a"], ["80 sm_80", "90a sm_90a"]),
-        (["8.0", "8.0+PTX", "9.0"], ["80 compute_80", "80 sm_80", "90 sm_90"]),
-        (["10.0+PTX", "12.0"], ["100 compute_100", "100 sm_100", "100 sm_120"]),
-        (["12.0+PTX", "10.0"], ["120 compute_120", "120 sm_120", "100 sm_100"]),
-        (["10.0", "12.0"], ["100 sm_100", "120 sm_120"]),
-        (["10.0+PTX", "12.0a"], ["100 compute_100", "100 sm_100", "120a sm_120a"]),
+        (["7.5"], ["75 sm_75"], ["75 sm_75"]),
+        (["9.0a"], ["90a sm_90a"], ["90a sm_90a"]),
+        (["8.0", "9.0a"], ["80 sm_80", "80 sm_90"], ["80 sm_80", "90a sm_90a"]),
         (
-            ["10.0+PTX", "12.0+PTX", "12.1"],
-            ["100 compute_100", "120 compute_120", "100 sm_100", "120 sm_120", "120 sm_121"],
+            ["8.0", "8.0+PTX", "9.0"],
+            ["80 sm_80", "80 compute_80", "80 sm_90"],
+            ["80 sm_80", "80 compute_80", "90 sm_90"],
+        ),
+        (["8.9", "8.6"], ["86 sm_89", "86 sm_86"], ["89 sm_89", "86 sm_86"]),
+        (
+            ["9.0a", "9.0+PTX"],
+            ["90 sm_90", "90 compute_90"],
+            ["90a sm_90a", "90 sm_90", "90 compute_90"],
+        ),
+        (
+            ["12.0", "10.0a+PTX"],
+            ["120 sm_120", "100a sm_100a", "100a compute_100a"],
+            ["120 sm_120", "100a sm_100a", "100a compute_100a"],
+        ),
+        (
+            ["7.5", "8.0", "9.0a", "10.0+PTX", "12.0"],
+            ["75 sm_75", "80 sm_80", "80 sm_90", "80 sm_100", "80 compute_80", "80 sm_120"],
+            [
+                *("75 sm_75", "80 sm_80", "90a sm_90a"),
+                *("100 sm_100", "100 compute_100", "100 sm_120"),
+            ],
         ),
     ],
 )
-def test_machine_code_is_assembled_from_ptx_of_the_build(archs, wanted):
-    pairs = [pair.split() for pair in wanted]
-    assert preflight.gencode(archs) == [
-        f"-gencode=arch=compute_{ptx},code={code}" for ptx, code in pairs
-    ]
+def test_machine_code_is_assembled_from_ptx_of_the_build(archs, wanted, wanted_sm90):
+    for sm90, pairs in ((False, wanted), (True, wanted_sm90)):
+        assert preflight.gencode(archs, sm90) == [
+            f"-gencode=arch=compute_{ptx},code={code}" for ptx, code in map(str.split, pairs)
+        ]
+
+
+def test_kernels_that_differ_on_hopper_are_in_files_of_their_own():
+    """Code for 9.0 and newer is compiled as such in files named _sm90 only."""
+    include = re.compile(r'#include "(.+)"')
+
+    def includes(path):
+        found = {path}
+        for name in include.findall(path.read_text()):
+            for folder in (REPOSITORY / "kernels", REPOSITORY / "include"):
+                if (folder / name).exists():
+                    found |= includes(folder / name)
+        return found
+
+    differs = re.compile(r"__CUDA_ARCH__ [<>=]+ (9|1\d)\d0|__CUDA_ARCH_FEAT|__CUDA_ARCH_SPECIFIC")
+    for path in REPOSITORY.glob("kernels/*/*.cu"):
+        found = any(differs.search(file.read_text()) for file in includes(path))
+        assert found == path.stem.endswith("_sm90"), path
 
 
 def test_jobs_follow_memory(monkeypatch):

@@ -1,4 +1,4 @@
-// Which float products with few rows or a small output fp32_skinny.cu takes: pure host code.
+// Which float products with few rows or a small output fp32_skinny_sm90.cu takes: pure host code.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Device side of the split: the parts of a number, what a row holds, and the work for one row and
-// one tile. Only split.cu includes this.
+// one tile. Only split_sm90.cu includes this.
 #pragma once
 
 #include <cuda_bf16.h>

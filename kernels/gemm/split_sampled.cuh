@@ -2,7 +2,7 @@
 // would be known only after a pass over k. So its exponent is guessed from a sample of k, with
 // some headroom, and one pass splits with that. It also finds for which rows the guess does not
 // suit; the second kernel splits the tiles of those again, with their own exponents. Parts keep the
-// layout of the floats, so nothing is transposed. Only split.cu includes this.
+// layout of the floats, so nothing is transposed. Only split_sm90.cu includes this.
 #pragma once
 
 #include "gemm/split_device.cuh"

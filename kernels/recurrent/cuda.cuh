@@ -3,15 +3,12 @@
 
 #include "recurrent/block_backward.cuh"
 #include "recurrent/block_forward.cuh"
-#include "recurrent/cluster_backward.cuh"
-#include "recurrent/cluster_forward.cuh"
 #include "recurrent/grid_backward.cuh"
 #include "recurrent/grid_forward.cuh"
+#include "recurrent/sm90.h"
 #include "recurrent/step.cuh"
 #include "recurrent/warp_backward.cuh"
 #include "recurrent/warp_forward.cuh"
-#include "recurrent/warpgroup_backward.cuh"
-#include "recurrent/warpgroup_forward.cuh"
 
 namespace my_ops::cuda {
 
@@ -36,17 +33,6 @@ auto block_kernel_of(const BlockPlan& plan) {
   return visit_block_plan(plan, [&]<int Units>() -> Kernel {
     if constexpr (block_exists(Cell::kGates, sizeof(T), Units)) {
       return block_kernel<Cell, Units>(static_cast<const Sequence*>(nullptr));
-    } else {
-      return nullptr;
-    }
-  });
-}
-
-template <typename Cell, typename Sequence>
-const void* cluster_kernel_of(const ClusterPlan& plan) {
-  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() -> const void* {
-    if constexpr (cluster_exists(Cell::kGates, Units, Rows, Chunks)) {
-      return cluster_kernel<Cell, Units, Rows, Chunks>(static_cast<const Sequence*>(nullptr));
     } else {
       return nullptr;
     }
@@ -81,14 +67,11 @@ bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden) {
   if (current_device(&facts) != cudaSuccess) return false;  // the launch will report the error
   const RecurrentPlan plan =
       make_recurrent_plan(kCellFacts<Cell>, pass, sizeof(T), batch, hidden, facts);
-  if (plan.kind == RecurrentPlan::Kind::kWarpgroup && pass == Pass::kBackward) {
-    return warpgroup_backward_fits<Cell, T>(plan.warpgroup_backward);
+  if (plan.kind == RecurrentPlan::Kind::kCluster || plan.kind == RecurrentPlan::Kind::kWarpgroup) {
+    return pass == Pass::kForward ? Sm90<Pass::kForward, Cell, T>::fits(plan)
+                                  : Sm90<Pass::kBackward, Cell, T>::fits(plan);
   }
-  if (plan.kind != RecurrentPlan::Kind::kCluster) return plan.kind != RecurrentPlan::Kind::kNone;
-  const void* const kernel =
-      pass == Pass::kForward ? cluster_kernel_of<Cell, RecurrentSequence<T>>(plan.cluster)
-                             : cluster_kernel_of<Cell, RecurrentSequenceBackward<T>>(plan.cluster);
-  return count_resident(kernel, plan.cluster) > 0;
+  return plan.kind != RecurrentPlan::Kind::kNone;
 }
 
 template <typename Cell, typename T>
@@ -100,9 +83,10 @@ size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int
     case RecurrentPlan::Kind::kGrid:
       return static_cast<size_t>(grid_exchange_bytes<Cell, T>(pass, steps, batch, hidden));
     case RecurrentPlan::Kind::kWarpgroup:
-      return static_cast<size_t>(pass == Pass::kForward
-                                     ? warpgroup_exchange_bytes<T>(batch, hidden)
-                                     : warpgroup_backward_exchange_bytes<Cell, T>(batch, hidden));
+      return static_cast<size_t>(
+          pass == Pass::kForward
+              ? Sm90<Pass::kForward, Cell, T>::warpgroup_workspace(batch, hidden)
+              : Sm90<Pass::kBackward, Cell, T>::warpgroup_workspace(batch, hidden));
     default:
       return 0;
   }
@@ -122,16 +106,8 @@ cudaError_t launch_sequence(const Sequence& args, void* workspace, cudaStream_t 
   if (plan.kind == RecurrentPlan::Kind::kBlock) {
     return launch_block(block_kernel_of<Cell, T, Sequence>(plan.block), plan.block, args, stream);
   }
-  if (plan.kind == RecurrentPlan::Kind::kCluster) {
-    return launch_cluster(cluster_kernel_of<Cell, Sequence>(plan.cluster), plan.cluster, args,
-                          stream);
-  }
-  if (plan.kind == RecurrentPlan::Kind::kWarpgroup) {
-    if constexpr (kPass == Pass::kForward) {
-      return warpgroup_forward<Cell, T>(args, plan.warpgroup, workspace, stream);
-    } else {
-      return warpgroup_backward<Cell, T>(args, plan.warpgroup_backward, workspace, stream);
-    }
+  if (plan.kind == RecurrentPlan::Kind::kCluster || plan.kind == RecurrentPlan::Kind::kWarpgroup) {
+    return Sm90<kPass, Cell, T>::launch(args, plan, workspace, stream);
   }
   const int64_t bytes = grid_exchange_bytes<Cell, T>(kPass, args.steps, args.batch, args.hidden);
   return launch_grid(grid_kernel_of<kPass, Cell, T, Sequence>(plan.grid), plan.grid, bytes, args,

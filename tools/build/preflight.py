@@ -29,7 +29,6 @@ DISK = 10 * GIB  # while pip installs torch and its CUDA libraries, including pi
 # 10.3, 12.0 on 12.1), and PTX for later ones. 9.0a: Hopper with its own matrix instructions.
 BEFORE_BLACKWELL = "7.5;8.0;9.0a;9.0+PTX"
 WITH_BLACKWELL = "7.5;8.0;9.0a;10.0+PTX;12.0"
-ALIKE_FROM = 100  # no kernel distinguishes 10.0 from newer ones
 
 # The torch to compile against, by the CUDA release that PyPI's build of it pins: pip can install
 # only the compiler of that release. torch 2.15 has no wheel for Python 3.10, 2.13 none for 3.15.
@@ -212,16 +211,23 @@ def architectures(toolkit: Toolkit) -> list[str]:
     return found
 
 
-def gencode(archs: list[str]) -> list[str]:
-    """nvcc's options for them. If no kernel differs, machine code is assembled from the PTX that
-    the build already has for an older one, as generating PTX is half of the compiler's time."""
-    numbers = {arch: arch.removesuffix("+PTX").replace(".", "") for arch in archs}
-    ptx = [number for arch, number in numbers.items() if arch.endswith("+PTX")]
-    options = [f"-gencode=arch=compute_{number},code=compute_{number}" for number in ptx]
-    alike = [int(number) for number in ptx if number.isdigit() and int(number) >= ALIKE_FROM]
-    for number in numbers.values():
-        older = [have for have in alike if number.isdigit() and have <= int(number)]
-        options.append(f"-gencode=arch=compute_{max(older, default=number)},code=sm_{number}")
+def gencode(archs: list[str], sm90: bool) -> list[str]:
+    """nvcc's options for them. From 8.0 on, or 10.0 on in files named _sm90, no kernel differs, so
+    machine code for newer ones is assembled from the PTX of the oldest of them: generating PTX is
+    half of the compiler's time."""
+    alike_from = 100 if sm90 else 80
+    options = []
+    numbers = [arch.removesuffix("+PTX").replace(".", "") for arch in archs]
+    alike = [int(n) for n in numbers if n.isdigit() and int(n) >= alike_from]
+    for arch, number in zip(archs, numbers, strict=True):
+        digits = number.rstrip("af")
+        if alike and int(digits) >= min(alike):
+            ptx, number = str(min(alike)), digits
+        else:
+            ptx = number
+        options.append(f"-gencode=arch=compute_{ptx},code=sm_{number}")
+        if arch.endswith("+PTX"):
+            options.append(f"-gencode=arch=compute_{ptx},code=compute_{ptx}")
     return list(dict.fromkeys(options))
 
 

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kHopperThreads = 64;
 
-// Never launched. The number of threads it allows tells which of the build's code the device runs.
+// Never launched. The number of threads it allows tells which of the build's code the device runs,
+// if it is compiled like the kernels for Hopper and newer.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 __global__ void __launch_bounds__(kHopperThreads) probe_kernel() {}
 #else

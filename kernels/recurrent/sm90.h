@@ -1,0 +1,25 @@
+// The engine's kernels for Hopper and newer, which <cell>_sm90.cu instantiates.
+#pragma once
+
+#include <type_traits>
+
+#include "recurrent/plan.h"
+
+namespace my_ops::cuda {
+
+template <Pass kPass, typename T>
+using SequenceOf =
+    std::conditional_t<kPass == Pass::kForward, RecurrentSequence<T>, RecurrentSequenceBackward<T>>;
+
+// For plans of clusters and of warpgroups.
+template <Pass kPass, typename Cell, typename T>
+struct Sm90 {
+  // Whether the device holds the plan's clusters, which depends on how its SMs are distributed
+  // among GPCs.
+  static bool fits(const RecurrentPlan& plan);
+  static int64_t warpgroup_workspace(int64_t batch, int64_t hidden);
+  static cudaError_t launch(const SequenceOf<kPass, T>& args, const RecurrentPlan& plan,
+                            void* workspace, cudaStream_t stream);
+};
+
+}  // namespace my_ops::cuda
