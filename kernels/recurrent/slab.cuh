@@ -166,7 +166,7 @@ struct Slab {
   uint4 weights[kResident][MTiles][2];
 
   // fill(m, half, chunk): the lane's 16 bytes of row (lane / 4 + 8 * half) of tile m. All weights
-  // go through shared memory, those of the registers first: a loop over registers has to be
+  // go through shared memory, first those of the registers: a loop over registers has to be
   // unrolled, and with the loads in it, it would be most of the kernel's code. kLoads: calls of
   // fill at once.
   template <int kLoads, typename Fill>
@@ -202,6 +202,7 @@ struct Slab {
         }
       }
     }
+    __syncthreads();  // nobody needs the room of the partial sums any more
     stage(kResident, kSpilled);
   }
 
