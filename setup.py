@@ -66,6 +66,8 @@ def extension(cuda):
     flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-fvisibility=hidden"]
     for folder in (HERE, Path(torch.__file__).resolve().parents[1]):
         flags.append(f"-ffile-prefix-map={folder}/=")
+    # The linker strips the module, so nothing needs what -g, an option of Python's build, adds.
+    cxx = [*flags, "-Wall", "-g0"]
     sources = sorted([*HERE.glob("csrc/*.cpp"), *HERE.glob("kernels/*/*_cpu.cpp")])
     kwargs = {
         # libtorch.so brings libtorch_cuda.so, if it exists, into the module's scope.
@@ -81,7 +83,7 @@ def extension(cuda):
             "my_ops._C",
             [str(s.relative_to(HERE)) for s in sources],
             define_macros=macros,
-            extra_compile_args={"cxx": [*flags, "-Wall"]},
+            extra_compile_args={"cxx": cxx},
             **kwargs,
         )
         # stdc++ first: otherwise a few of its symbols bind, unversioned, to copies in libc10.so.
@@ -99,7 +101,7 @@ def extension(cuda):
         [str(s.relative_to(HERE)) for s in sorted([*sources, *HERE.glob("kernels/*/*.cu")])],
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
-            "cxx": [*flags, "-Wall", f'-DMY_OPS_ARCHITECTURES="{names}"'],
+            "cxx": [*cxx, f'-DMY_OPS_ARCHITECTURES="{names}"'],
             # The seed replaces nvcc's process id in the names of kernels. These contain the file's
             # path too, so one seed is enough for all files.
             "nvcc": [
