@@ -196,6 +196,17 @@ def test_powers_of_two_change_nothing(name, sizes, cuda):
     assert all(map(torch.equal, problem.inference(), want))
 
 
+@pytest.mark.parametrize("sizes", [(4, 300, 5, 512), (4, 130, 5, 1024)], ids=str)
+@pytest.mark.parametrize("name", [name for name, cell in CELL.items() if cell.carried])
+def test_accuracy_after_a_large_h0(name, sizes, cuda):
+    """Its product saturates the gates of the first step; later states are as small as ever."""
+    problem = Problem(name, sizes, "plain", torch.float32, cuda)
+    problem.h[7, 0] = 2.0**40
+    got, want = problem.inference()[0][1:], problem.exact()["output"][1:]
+    limit = LIMIT[torch.float32] * torch.finfo(torch.float32).eps
+    assert (got.double() - want).abs().max().item() <= limit * want.abs().max().item()
+
+
 @pytest.mark.parametrize("power", [60, -60])
 @pytest.mark.parametrize("sizes", [(4, 300, 5, 512), (3, 130, 5, 1024)], ids=str)
 @pytest.mark.parametrize("name", CELL)
@@ -228,11 +239,14 @@ def test_small_states_of_many_rows(name, sizes, cuda):
     "sizes", [*SIZES, (6, 20, 32, 700), (6, 256, 64, 512), (3, 300, 33, 1024)], ids=str
 )
 @pytest.mark.parametrize("name", CELL)
-def test_what_is_reset_reaches_nothing(name, sizes, dtype, device):
-    problem = Problem(name, sizes, "reset", dtype, device)
+@pytest.mark.parametrize("mode, value", [("reset", NAN), ("reset", INF), (ALL, INF)])
+def test_what_is_reset_reaches_nothing(mode, value, name, sizes, dtype, device):
+    problem = Problem(name, sizes, mode, dtype, device)
     problem.reset[0, 0] = True
+    if problem.lengths is not None:
+        problem.lengths[0] = sizes[0]
     want = problem.ours()
-    problem.h[0] = NAN
+    problem.h[0] = value
     if problem.c is not None:
         problem.c[0] = INF
     got = problem.ours()

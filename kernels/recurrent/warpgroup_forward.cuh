@@ -181,7 +181,9 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
     // For the current turn; loaded while the previous one ends.
     Floats share[kVectors][kGates] = {};
     uint8_t reset[2] = {};
-    int exponent[2] = {};  // of the rows
+    int exponent[2] = {};  // of the rows of h_{t-1}
+    // Whether h does not depend on the h before but through the product, so that |h| <= 1.
+    const bool forgets = !Cell::kReadsH && seq.zoneout == nullptr;
     const auto load_turn = [&](int64_t t, int turn) {
       take(turn);
 #pragma unroll
@@ -198,7 +200,9 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
         const int64_t row = first_row + half * 8;
         if (row >= batch) continue;
         if (seq.reset != nullptr) reset[half] = load_byte(seq.reset + t * batch + row);
-        if constexpr (kHasParts) exponent[half] = __ldg(params.exchange.exponents + row);
+        if constexpr (kHasParts) {
+          exponent[half] = t > 0 && forgets ? kUnitExponent : params.exchange.exponents[row];
+        }
       }
     };
     load_turn(0, 0);
@@ -270,7 +274,8 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
           output[vector] = rounded<T>(h);
           if (!real(vector)) continue;
           if constexpr (kHasParts) {
-            params.exchange.parts.store(t + 1, h, exponent[half], at(0, vector, 1), batch * hidden);
+            const int of_h = forgets || reset[half] != 0 ? kUnitExponent : exponent[half];
+            params.exchange.parts.store(t + 1, h, of_h, at(0, vector, 1), batch * hidden);
           } else {
             store_vector(seq.output + at(t, vector, 1), output[vector]);
           }
@@ -279,7 +284,17 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
         __syncwarp();
         if (lane == 0) ptx::red_release_add(params.arrived + turns.tile(turn) * kArrivedStride, 1);
 
-        // The group does not wait for what follows.
+        // The group does not wait for what follows. Every block writes the same exponents, and one
+        // that is behind ignores the product of the step in which they change.
+        if constexpr (kHasParts) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int64_t row = first_row + half * 8;
+            if (!forgets && reset[half] != 0 && row < batch) {
+              params.exchange.exponents[row] = kUnitExponent;
+            }
+          }
+        }
 #pragma unroll
         for (int vector = 0; vector < kVectors; ++vector) {
           if (!real(vector)) continue;

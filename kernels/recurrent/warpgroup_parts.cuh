@@ -3,9 +3,9 @@
 //   v = high + low * 2^-11
 // The largest element gives the power of two of a row of W_h forward, of a column of a block's
 // share backward. That of a row of h must be known before any of its steps, so it is that of max(1,
-// |h0|), which bounds h if the cell is bounded. A row of the gates' gradients has one for each tile
-// of units, which one block computes. Elements down to 2^-27 of the largest keep 22 bits; below, an
-// error is at most 2^-50 of it.
+// |h0|), which bounds h if the cell is bounded, and that of 1 once h0 is forgotten. A row of the
+// gates' gradients has one for each tile of units, which one block computes. Elements down to 2^-27
+// of the largest keep 22 bits; below, an error is at most 2^-49 of it.
 #pragma once
 
 #include "recurrent/warpgroup.cuh"
@@ -23,6 +23,8 @@ __device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) <
 __device__ __forceinline__ int part_exponent(float largest) {
   return min(max((__float_as_int(largest) >> 23) - 126, kPartShift - 126), 128);
 }
+
+constexpr int kUnitExponent = 1;  // of a largest element of 1
 
 struct Parts {
   __half high, low;
