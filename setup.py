@@ -159,7 +159,8 @@ def build():
                     # What takes longest comes first.
                     some = [s for s in sources if s.endswith("_sm90.cu") == sm90]
                     some.sort(key=lambda source: not source.endswith(".cu"))
-                    objects += compile_alike(some, extra_postargs=options, **arguments)
+                    if some:
+                        objects += compile_alike(some, extra_postargs=options, **arguments)
                 return objects
 
             if cuda:

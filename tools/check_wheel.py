@@ -48,6 +48,10 @@ from packaging.version import Version
 from trove_classifiers import classifiers
 from wheel.wheelfile import WheelError, WheelFile
 
+sys.path.append(str(Path(__file__).resolve().parent / "build"))
+
+import preflight
+
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN_CUDA = "12.9"
 LARGEST = {12: 30_000_000, 13: 20_000_000}  # by the compiler
@@ -290,10 +294,11 @@ def compilers(code: bytes) -> set[str]:
 
 def check_gpu_code(wheel: Wheel) -> Iterator[str]:
     wanted = wheel.record.get("architectures", [])
-    names = {a: "sm_" + a.removesuffix("+PTX").replace(".", "") for a in wanted}
+    options = [o for sm90 in (False, True) for o in preflight.gencode(wanted, sm90)]
+    codes = {option.rpartition("code=")[2] for option in options}
     expected = {
-        "elf": set(names.values()),
-        "ptx": {name for arch, name in names.items() if arch.endswith("+PTX")},
+        "elf": {code for code in codes if code.startswith("sm_")},
+        "ptx": {code.replace("compute", "sm") for code in codes if code.startswith("compute_")},
     }
     nvcc = release(wheel.record.get("nvcc"))
     for module in wheel.modules:
