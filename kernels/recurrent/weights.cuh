@@ -17,6 +17,7 @@ __device__ __forceinline__ uint4 gather(const T* p, int64_t step, int64_t count)
   return {word[0], word[1], word[2], word[3]};
 }
 
+// Where kernels would contain it up to 64 times.
 template <typename T>
 __device__ __noinline__ uint4 gather_call(const T* p, int64_t step, int64_t count) {
   return gather(p, step, count);
