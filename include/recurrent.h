@@ -224,7 +224,7 @@ cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 // are large products outside these launches. Defined for T = float, __half and __nv_bfloat16. Sums,
 // gates and carried values are float for every T. Float results have float accuracy, with these
 // exceptions. A weight or h0 that is infinite, or within 2^-12 of the largest float, and gradients
-// of the gates from 2^96 on may give infinity or NaN. With many rows on Hopper, products have an
+// of the gates from 2^112 on may give infinity or NaN. With many rows on Hopper, products have an
 // absolute error of 2^-49 of the largest element of a row times that of a row or column of w_h: a
 // row of h counts as at least 1, and as its largest h0 while a part of that remains. NaN and
 // infinity in an input give NaN or infinity, never a hang. The same inputs on the same device give

@@ -84,7 +84,7 @@ struct BackwardQuad {
 
 // What a block has in shared memory beside its weights and its ring, in float.
 struct BackwardScales {
-  float* of_column;  // [kBackwardUnits]: powers of two of W_h
+  float* of_column;  // [kBackwardUnits]: powers of two of W_h, times 2^kGradPartShift
   int* largest;      // [kBackwardRows / Split]: the largest gradient of a row of the block
 };
 
@@ -157,7 +157,9 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
     for (int quad = 0; quad < kOwnQuads; ++quad) {
       if (!real(quad)) continue;
       const int exponent = part_exponent(__int_as_float(scales.largest[own_row(quad)]));
-      if (own_unit(quad) == 0) to.scale(t, tile, row_of(quad)) = pow2(exponent - kPartShift);
+      if (own_unit(quad) == 0) {
+        to.scale(t, tile, row_of(quad)) = pow2(exponent - kPartShift) * pow2(-kGradPartShift);
+      }
 #pragma unroll
       for (int gate = 0; gate < Cell::kGates; ++gate) {
         const int64_t column = tile * kBackwardTileK<Cell> + gate * kBackwardUnits + own_unit(quad);
@@ -368,7 +370,7 @@ __device__ __forceinline__ void load_weights(const RecurrentSequenceBackward<T>&
     __syncthreads();
     if (threadIdx.x < kBackwardUnits) {
       const int exponent = part_exponent(__int_as_float(largest[threadIdx.x]));
-      scales.of_column[threadIdx.x] = pow2(exponent - kPartShift);
+      scales.of_column[threadIdx.x] = pow2(exponent - kPartShift + kGradPartShift);
     }
   } else {
     for (int i = threadIdx.x; i < chunks * kBackwardUnits; i += kWarpgroupThreads) {

@@ -26,6 +26,11 @@ __device__ __forceinline__ int part_exponent(float largest) {
 
 constexpr int kUnitExponent = 1;  // of a largest element of 1
 
+// Backward, where each tile of units scales its part of a sum, sums have 2^-13 of their scale until
+// the column's is applied: so large gradients do not overflow before small weights are. 2^13 is all
+// that the scale of a column of the largest weights leaves.
+constexpr int kGradPartShift = 13;
+
 struct Parts {
   __half high, low;
 
@@ -76,7 +81,7 @@ struct PartsExchange {
 // unit. A row has a power of two for each tile.
 struct GradPartsExchange {
   PartsOfSteps parts;
-  float* scales;  // [2, tiles, batch]
+  float* scales;  // [2, tiles, batch]: powers of two, times 2^-kGradPartShift
   int64_t columns;
   int tiles;
   int64_t batch;
