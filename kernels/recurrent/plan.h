@@ -73,13 +73,13 @@ struct WarpgroupPlan {
 };
 
 // Clusters for many rows (warpgroup_backward.cuh). Those of a group divide the units, and the
-// groups divide tiles of 128 rows.
+// groups divide tiles of 64 rows.
 struct WarpgroupBackwardPlan {
   int split;  // blocks of a cluster, which divide the sum over gates and units: 4 or 8
   int tiles;  // of units, a cluster each
   int groups;
   int k_blocks;  // of a block
-  int stages;    // of its ring
+  int stages;    // of a warpgroup's ring
   int shared_bytes;
 };
 
@@ -376,17 +376,14 @@ inline bool plan_warpgroup(const CellFacts& cell, int width, int64_t batch, int6
 
 // ---- warpgroups, backward ----
 
-constexpr int kBackwardRows = 128;  // of a tile: two of wgmma's
 constexpr int kBackwardUnits = 72;  // of a tile: as many as W_h leaves room for, wgmma's N
-constexpr int kBackwardStageBytes = kBackwardRows * kWarpgroupK * 2;
 // In float, k is ordered by tiles, which are padded to whole pairs of wgmma's k.
 constexpr int kBackwardK = 32;
 constexpr int backward_tile_k(int gates) {
   return static_cast<int>(ceil_div(gates * kBackwardUnits, kBackwardK)) * kBackwardK;
 }
-// The ring also has to hold the partial sums.
-constexpr int kBackwardFewestStages = 3, kBackwardMostStages = 8;
-static_assert(kBackwardRows * kBackwardUnits * 4 <= kBackwardFewestStages * kBackwardStageBytes);
+// A ring also has to hold its tile's partial sums.
+static_assert(kWarpgroupRows * kBackwardUnits * 4 <= kWarpgroupFewestStages * kWarpgroupStageBytes);
 
 constexpr Needs needs(const WarpgroupBackwardPlan& plan) {
   return {.code = 90,
@@ -396,7 +393,7 @@ constexpr Needs needs(const WarpgroupBackwardPlan& plan) {
 }
 
 constexpr int64_t waves(const WarpgroupBackwardPlan& plan, int64_t batch) {
-  return ceil_div(ceil_div(batch, kBackwardRows), plan.groups);
+  return ceil_div(ceil_div(batch, kWarpgroupRows), int64_t{2} * plan.groups);
 }
 
 // A plan for clusters of this many blocks, with as many stages and groups as fit.
@@ -405,21 +402,21 @@ inline bool place_backward(const CellFacts& cell, int width, int split, int64_t 
   const int64_t tiles = ceil_div(hidden, kBackwardUnits);
   const int64_t k = width == 4 ? tiles * backward_tile_k(cell.gates) : cell.gates * hidden;
   const int64_t k_blocks = ceil_div(ceil_div(k, kWarpgroupK), split);
-  // W_h and, in float, the scales of its columns and the largest gradients of the block's rows.
-  const int64_t fixed = k_blocks * kBackwardUnits * 128 * warpgroup_parts(width) +
-                        (width == 4 ? (kBackwardUnits + kBackwardRows / split) * 4 : 0);
-  const int64_t stage = kBackwardStageBytes + 16;
+  // W_h, the barriers of the partial sums and, in float, the scales of W_h's columns and the
+  // largest gradients of the block's rows.
+  const int64_t fixed = k_blocks * kBackwardUnits * 128 * warpgroup_parts(width) + 4 * 8 +
+                        (width == 4 ? (kBackwardUnits + 2 * kWarpgroupRows / split) * 4 : 0);
   const int64_t stages =
-      std::min<int64_t>(kBackwardMostStages, (facts.shared_bytes - fixed) / stage);
+      std::min<int64_t>(kWarpgroupMostStages, (facts.shared_bytes - fixed) / kWarpgroupPairBytes);
   // Of 132 SMs, 120 hold these clusters.
   const int64_t clusters = (facts.sm_count - facts.sm_count / 11) / split;
-  if (stages < kBackwardFewestStages || tiles > clusters) return false;
+  if (stages < kWarpgroupFewestStages || tiles > clusters) return false;
   plan = {.split = split,
           .tiles = static_cast<int>(tiles),
-          .groups = static_cast<int>(std::min(clusters / tiles, ceil_div(batch, kBackwardRows))),
+          .groups = static_cast<int>(std::min(clusters / tiles, ceil_div(batch, kWarpgroupRows))),
           .k_blocks = static_cast<int>(k_blocks),
           .stages = static_cast<int>(stages),
-          .shared_bytes = static_cast<int>(fixed + stages * stage)};
+          .shared_bytes = static_cast<int>(fixed + stages * kWarpgroupPairBytes)};
   return facts.runs(needs(plan));
 }
 

@@ -29,22 +29,23 @@ using WordOf =
 constexpr int kArrivedStride = 32;  // words, so that each counter has its own 128 bytes
 
 // Each stage holds one k-block of a tile of rows.
-template <int kBytes>
-struct KBlockRing {
+struct TileRing {
   unsigned char* stages_at;
   uint64_t *full, *empty;
   int stages;
   int stage = 0;
   uint32_t phase = 0;
 
-  // Called by one thread. readers: warpgroups that read a stage.
-  __device__ __forceinline__ void init(int readers) const {
+  // Called by one thread.
+  __device__ __forceinline__ void init() const {
     for (int i = 0; i < stages; ++i) {
       ptx::mbarrier_init(&full[i], 1);
-      ptx::mbarrier_init(&empty[i], readers);
+      ptx::mbarrier_init(&empty[i], 1);
     }
   }
-  __device__ __forceinline__ unsigned char* at_stage() const { return stages_at + stage * kBytes; }
+  __device__ __forceinline__ unsigned char* at_stage() const {
+    return stages_at + stage * kWarpgroupStageBytes;
+  }
   __device__ __forceinline__ void advance() {
     if (++stage == stages) {
       stage = 0;
@@ -54,18 +55,16 @@ struct KBlockRing {
   // Run by one thread: waits until the next stage is empty, and loads a k-block.
   __device__ __forceinline__ void fill(const CUtensorMap* map, int first_k, int row, int step) {
     ptx::mbarrier_wait(&empty[stage], phase ^ 1);
-    ptx::mbarrier_arrive_expect_tx(&full[stage], kBytes);
+    ptx::mbarrier_arrive_expect_tx(&full[stage], kWarpgroupStageBytes);
     ptx::tma_load_3d(at_stage(), map, &full[stage], first_k, row, step);
     advance();
   }
 };
 
-// The product of 64 rows of the ring's k-blocks, from byte first_byte of each on, with the block's
-// weights. Run by a warpgroup.
-template <typename T, int kColumns, int kBytes>
-__device__ __forceinline__ void multiply_k_blocks(KBlockRing<kBytes>& ring, int first_byte,
-                                                  const unsigned char* weights, int k_blocks,
-                                                  float (&sum)[kColumns / 2]) {
+// The product of 64 rows of the ring's k-blocks with the block's weights. Run by a warpgroup.
+template <typename T, int kColumns>
+__device__ __forceinline__ void multiply_k_blocks(TileRing& ring, const unsigned char* weights,
+                                                  int k_blocks, float (&sum)[kColumns / 2]) {
   const uint32_t weights_at = ptx::wgmma_address(weights);
   const auto release = [&](int stage) {
     if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&ring.empty[stage]);
@@ -74,7 +73,7 @@ __device__ __forceinline__ void multiply_k_blocks(KBlockRing<kBytes>& ring, int 
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
     ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
     ptx::wgmma_fence();
-    const uint32_t a = ptx::wgmma_address(ring.at_stage() + first_byte),
+    const uint32_t a = ptx::wgmma_address(ring.at_stage()),
                    b = weights_at + k_block * (kColumns * 8);
 #pragma unroll
     for (int k = 0; k < kWarpgroupK; k += 16) {

@@ -1,11 +1,13 @@
 // Backward over all steps for many rows, on Hopper.
 // Plan: dh_t = grad_output_t + dz_{t+1} W_h, where dz has kGates * hidden columns. A cluster of
-// four or eight blocks, Split, computes tiles of 128 rows and 72 units. Each block has its share of
-// the rows of W_h for these units in shared memory, as the B operand of wgmma, and multiplies the
-// same share of dz's columns. Then it adds the partial sums of its share of the tile's rows, which
-// it reads from its peers' shared memory, and applies the cell's derivative. dz_t is stored to
-// grad_terms, in float also as fp16 parts (warpgroup_parts.cuh). From there TMA loads it in the
-// next round, once the counter of the rows shows that all of it is there.
+// four or eight blocks, Split, computes tiles of 64 rows and 72 units. Each block has its share of
+// the rows of W_h for these units in shared memory, as the B operand of wgmma. Each of its two
+// warpgroups runs tiles of its own, with a ring of its own: while one waits, adds or applies the
+// cell, the other multiplies. A warpgroup multiplies the block's share of dz's columns. Then it
+// adds the partial sums of its share of the tile's rows, which it reads from the shared memory of
+// the cluster's blocks, and applies the cell's derivative. dz_t is stored to grad_terms, in float
+// also as fp16 parts (warpgroup_parts.cuh). From there TMA loads it in the next round, once the
+// counter of the rows shows that all of it is there.
 #pragma once
 
 #include "ptx/barrier.cuh"
@@ -23,42 +25,84 @@ struct WarpgroupBackwardParams {
   WarpgroupBackwardPlan plan;
 };
 
-constexpr int kBackwardWorkers = 2 * 128;   // threads that multiply
 constexpr int kQuads = kBackwardUnits / 4;  // of units, in a row
 template <typename Cell>
 constexpr int kBackwardTileK = backward_tile_k(Cell::kGates);
 
-// Of a block. The partial sums use its memory.
-using BackwardRing = KBlockRing<kBackwardStageBytes>;
+// The sums of a tile over a block's share of k, in the memory of its ring. In every round the
+// warpgroups of the cluster's blocks that run the tile meet twice: when these sums are written, and
+// when they have been read.
+struct PartialSums {
+  float* sums;  // [kWarpgroupRows][kBackwardUnits]
+  uint64_t *written, *read;
+  uint32_t phase = 0;
 
-// Run by one warp: keeps the ring full. The cluster's blocks meet twice a round: when the partial
-// sums are written, and when they have been read.
+  // Called by one thread.
+  __device__ __forceinline__ void init(int blocks) const {
+    ptx::mbarrier_init(written, blocks);
+    ptx::mbarrier_init(read, blocks);
+  }
+};
+
+// A block's dynamic shared memory.
+template <typename T, int Split>
+struct WarpgroupBackwardShared {
+  static constexpr int kOwnRows = kWarpgroupRows / Split;  // of a tile, whose sums a block adds
+  unsigned char *weights, *rings;
+  uint64_t* barriers;
+  // In float.
+  float* of_column;  // [kBackwardUnits]: powers of two of W_h, times 2^kGradPartShift
+  int* largest;      // [2][kOwnRows]: the largest gradient of a row, of each warpgroup
+  int stages;
+
+  __device__ __forceinline__ WarpgroupBackwardShared(unsigned char* bytes,
+                                                     const WarpgroupBackwardPlan& plan)
+      : weights(bytes),
+        rings(bytes + plan.k_blocks * kBackwardUnits * 128 * kParts<T>),
+        barriers(reinterpret_cast<uint64_t*>(rings + 2 * plan.stages * kWarpgroupStageBytes)),
+        of_column(reinterpret_cast<float*>(barriers + 4 * plan.stages + 4)),
+        largest(reinterpret_cast<int*>(of_column + kBackwardUnits)),
+        stages(plan.stages) {}
+  __device__ __forceinline__ TileRing ring(int which) const {
+    uint64_t* const full = barriers + which * 2 * stages;
+    return {rings + which * stages * kWarpgroupStageBytes, full, full + stages, stages};
+  }
+  __device__ __forceinline__ PartialSums partial_sums(int which) const {
+    uint64_t* const written = barriers + 4 * stages + 2 * which;
+    return {reinterpret_cast<float*>(ring(which).stages_at), written, written + 1};
+  }
+};
+
+// Calls f for all tiles of warpgroup `which` in a group's blocks.
+template <typename F>
+__device__ __forceinline__ void each_tile(int64_t batch, const WarpgroupBackwardPlan& plan,
+                                          int group, int which, F f) {
+  const int tiles = static_cast<int>((batch + kWarpgroupRows - 1) / kWarpgroupRows);
+  for (int tile = group + which * plan.groups; tile < tiles; tile += 2 * plan.groups) f(tile);
+}
+
+// Run by one thread: keeps the ring of a warpgroup full.
 template <int Split, typename T>
 __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>& params,
-                                               BackwardRing& ring, int row_tile, int rank) {
+                                               TileRing& ring, PartialSums& partial, int row_tile,
+                                               int rank) {
   const WarpgroupBackwardPlan& plan = params.plan;
   const uint32_t arrivals = Split * plan.tiles;  // per step
   const uint32_t* const arrived = params.arrived + row_tile * kArrivedStride;
   for (int t = static_cast<int>(params.seq.steps) - 1, round = 1; t >= 0; --t, ++round) {
-    if (round > 1) ptx::barrier_cluster_wait();
-    if (threadIdx.x % 32 == 0) {
-      while (ptx::ld_acquire(arrived) < arrivals * round) {
-      }
-      ptx::fence_proxy_async_global();
-      ptx::fence_proxy_async();  // the partial sums have been there
-      for (int k_block = 0; k_block < plan.k_blocks; ++k_block) {
-        for (int part = 0; part < kParts<T>; ++part) {
-          ring.fill(&params.grad_z, (rank * plan.k_blocks + k_block) * kWarpgroupK,
-                    row_tile * kBackwardRows, kParts<T> == 2 ? 2 * (t % 2) + part : t);
-        }
+    ptx::mbarrier_wait_cluster(partial.read, partial.phase ^ 1);
+    partial.phase ^= 1;
+    while (ptx::ld_acquire(arrived) < arrivals * round) {
+    }
+    ptx::fence_proxy_async_global();
+    ptx::fence_proxy_async();  // the partial sums have been there
+    for (int k_block = 0; k_block < plan.k_blocks; ++k_block) {
+      for (int part = 0; part < kParts<T>; ++part) {
+        ring.fill(&params.grad_z, (rank * plan.k_blocks + k_block) * kWarpgroupK,
+                  row_tile * kWarpgroupRows, kParts<T> == 2 ? 2 * (t % 2) + part : t);
       }
     }
-    __syncwarp();
-    ptx::barrier_cluster_arrive();
-    ptx::barrier_cluster_wait();
-    ptx::barrier_cluster_arrive();
   }
-  ptx::barrier_cluster_wait();
 }
 
 // Four units of a row as they are loaded: two to a register in 16 bits.
@@ -82,33 +126,31 @@ struct BackwardQuad {
   uint8_t reset_next;
 };
 
-// What a block has in shared memory beside its weights and its ring, in float.
-struct BackwardScales {
-  float* of_column;  // [kBackwardUnits]: powers of two of W_h, times 2^kGradPartShift
-  int* largest;      // [kBackwardRows / Split]: the largest gradient of a row of the block
-};
-
 template <typename Cell, int Split, typename T>
 __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>& params,
-                                               const unsigned char* weights, BackwardRing& ring,
-                                               const BackwardScales& scales, int row_tile,
-                                               int64_t first_unit, int rank) {
+                                               const WarpgroupBackwardShared<T, Split>& shared,
+                                               TileRing& ring, PartialSums& partial, int row_tile,
+                                               int which, int64_t first_unit, int rank) {
   constexpr int kColumns = kBackwardUnits, kCarried = Cell::kCarried;
-  constexpr int kOwnRows = kBackwardRows / Split;
-  constexpr int kOwnQuads = (kOwnRows * kQuads + kBackwardWorkers - 1) / kBackwardWorkers;
+  constexpr int kOwnRows = WarpgroupBackwardShared<T, Split>::kOwnRows;
+  constexpr int kOwnQuads = (kOwnRows * kQuads + 127) / 128;
   const RecurrentSequenceBackward<T>& seq = params.seq;
   const int64_t hidden = seq.hidden, batch = seq.batch;
   const bool zoned = seq.zoneout != nullptr;
   constexpr bool kHasParts = kParts<T> == 2;
-  const int thread = threadIdx.x, lane = thread % 32;
-  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
-  auto* const partial = reinterpret_cast<float*>(ring.stages_at);  // [kBackwardRows][kColumns]
+  const int thread = threadIdx.x % 128, lane = thread % 32;
+  int* const largest_of = shared.largest + which * kOwnRows;
+  const auto meet = [which] { ptx::bar_sync(1 + which, 128); };
+  const auto signal = [&](uint64_t* barrier) {
+    meet();
+    if (thread < Split) ptx::mbarrier_release_cluster(barrier, thread);
+  };
 
   // A quad is four units of a row of the block's share.
-  const auto own_row = [&](int quad) { return (thread + quad * kBackwardWorkers) / kQuads; };
-  const auto own_unit = [&](int quad) { return (thread + quad * kBackwardWorkers) % kQuads * 4; };
+  const auto own_row = [&](int quad) { return (thread + quad * 128) / kQuads; };
+  const auto own_unit = [&](int quad) { return (thread + quad * 128) % kQuads * 4; };
   const auto row_of = [&](int quad) {
-    return int64_t{row_tile} * kBackwardRows + rank * kOwnRows + own_row(quad);
+    return int64_t{row_tile} * kWarpgroupRows + rank * kOwnRows + own_row(quad);
   };
   const auto unit_of = [&](int quad) { return first_unit + own_unit(quad); };
   const auto real = [&](int quad) {
@@ -150,13 +192,13 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
 #pragma unroll
         for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(grad(quad, gate, e)));
       }
-      atomicMax(scales.largest + own_row(quad), __float_as_int(largest));
+      atomicMax(largest_of + own_row(quad), __float_as_int(largest));
     }
-    ptx::bar_sync(1, kBackwardWorkers);
+    meet();
 #pragma unroll
     for (int quad = 0; quad < kOwnQuads; ++quad) {
       if (!real(quad)) continue;
-      const int exponent = part_exponent(__int_as_float(scales.largest[own_row(quad)]));
+      const int exponent = part_exponent(__int_as_float(largest_of[own_row(quad)]));
       if (own_unit(quad) == 0) {
         to.scale(t, tile, row_of(quad)) = pow2(exponent - kPartShift) * pow2(-kGradPartShift);
       }
@@ -195,33 +237,30 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
       if constexpr (kHasParts) {
         constexpr int kTileK = kBackwardTileK<Cell> / kBackwardK;
         const int first_k = rank * params.plan.k_blocks * (kWarpgroupK / kBackwardK);
-        const int64_t first_row = int64_t{row_tile} * kBackwardRows + thread / 32 * 16 + lane / 4;
+        const int64_t first_row = int64_t{row_tile} * kWarpgroupRows + thread / 32 * 16 + lane / 4;
         const auto scale_of = [&](int i, int half) {
           const int tile = min((first_k + i) / kTileK, params.plan.tiles - 1);
           const int64_t row = min(first_row + half * 8, batch - 1);
           return __ldcg(&params.exchange.scale(t + 1, tile, row));
         };
-        multiply_scaled_parts<kColumns>(ring, warpgroup * kWarpgroupStageBytes, weights,
-                                        params.plan.k_blocks, scale_of, sum);
+        multiply_scaled_parts<kColumns>(ring, shared.weights, params.plan.k_blocks, scale_of, sum);
       } else {
-        multiply_k_blocks<T, kColumns>(ring, warpgroup * kWarpgroupStageBytes, weights,
-                                       params.plan.k_blocks, sum);
+        multiply_k_blocks<T, kColumns>(ring, shared.weights, params.plan.k_blocks, sum);
       }
 
-      if (t + 2 < seq.steps) ptx::barrier_cluster_wait();  // ends the round before
-      ptx::bar_sync(1, kBackwardWorkers);                  // the whole ring has been read
+      meet();  // the whole ring has been read
       const int row = thread / 32 * 16 + lane / 4;
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
         if constexpr (kHasParts) {
           const auto scale =
-              *reinterpret_cast<const float2*>(scales.of_column + 8 * j + lane % 4 * 2);
+              *reinterpret_cast<const float2*>(shared.of_column + 8 * j + lane % 4 * 2);
 #pragma unroll
           for (int i = 0; i < 4; ++i) sum[4 * j + i] *= i % 2 == 0 ? scale.x : scale.y;
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          *reinterpret_cast<float2*>(partial + (row + half * 8) * kColumns + 8 * j +
+          *reinterpret_cast<float2*>(partial.sums + (row + half * 8) * kColumns + 8 * j +
                                      lane % 4 * 2) = {sum[4 * j + 2 * half],
                                                       sum[4 * j + 2 * half + 1]};
         }
@@ -229,8 +268,9 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
       if constexpr (kHasParts) {
         load_step(t);
       }
-      ptx::barrier_cluster_arrive();
-      ptx::barrier_cluster_wait();
+      signal(partial.written);
+      ptx::mbarrier_wait_cluster(partial.written, partial.phase);
+      partial.phase ^= 1;
 #pragma unroll
       for (int quad = 0; quad < kOwnQuads; ++quad) {
         if (!real(quad)) continue;
@@ -238,7 +278,7 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
 #pragma unroll
         for (int peer = 0; peer < Split; ++peer) {
           const float* const from =
-              partial + (rank * kOwnRows + own_row(quad)) * kColumns + own_unit(quad);
+              partial.sums + (rank * kOwnRows + own_row(quad)) * kColumns + own_unit(quad);
           v[peer] = ptx::ld_cluster(ptx::mapa(from, peer));
         }
         const auto grad_kept = zoned && !Cell::kReadsH
@@ -254,7 +294,7 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
                                                  zoned, grad_kept.at[e]);
         }
       }
-      ptx::barrier_cluster_arrive();
+      signal(partial.read);
     }
     if (t < 0) break;
 
@@ -285,9 +325,9 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
       }
     }
     if constexpr (kHasParts) publish(t, grad_terms);
-    ptx::bar_sync(1, kBackwardWorkers);
+    meet();
     if constexpr (kHasParts) {
-      if (thread < kOwnRows) scales.largest[thread] = 0;  // two barriers before its next use
+      if (thread < kOwnRows) largest_of[thread] = 0;  // two barriers before its next use
     }
     if (thread == 0) ptx::red_release_add(params.arrived + row_tile * kArrivedStride, 1);
     if constexpr (kHasParts) {
@@ -301,7 +341,6 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
       load_step(t - 1);
     }
   }
-  ptx::barrier_cluster_wait();
 
 #pragma unroll
   for (int quad = 0; quad < kOwnQuads; ++quad) {
@@ -322,7 +361,7 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
 template <typename Cell, int Split, typename T>
 __device__ __forceinline__ void load_weights(const RecurrentSequenceBackward<T>& seq,
                                              const WarpgroupBackwardPlan& plan,
-                                             const BackwardScales& scales, unsigned char* weights,
+                                             const WarpgroupBackwardShared<T, Split>& shared,
                                              int64_t first_unit, int rank) {
   const int64_t first_k = int64_t{rank} * plan.k_blocks * kWarpgroupK, hidden = seq.hidden;
   const auto place = [](int chunk, int column) {
@@ -340,9 +379,9 @@ __device__ __forceinline__ void load_weights(const RecurrentSequenceBackward<T>&
       return exists ? __ldg(seq.w_h + (gate * hidden + unit) * seq.w_row + first_unit + column)
                     : 0.0f;
     };
-    auto* const largest = reinterpret_cast<int*>(scales.of_column);
+    auto* const largest = reinterpret_cast<int*>(shared.of_column);
     if (threadIdx.x < kBackwardUnits) largest[threadIdx.x] = 0;
-    if (threadIdx.x < kBackwardRows / Split) scales.largest[threadIdx.x] = 0;
+    if (threadIdx.x < 2 * shared.kOwnRows) shared.largest[threadIdx.x] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < chunks * kBackwardUnits; i += kWarpgroupThreads) {
       const int column = i % kBackwardUnits, chunk = i / kBackwardUnits;
@@ -363,20 +402,20 @@ __device__ __forceinline__ void load_weights(const RecurrentSequenceBackward<T>&
         high.at[e] = of.high;
         low.at[e] = of.low;
       }
-      unsigned char* const to = weights + place(chunk, column);
+      unsigned char* const to = shared.weights + place(chunk, column);
       *reinterpret_cast<Vector<__half, 8>*>(to) = high;
       *reinterpret_cast<Vector<__half, 8>*>(to + kBackwardUnits * 128) = low;
     }
     __syncthreads();
     if (threadIdx.x < kBackwardUnits) {
       const int exponent = part_exponent(__int_as_float(largest[threadIdx.x]));
-      scales.of_column[threadIdx.x] = pow2(exponent - kPartShift + kGradPartShift);
+      shared.of_column[threadIdx.x] = pow2(exponent - kPartShift + kGradPartShift);
     }
   } else {
     for (int i = threadIdx.x; i < chunks * kBackwardUnits; i += kWarpgroupThreads) {
       const int column = i % kBackwardUnits, chunk = i / kBackwardUnits;
       const int64_t k = first_k + chunk * 8, unit = first_unit + column;
-      *reinterpret_cast<uint4*>(weights + place(chunk, column)) = gather(
+      *reinterpret_cast<uint4*>(shared.weights + place(chunk, column)) = gather(
           seq.w_h + k * seq.w_row + unit, seq.w_row, unit < hidden ? Cell::kGates * hidden - k : 0);
     }
   }
@@ -392,43 +431,51 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   const int64_t hidden = seq.hidden;
   const int rank = ptx::cluster_ctarank(), cluster = blockIdx.x / Split;
   const int64_t first_unit = int64_t{cluster % plan.tiles} * kBackwardUnits;
-  unsigned char* const stages_at = bytes + plan.k_blocks * kBackwardUnits * 128 * kParts<T>;
-  auto* const barriers = reinterpret_cast<uint64_t*>(stages_at + plan.stages * kBackwardStageBytes);
-  BackwardRing ring{stages_at, barriers, barriers + plan.stages, plan.stages};
-  auto* const of_column = reinterpret_cast<float*>(barriers + 2 * plan.stages);
-  const BackwardScales scales{of_column, reinterpret_cast<int*>(of_column + kBackwardUnits)};
+  const WarpgroupBackwardShared<T, Split> shared(bytes, plan);
 
   if (threadIdx.x == 0) {
-    ring.init(2);
+    for (int which = 0; which < 2; ++which) {
+      shared.ring(which).init();
+      shared.partial_sums(which).init(Split);
+    }
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&params.grad_z);
   }
-  load_weights<Cell, Split>(seq, plan, scales, bytes, first_unit, rank);
+  load_weights<Cell>(seq, plan, shared, first_unit, rank);
   ptx::fence_proxy_async();  // wgmma reads W_h
   ptx::barrier_cluster_arrive();
   ptx::barrier_cluster_wait();
 
-  const auto row_tiles = static_cast<int>((seq.batch + kBackwardRows - 1) / kBackwardRows);
-  const int first_tile = cluster / plan.tiles;
-  if (__shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0) == 2) {
+  const int group = cluster / plan.tiles;
+  const int warpgroup = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);  // provably uniform
+  if (warpgroup == 2) {
     ptx::setmaxnreg_dec<kWarpgroupFewRegisters>();
-    if (threadIdx.x % 128 / 32 != 0) return;
-    for (int tile = first_tile; tile < row_tiles; tile += plan.groups) {
-      produce_grad_z<Split>(params, ring, tile, rank);
+    const int which = threadIdx.x % 128 / 32;
+    if (which < 2 && threadIdx.x % 32 == 0) {
+      TileRing ring = shared.ring(which);
+      PartialSums partial = shared.partial_sums(which);
+      each_tile(seq.batch, plan, group, which,
+                [&](int tile) { produce_grad_z<Split>(params, ring, partial, tile, rank); });
     }
+    __syncwarp();
   } else {
     ptx::setmaxnreg_inc<kWarpgroupManyRegisters>();
-    for (int tile = first_tile; tile < row_tiles; tile += plan.groups) {
-      consume_grad_z<Cell, Split>(params, bytes, ring, scales, tile, first_unit, rank);
-    }
+    TileRing ring = shared.ring(warpgroup);
+    PartialSums partial = shared.partial_sums(warpgroup);
+    each_tile(seq.batch, plan, group, warpgroup, [&](int tile) {
+      consume_grad_z<Cell>(params, shared, ring, partial, tile, warpgroup, first_unit, rank);
+    });
   }
+  // No block ends while another reads its sums or signals it.
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();
 #endif
 }
 
 // ---- host ----
 
 inline int64_t warpgroup_backward_counter_bytes(int64_t batch) {
-  return ceil_div(batch, kBackwardRows) * kArrivedStride * int64_t{sizeof(uint32_t)};
+  return ceil_div(batch, kWarpgroupRows) * kArrivedStride * int64_t{sizeof(uint32_t)};
 }
 
 // Of the workspace: the counters and, in float, the parts of two steps and the rows' scales.
@@ -501,7 +548,7 @@ cudaError_t warpgroup_backward(const RecurrentSequenceBackward<T>& args,
   const int64_t batch = args.batch, hidden = args.hidden;
   const auto encode = [&](void* base, int64_t columns, int64_t width, int64_t matrices) {
     return sm90::make_tensor_map(encoder, &params.grad_z, base, batch, columns, width,
-                                 kBackwardRows, matrices, batch * width);
+                                 kWarpgroupRows, matrices, batch * width);
   };
   cudaError_t encoded;
   if constexpr (kParts<T> == 2) {

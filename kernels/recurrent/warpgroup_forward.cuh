@@ -28,8 +28,6 @@ struct WarpgroupParams {
 
 constexpr int kWarpgroupWarps = 4;
 
-using TileRing = KBlockRing<kWarpgroupStageBytes>;  // of a tile in flight
-
 // The columns of a block, by gate and unit. wgmma leaves columns 8j + 2q + c with lane q of four.
 // Taken in the order of (j, c), these are the gates of the lane's Units / 4 units: vectors of four
 // units, or of two if there are no more, so that the four lanes together read and write whole
@@ -214,7 +212,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
         if constexpr (kHasParts) {
           multiply_parts<kColumns>(ring, shared.weights, k_blocks, sum);
         } else {
-          multiply_k_blocks<T, kColumns>(ring, 0, shared.weights, k_blocks, sum);
+          multiply_k_blocks<T, kColumns>(ring, shared.weights, k_blocks, sum);
         }
 
         Vector<T, kSize> saved[kVectors][kSaved], output[kVectors];
@@ -389,7 +387,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 
   if (threadIdx.x == 0) {
     for (int which = 0; which < 2; ++which) {
-      shared.ring(which, plan.stages).init(1);
+      shared.ring(which, plan.stages).init();
     }
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&params.h0);

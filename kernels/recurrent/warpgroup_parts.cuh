@@ -115,10 +115,9 @@ __global__ void __launch_bounds__(kSplitThreads)
 // The product of 64 rows of the ring's k-blocks, high and low part of each, with the block's
 // weights, which are arranged alike. Run by a warpgroup. The products of high parts are summed from
 // zero in each k-block, as wgmma truncates its sums.
-template <int kColumns, int kBytes>
-__device__ __forceinline__ void multiply_parts(KBlockRing<kBytes>& ring,
-                                               const unsigned char* weights, int k_blocks,
-                                               float (&sum)[kColumns / 2]) {
+template <int kColumns>
+__device__ __forceinline__ void multiply_parts(TileRing& ring, const unsigned char* weights,
+                                               int k_blocks, float (&sum)[kColumns / 2]) {
   using Product = ptx::Wgmma<__half, kColumns>;
   float of_block[kColumns / 2], mixed[kColumns / 2];
   const uint32_t weights_at = ptx::wgmma_address(weights);
@@ -171,13 +170,12 @@ __device__ __forceinline__ void multiply_parts(KBlockRing<kBytes>& ring,
   for (int i = 0; i < kColumns / 2; ++i) sum[i] = fmaf(mixed[i], pow2(-kPartLowBits), sum[i]);
 }
 
-// The product of 64 rows of the ring's k-blocks, from byte first_byte of each on, as
-// multiply_parts, but every kBackwardK of k are scaled on their own: scale_of(i, half) is the scale
-// of the thread's row `half` of two in the block's i-th kBackwardK.
-template <int kColumns, int kBytes, typename Scale>
-__device__ __forceinline__ void multiply_scaled_parts(KBlockRing<kBytes>& ring, int first_byte,
-                                                      const unsigned char* weights, int k_blocks,
-                                                      Scale scale_of, float (&sum)[kColumns / 2]) {
+// The same, but every kBackwardK of k are scaled on their own: scale_of(i, half) is the scale of
+// the thread's row `half` of two in the block's i-th kBackwardK.
+template <int kColumns, typename Scale>
+__device__ __forceinline__ void multiply_scaled_parts(TileRing& ring, const unsigned char* weights,
+                                                      int k_blocks, Scale scale_of,
+                                                      float (&sum)[kColumns / 2]) {
   using Product = ptx::Wgmma<__half, kColumns>;
   constexpr int kOfBlock = kWarpgroupK / kBackwardK;
   const uint32_t weights_at = ptx::wgmma_address(weights);
@@ -192,7 +190,7 @@ __device__ __forceinline__ void multiply_scaled_parts(KBlockRing<kBytes>& ring, 
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
-      a[part] = ptx::wgmma_address(ring.at_stage() + first_byte);
+      a[part] = ptx::wgmma_address(ring.at_stage());
       stage[part] = ring.stage;
       ring.advance();
     }
