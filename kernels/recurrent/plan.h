@@ -79,7 +79,8 @@ struct WarpgroupBackwardPlan {
   int tiles;  // of units, a cluster each
   int groups;
   int k_blocks;  // of a block
-  int stages;    // of a warpgroup's ring
+  int turns;     // as above
+  int stages;
   int shared_bytes;
 };
 
@@ -323,9 +324,28 @@ constexpr Needs needs(const WarpgroupPlan& plan) {
   return {.code = 90, .shared_bytes = plan.shared_bytes, .resident = plan.members * plan.groups};
 }
 
-// How many pairs of tiles a group takes.
-constexpr int64_t waves(const WarpgroupPlan& plan, int64_t batch) {
+// How many pairs of tiles a group takes. Plan is WarpgroupPlan or WarpgroupBackwardPlan.
+template <typename Plan>
+constexpr int64_t waves(const Plan& plan, int64_t batch) {
   return ceil_div(ceil_div(batch, kWarpgroupRows), int64_t{2} * plan.groups);
+}
+
+// As many turns as there are waves and as fit, and then stages. Bytes: `fixed` of all, `state` of a
+// turn.
+template <typename Plan>
+bool place_turns(int64_t fixed, int64_t state, int64_t batch, const DeviceFacts& facts,
+                 Plan& plan) {
+  for (int64_t turns = std::min<int64_t>(waves(plan, batch), kWarpgroupMostTurns); turns > 0;
+       --turns) {
+    const int64_t room = facts.shared_bytes - fixed - turns * state;
+    const int64_t stages = std::min<int64_t>(kWarpgroupMostStages, room / kWarpgroupPairBytes);
+    if (room < 0 || stages < kWarpgroupFewestStages) continue;
+    plan.turns = static_cast<int>(turns);
+    plan.stages = static_cast<int>(stages);
+    plan.shared_bytes = static_cast<int>(fixed + turns * state + stages * kWarpgroupPairBytes);
+    return facts.runs(needs(plan));
+  }
+  return false;
 }
 
 // A plan for blocks of this many units, with as many groups as fit, and then turns and stages.
@@ -340,18 +360,8 @@ inline bool place_warpgroups(const CellFacts& cell, int width, int units, int64_
   const int64_t parts = warpgroup_parts(width);
   const int64_t fixed = ceil_div(hidden, kWarpgroupK) * parts * cell.gates * units * 128 +
                         units * (cell.terms + (width == 4 ? cell.gates : 0)) * 4;
-  const int64_t state = 2 * kWarpgroupRows * units * std::max(cell.state, 1) * 4;  // of a turn
-  for (int64_t turns = std::min<int64_t>(waves(plan, batch), kWarpgroupMostTurns); turns > 0;
-       --turns) {
-    const int64_t room = facts.shared_bytes - fixed - turns * state;
-    const int64_t stages = std::min<int64_t>(kWarpgroupMostStages, room / kWarpgroupPairBytes);
-    if (room < 0 || stages < kWarpgroupFewestStages) continue;
-    plan.turns = static_cast<int>(turns);
-    plan.stages = static_cast<int>(stages);
-    plan.shared_bytes = static_cast<int>(fixed + turns * state + stages * kWarpgroupPairBytes);
-    return facts.runs(needs(plan));
-  }
-  return false;
+  const int64_t state = 2 * kWarpgroupRows * units * std::max(cell.state, 1) * 4;
+  return place_turns(fixed, state, batch, facts, plan);
 }
 
 // Timed on an H200 with LSTM and GRU at hidden sizes of 256, 512, 768 and 1024: it is faster than a
@@ -392,11 +402,7 @@ constexpr Needs needs(const WarpgroupBackwardPlan& plan) {
           .resident = plan.tiles * plan.groups * plan.split};
 }
 
-constexpr int64_t waves(const WarpgroupBackwardPlan& plan, int64_t batch) {
-  return ceil_div(ceil_div(batch, kWarpgroupRows), int64_t{2} * plan.groups);
-}
-
-// A plan for clusters of this many blocks, with as many stages and groups as fit.
+// A plan for clusters of this many blocks, with as many groups as fit, and then turns and stages.
 inline bool place_backward(const CellFacts& cell, int width, int split, int64_t batch,
                            int64_t hidden, const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
   const int64_t tiles = ceil_div(hidden, kBackwardUnits);
@@ -406,18 +412,15 @@ inline bool place_backward(const CellFacts& cell, int width, int split, int64_t 
   // largest gradients of the block's rows.
   const int64_t fixed = k_blocks * kBackwardUnits * 128 * warpgroup_parts(width) + 4 * 8 +
                         (width == 4 ? (kBackwardUnits + 2 * kWarpgroupRows / split) * 4 : 0);
-  const int64_t stages =
-      std::min<int64_t>(kWarpgroupMostStages, (facts.shared_bytes - fixed) / kWarpgroupPairBytes);
+  const int64_t state = 2 * kWarpgroupRows / split * kBackwardUnits * std::max(cell.state, 1) * 4;
   // Of 132 SMs, 120 hold these clusters.
   const int64_t clusters = (facts.sm_count - facts.sm_count / 11) / split;
-  if (stages < kWarpgroupFewestStages || tiles > clusters) return false;
+  if (tiles > clusters) return false;
   plan = {.split = split,
           .tiles = static_cast<int>(tiles),
           .groups = static_cast<int>(std::min(clusters / tiles, ceil_div(batch, kWarpgroupRows))),
-          .k_blocks = static_cast<int>(k_blocks),
-          .stages = static_cast<int>(stages),
-          .shared_bytes = static_cast<int>(fixed + stages * kWarpgroupPairBytes)};
-  return facts.runs(needs(plan));
+          .k_blocks = static_cast<int>(k_blocks)};
+  return place_turns(fixed, state, batch, facts, plan);
 }
 
 // Timed on an H200 with the three cells at hidden sizes of 128 to 1536: it is faster than a product

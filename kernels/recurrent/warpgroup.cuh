@@ -61,6 +61,25 @@ struct TileRing {
   }
 };
 
+// The tiles of a warpgroup that run through all steps together, in turns: while the group exchanges
+// what one needs, the warpgroup multiplies another.
+struct Turns {
+  int first, apart, count;
+
+  __device__ __forceinline__ int tile(int turn) const { return first + turn * apart; }
+};
+
+// Calls f for all tiles of warpgroup `which` in a group's blocks.
+template <typename Plan, typename F>
+__device__ __forceinline__ void each_turns(int64_t batch, const Plan& plan, int group, int which,
+                                           F f) {
+  const int tiles = static_cast<int>((batch + kWarpgroupRows - 1) / kWarpgroupRows);
+  const int apart = 2 * plan.groups;
+  for (int tile = group + which * plan.groups; tile < tiles; tile += plan.turns * apart) {
+    f(Turns{tile, apart, min(plan.turns, (tiles - tile + apart - 1) / apart)});
+  }
+}
+
 // The product of 64 rows of the ring's k-blocks with the block's weights. Run by a warpgroup.
 template <typename T, int kColumns>
 __device__ __forceinline__ void multiply_k_blocks(TileRing& ring, const unsigned char* weights,

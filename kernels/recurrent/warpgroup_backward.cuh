@@ -45,11 +45,14 @@ struct PartialSums {
 };
 
 // A block's dynamic shared memory.
-template <typename T, int Split>
+template <typename Cell, typename T, int Split>
 struct WarpgroupBackwardShared {
   static constexpr int kOwnRows = kWarpgroupRows / Split;  // of a tile, whose sums a block adds
+  static constexpr int kOwnQuads = kOwnRows * kQuads;
+  using State = Vector<float, 4>[kStateRoom<Cell>][kOwnQuads];
   unsigned char *weights, *rings;
   uint64_t* barriers;
+  State* state;  // one for each tile in flight, those of a warpgroup together
   // In float.
   float* of_column;  // [kBackwardUnits]: powers of two of W_h, times 2^kGradPartShift
   int* largest;      // [2][kOwnRows]: the largest gradient of a row, of each warpgroup
@@ -60,7 +63,8 @@ struct WarpgroupBackwardShared {
       : weights(bytes),
         rings(bytes + plan.k_blocks * kBackwardUnits * 128 * kParts<T>),
         barriers(reinterpret_cast<uint64_t*>(rings + 2 * plan.stages * kWarpgroupStageBytes)),
-        of_column(reinterpret_cast<float*>(barriers + 4 * plan.stages + 4)),
+        state(reinterpret_cast<State*>(barriers + 4 * plan.stages + 4)),
+        of_column(reinterpret_cast<float*>(state + 2 * plan.turns)),
         largest(reinterpret_cast<int*>(of_column + kBackwardUnits)),
         stages(plan.stages) {}
   __device__ __forceinline__ TileRing ring(int which) const {
@@ -73,36 +77,32 @@ struct WarpgroupBackwardShared {
   }
 };
 
-// Calls f for all tiles of warpgroup `which` in a group's blocks.
-template <typename F>
-__device__ __forceinline__ void each_tile(int64_t batch, const WarpgroupBackwardPlan& plan,
-                                          int group, int which, F f) {
-  const int tiles = static_cast<int>((batch + kWarpgroupRows - 1) / kWarpgroupRows);
-  for (int tile = group + which * plan.groups; tile < tiles; tile += 2 * plan.groups) f(tile);
-}
-
 // Run by one thread: keeps the ring of a warpgroup full.
 template <int Split, typename T>
 __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>& params,
-                                               TileRing& ring, PartialSums& partial, int row_tile,
-                                               int rank) {
+                                               TileRing ring, PartialSums partial, int group,
+                                               int which, int rank) {
   const WarpgroupBackwardPlan& plan = params.plan;
   const uint32_t arrivals = Split * plan.tiles;  // per step
-  const uint32_t* const arrived = params.arrived + row_tile * kArrivedStride;
-  for (int t = static_cast<int>(params.seq.steps) - 1, round = 1; t >= 0; --t, ++round) {
-    ptx::mbarrier_wait_cluster(partial.read, partial.phase ^ 1);
-    partial.phase ^= 1;
-    while (ptx::ld_acquire(arrived) < arrivals * round) {
-    }
-    ptx::fence_proxy_async_global();
-    ptx::fence_proxy_async();  // the partial sums have been there
-    for (int k_block = 0; k_block < plan.k_blocks; ++k_block) {
-      for (int part = 0; part < kParts<T>; ++part) {
-        ring.fill(&params.grad_z, (rank * plan.k_blocks + k_block) * kWarpgroupK,
-                  row_tile * kWarpgroupRows, kParts<T> == 2 ? 2 * (t % 2) + part : t);
+  each_turns(params.seq.batch, plan, group, which, [&](const Turns& turns) {
+    for (int t = static_cast<int>(params.seq.steps) - 1, step = 1; t >= 0; --t, ++step) {
+      for (int turn = 0; turn < turns.count; ++turn) {
+        const int tile = turns.tile(turn);
+        ptx::mbarrier_wait_cluster(partial.read, partial.phase ^ 1);
+        partial.phase ^= 1;
+        while (ptx::ld_acquire(params.arrived + tile * kArrivedStride) < arrivals * step) {
+        }
+        ptx::fence_proxy_async_global();
+        ptx::fence_proxy_async();  // the partial sums have been there
+        for (int k_block = 0; k_block < plan.k_blocks; ++k_block) {
+          for (int part = 0; part < kParts<T>; ++part) {
+            ring.fill(&params.grad_z, (rank * plan.k_blocks + k_block) * kWarpgroupK,
+                      tile * kWarpgroupRows, kParts<T> == 2 ? 2 * (t % 2) + part : t);
+          }
+        }
       }
     }
-  }
+  });
 }
 
 // Four units of a row as they are loaded: two to a register in 16 bits.
@@ -126,19 +126,19 @@ struct BackwardQuad {
   uint8_t reset_next;
 };
 
-template <typename Cell, int Split, typename T>
-__device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>& params,
-                                               const WarpgroupBackwardShared<T, Split>& shared,
-                                               TileRing& ring, PartialSums& partial, int row_tile,
-                                               int which, int64_t first_unit, int rank) {
+template <typename Cell, typename T, int Split>
+__device__ __forceinline__ void consume_grad_z(
+    const WarpgroupBackwardParams<T>& params, const WarpgroupBackwardShared<Cell, T, Split>& shared,
+    TileRing ring, PartialSums partial, int group, int which, int64_t first_unit, int rank) {
+  using Shared = WarpgroupBackwardShared<Cell, T, Split>;
   constexpr int kColumns = kBackwardUnits, kCarried = Cell::kCarried;
-  constexpr int kOwnRows = WarpgroupBackwardShared<T, Split>::kOwnRows;
-  constexpr int kOwnQuads = (kOwnRows * kQuads + 127) / 128;
+  constexpr int kOwnRows = Shared::kOwnRows, kOwnQuads = (Shared::kOwnQuads + 127) / 128;
+  constexpr bool kHasParts = kParts<T> == 2;
   const RecurrentSequenceBackward<T>& seq = params.seq;
   const int64_t hidden = seq.hidden, batch = seq.batch;
   const bool zoned = seq.zoneout != nullptr;
-  constexpr bool kHasParts = kParts<T> == 2;
   const int thread = threadIdx.x % 128, lane = thread % 32;
+  auto* const states = shared.state + which * params.plan.turns;
   int* const largest_of = shared.largest + which * kOwnRows;
   const auto meet = [which] { ptx::bar_sync(1 + which, 128); };
   const auto signal = [&](uint64_t* barrier) {
@@ -146,222 +146,266 @@ __device__ __forceinline__ void consume_grad_z(const WarpgroupBackwardParams<T>&
     if (thread < Split) ptx::mbarrier_release_cluster(barrier, thread);
   };
 
-  // A quad is four units of a row of the block's share.
-  const auto own_row = [&](int quad) { return (thread + quad * 128) / kQuads; };
-  const auto own_unit = [&](int quad) { return (thread + quad * 128) % kQuads * 4; };
-  const auto row_of = [&](int quad) {
-    return int64_t{row_tile} * kWarpgroupRows + rank * kOwnRows + own_row(quad);
-  };
-  const auto unit_of = [&](int quad) { return first_unit + own_unit(quad); };
-  const auto real = [&](int quad) {
-    return own_row(quad) < kOwnRows && row_of(quad) < batch && unit_of(quad) < hidden;
-  };
-  const auto at = [&](int64_t t, int quad, int values) {
-    return (t * batch + row_of(quad)) * values * hidden + unit_of(quad);
-  };
-
-  BackwardQuad<Cell, T> kept[kOwnQuads] = {};
-  Values<float, kStateValues<Cell>> state[kOwnQuads][4] = {};
-  const auto load_step = [&](int64_t t) {
-#pragma unroll
-    for (int quad = 0; quad < kOwnQuads; ++quad) {
-      BackwardQuad<Cell, T>& to = kept[quad];
-      to.reset_next = to.values.reset;
-      // In float: nothing is kept in registers while the product runs.
-      if constexpr (kHasParts) to.values = {};
-      if (t < 0 || !real(quad)) continue;
-      const auto of_quad = [&](int64_t step, int values) { return at(step, quad, values); };
-      to.values.load(seq, t, t * batch + row_of(quad), of_quad);
-    }
-  };
-  load_step(seq.steps - 1);
-
-  // In float: the gates' gradients as parts, with a power of two for each row.
-  const auto publish = [&](int64_t t, const float (&grad_terms)[kOwnQuads][kTerms<Cell>][4]) {
-    const GradPartsExchange& to = params.exchange;
-    const int64_t tile = first_unit / kBackwardUnits;
-    const auto grad = [&](int quad, int gate, int e) {
-      return grad_terms[quad][Cell::kApart + gate][e];
+  each_turns(batch, params.plan, group, which, [&](const Turns& turns) {
+    int row_tile = turns.tile(0);  // whose turn it is
+    // A quad is four units of a row of the block's share.
+    const auto own_quad = [&](int quad) { return thread + quad * 128; };
+    const auto own_row = [&](int quad) { return own_quad(quad) / kQuads; };
+    const auto own_unit = [&](int quad) { return own_quad(quad) % kQuads * 4; };
+    const auto row_of = [&](int quad) {
+      return int64_t{row_tile} * kWarpgroupRows + rank * kOwnRows + own_row(quad);
     };
-#pragma unroll
-    for (int quad = 0; quad < kOwnQuads; ++quad) {
-      if (!real(quad)) continue;
-      float largest = 0.0f;
-#pragma unroll
-      for (int gate = 0; gate < Cell::kGates; ++gate) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(grad(quad, gate, e)));
-      }
-      atomicMax(largest_of + own_row(quad), __float_as_int(largest));
-    }
-    meet();
-#pragma unroll
-    for (int quad = 0; quad < kOwnQuads; ++quad) {
-      if (!real(quad)) continue;
-      const int exponent = part_exponent(__int_as_float(largest_of[own_row(quad)]));
-      if (own_unit(quad) == 0) {
-        to.scale(t, tile, row_of(quad)) = pow2(exponent - kPartShift) * pow2(-kGradPartShift);
-      }
-#pragma unroll
-      for (int gate = 0; gate < Cell::kGates; ++gate) {
-        const int64_t column = tile * kBackwardTileK<Cell> + gate * kBackwardUnits + own_unit(quad);
-        const float values[4] = {grad(quad, gate, 0), grad(quad, gate, 1), grad(quad, gate, 2),
-                                 grad(quad, gate, 3)};
-        to.parts.store(t, values, exponent, row_of(quad) * to.columns + column, batch * to.columns);
-      }
-    }
-  };
+    const auto unit_of = [&](int quad) { return first_unit + own_unit(quad); };
+    const auto real = [&](int quad) {
+      return own_row(quad) < kOwnRows && row_of(quad) < batch && unit_of(quad) < hidden;
+    };
+    const auto at = [&](int64_t t, int quad, int values) {
+      return (t * batch + row_of(quad)) * values * hidden + unit_of(quad);
+    };
 
-  float through[kOwnQuads][4] = {};
+    BackwardQuad<Cell, T> kept[kOwnQuads] = {};
+    const auto load_step = [&](int64_t t) {
 #pragma unroll
-  for (int quad = 0; quad < kOwnQuads; ++quad) {
-    if (!real(quad)) continue;
-    if (seq.grad_h_n != nullptr) {
-      const auto v = load_vector<4>(seq.grad_h_n + at(0, quad, 1));
-#pragma unroll
-      for (int e = 0; e < 4; ++e) through[quad][e] = v.at[e];
-    }
-    if (seq.grad_carried_n != nullptr) {
-#pragma unroll
-      for (int j = 0; j < kCarried; ++j) {
-        const auto v = load_vector<4>(seq.grad_carried_n + at(0, quad, kCarried) + j * hidden);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) state[quad][e].at[j] = v.at[e];
-      }
-    }
-  }
-
-  for (int64_t t = seq.steps - 1;; --t) {
-    if (t + 1 < seq.steps) {
-      float sum[kColumns / 2];
-      if constexpr (kHasParts) {
-        constexpr int kTileK = kBackwardTileK<Cell> / kBackwardK;
-        const int first_k = rank * params.plan.k_blocks * (kWarpgroupK / kBackwardK);
-        const int64_t first_row = int64_t{row_tile} * kWarpgroupRows + thread / 32 * 16 + lane / 4;
-        const auto scale_of = [&](int i, int half) {
-          const int tile = min((first_k + i) / kTileK, params.plan.tiles - 1);
-          const int64_t row = min(first_row + half * 8, batch - 1);
-          return __ldcg(&params.exchange.scale(t + 1, tile, row));
-        };
-        multiply_scaled_parts<kColumns>(ring, shared.weights, params.plan.k_blocks, scale_of, sum);
-      } else {
-        multiply_k_blocks<T, kColumns>(ring, shared.weights, params.plan.k_blocks, sum);
-      }
-
-      meet();  // the whole ring has been read
-      const int row = thread / 32 * 16 + lane / 4;
-#pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
-        if constexpr (kHasParts) {
-          const auto scale =
-              *reinterpret_cast<const float2*>(shared.of_column + 8 * j + lane % 4 * 2);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[4 * j + i] *= i % 2 == 0 ? scale.x : scale.y;
+      for (int quad = 0; quad < kOwnQuads; ++quad) {
+        BackwardQuad<Cell, T>& to = kept[quad];
+        // In float: nothing is kept in registers while the product runs.
+        if constexpr (kHasParts) to = {};
+        if (!real(quad)) continue;
+        const int64_t line = t * batch + row_of(quad);
+        if (seq.reset != nullptr && t + 1 < seq.steps) {
+          to.reset_next = load_byte(seq.reset + line + batch);
         }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          *reinterpret_cast<float2*>(partial.sums + (row + half * 8) * kColumns + 8 * j +
-                                     lane % 4 * 2) = {sum[4 * j + 2 * half],
-                                                      sum[4 * j + 2 * half + 1]};
-        }
+        if (t < 0) continue;
+        const auto of_quad = [&](int64_t step, int values) { return at(step, quad, values); };
+        to.values.load(seq, t, line, of_quad);
       }
-      if constexpr (kHasParts) {
-        load_step(t);
-      }
-      signal(partial.written);
-      ptx::mbarrier_wait_cluster(partial.written, partial.phase);
-      partial.phase ^= 1;
+    };
+
+    // In float: the gates' gradients as parts, with a power of two for each row.
+    const auto publish = [&](int64_t t, const float (&grad_terms)[kOwnQuads][kTerms<Cell>][4]) {
+      const GradPartsExchange& to = params.exchange;
+      const int64_t tile = first_unit / kBackwardUnits;
+      const auto grad = [&](int quad, int gate, int e) {
+        return grad_terms[quad][Cell::kApart + gate][e];
+      };
 #pragma unroll
       for (int quad = 0; quad < kOwnQuads; ++quad) {
         if (!real(quad)) continue;
-        float4 v[Split];
+        float largest = 0.0f;
 #pragma unroll
-        for (int peer = 0; peer < Split; ++peer) {
-          const float* const from =
-              partial.sums + (rank * kOwnRows + own_row(quad)) * kColumns + own_unit(quad);
-          v[peer] = ptx::ld_cluster(ptx::mapa(from, peer));
+        for (int gate = 0; gate < Cell::kGates; ++gate) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(grad(quad, gate, e)));
         }
-        const auto grad_kept = zoned && !Cell::kReadsH
-                                   ? load_vector<4>(seq.grad_kept + at(0, quad, 1))
-                                   : Vector<float, 4>{};
-        const uint8_t reset_next = kept[quad].reset_next;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float total = 0.0f;
-#pragma unroll
-          for (int peer = 0; peer < Split; ++peer) total += (&v[peer].x)[e];
-          through[quad][e] = Kept<Cell>::through(reset_next != 0 ? 0.0f : total, state[quad][e],
-                                                 zoned, grad_kept.at[e]);
-        }
+        atomicMax(largest_of + own_row(quad), __float_as_int(largest));
       }
-      signal(partial.read);
-    }
-    if (t < 0) break;
-
-    float grad_terms[kOwnQuads][kTerms<Cell>][4];
+      meet();
 #pragma unroll
-    for (int quad = 0; quad < kOwnQuads; ++quad) {
-      if (!real(quad)) continue;
-      const Kept<Cell, LoadedQuad<T>>& from = kept[quad].values;
-      const auto zoneout =
-          zoned ? load_vector<4>(seq.zoneout + at(t, quad, 1)) : Vector<float, 4>{};
-      float grad_kept[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const Kept<Cell> item = from.item([e](LoadedQuad<T> four) { return element<T>(four, e); });
-        float of_unit[kTerms<Cell>], published[Cell::kGates];
-        item.template backward<T>(through[quad][e], true, zoned, zoneout.at[e], grad_kept[e],
-                                  state[quad][e], of_unit, published);
-#pragma unroll
-        for (int term = 0; term < kTerms<Cell>; ++term) grad_terms[quad][term][e] = of_unit[term];
-      }
-#pragma unroll
-      for (int term = 0; term < kTerms<Cell>; ++term) {
-        store_vector(seq.grad_terms + at(t, quad, kTerms<Cell>) + term * hidden,
-                     rounded<T>(grad_terms[quad][term]));
-      }
-      if (zoned && !Cell::kReadsH) {
-        store_vector(seq.grad_kept + at(0, quad, 1), rounded<float>(grad_kept));
-      }
-    }
-    if constexpr (kHasParts) publish(t, grad_terms);
-    meet();
-    if constexpr (kHasParts) {
-      if (thread < kOwnRows) largest_of[thread] = 0;  // two barriers before its next use
-    }
-    if (thread == 0) ptx::red_release_add(params.arrived + row_tile * kArrivedStride, 1);
-    if constexpr (kHasParts) {
-      // There are no registers for what is loaded before the product.
       for (int quad = 0; quad < kOwnQuads; ++quad) {
         if (!real(quad)) continue;
-        Kept<Cell>::template prefetch<1>(
-            seq, t, [&](int64_t step, int values) { return at(step, quad, values); });
+        const int exponent = part_exponent(__int_as_float(largest_of[own_row(quad)]));
+        if (own_unit(quad) == 0) {
+          to.scale(t, tile, row_of(quad)) = pow2(exponent - kPartShift) * pow2(-kGradPartShift);
+        }
+#pragma unroll
+        for (int gate = 0; gate < Cell::kGates; ++gate) {
+          const int64_t column =
+              tile * kBackwardTileK<Cell> + gate * kBackwardUnits + own_unit(quad);
+          const float values[4] = {grad(quad, gate, 0), grad(quad, gate, 1), grad(quad, gate, 2),
+                                   grad(quad, gate, 3)};
+          to.parts.store(t, values, exponent, row_of(quad) * to.columns + column,
+                         batch * to.columns);
+        }
       }
-    } else {
-      load_step(t - 1);
-    }
-  }
+    };
+    const auto store_terms = [&](int64_t t, const float (&grad_terms)[kOwnQuads][kTerms<Cell>][4]) {
+#pragma unroll
+      for (int quad = 0; quad < kOwnQuads; ++quad) {
+        if (!real(quad)) continue;
+#pragma unroll
+        for (int term = 0; term < kTerms<Cell>; ++term) {
+          store_vector(seq.grad_terms + at(t, quad, kTerms<Cell>) + term * hidden,
+                       rounded<T>(grad_terms[quad][term]));
+        }
+      }
+    };
 
+    if constexpr (!kHasParts) load_step(seq.steps - 1);
+    for (int64_t t = seq.steps - 1; t >= -1; --t) {
+      for (int turn = 0; turn < turns.count; ++turn) {
+        row_tile = turns.tile(turn);
+        float through[kOwnQuads][4] = {};
+        Values<float, kStateValues<Cell>> state[kOwnQuads][4] = {};
+        if (t + 1 == seq.steps) {
+          if constexpr (kHasParts) load_step(t);
+          meet();  // the largest gradients of the turn before are cleared
 #pragma unroll
-  for (int quad = 0; quad < kOwnQuads; ++quad) {
-    if (!real(quad)) continue;
-    store_vector(seq.grad_h0 + at(0, quad, 1), rounded<T>(through[quad]));
+          for (int quad = 0; quad < kOwnQuads; ++quad) {
+            if (!real(quad)) continue;
+            if (seq.grad_h_n != nullptr) {
+              const auto v = load_vector<4>(seq.grad_h_n + at(0, quad, 1));
 #pragma unroll
-    for (int j = 0; j < kCarried; ++j) {
-      float grad[4];
+              for (int e = 0; e < 4; ++e) through[quad][e] = v.at[e];
+            }
+            if (seq.grad_carried_n != nullptr) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) grad[e] = state[quad][e].at[j];
-      store_vector(seq.grad_carried0 + at(0, quad, kCarried) + j * hidden, rounded<T>(grad));
+              for (int j = 0; j < kCarried; ++j) {
+                const auto v =
+                    load_vector<4>(seq.grad_carried_n + at(0, quad, kCarried) + j * hidden);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) state[quad][e].at[j] = v.at[e];
+              }
+            }
+          }
+        } else {
+          float sum[kColumns / 2];
+          if constexpr (kHasParts) {
+            constexpr int kTileK = kBackwardTileK<Cell> / kBackwardK;
+            const int first_k = rank * params.plan.k_blocks * (kWarpgroupK / kBackwardK);
+            const int64_t first_row =
+                int64_t{row_tile} * kWarpgroupRows + thread / 32 * 16 + lane / 4;
+            const auto scale_of = [&](int i, int half) {
+              const int tile = min((first_k + i) / kTileK, params.plan.tiles - 1);
+              const int64_t row = min(first_row + half * 8, batch - 1);
+              return __ldcg(&params.exchange.scale(t + 1, tile, row));
+            };
+            multiply_scaled_parts<kColumns>(ring, shared.weights, params.plan.k_blocks, scale_of,
+                                            sum);
+          } else {
+            multiply_k_blocks<T, kColumns>(ring, shared.weights, params.plan.k_blocks, sum);
+          }
+
+          meet();  // the whole ring has been read
+          const int row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+          for (int j = 0; j < kColumns / 8; ++j) {
+            if constexpr (kHasParts) {
+              const auto scale =
+                  *reinterpret_cast<const float2*>(shared.of_column + 8 * j + lane % 4 * 2);
+#pragma unroll
+              for (int i = 0; i < 4; ++i) sum[4 * j + i] *= i % 2 == 0 ? scale.x : scale.y;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              *reinterpret_cast<float2*>(partial.sums + (row + half * 8) * kColumns + 8 * j +
+                                         lane % 4 * 2) = {sum[4 * j + 2 * half],
+                                                          sum[4 * j + 2 * half + 1]};
+            }
+          }
+          if constexpr (kHasParts) load_step(t);
+          signal(partial.written);
+          ptx::mbarrier_wait_cluster(partial.written, partial.phase);
+          partial.phase ^= 1;
+#pragma unroll
+          for (int quad = 0; quad < kOwnQuads; ++quad) {
+            if (!real(quad)) continue;
+#pragma unroll
+            for (int j = 0; j < kStateValues<Cell>; ++j) {
+              const auto v = states[turn][j][own_quad(quad)];
+#pragma unroll
+              for (int e = 0; e < 4; ++e) state[quad][e].at[j] = v.at[e];
+            }
+            float4 v[Split];
+#pragma unroll
+            for (int peer = 0; peer < Split; ++peer) {
+              const float* const from =
+                  partial.sums + (rank * kOwnRows + own_row(quad)) * kColumns + own_unit(quad);
+              v[peer] = ptx::ld_cluster(ptx::mapa(from, peer));
+            }
+            const auto grad_kept = zoned && !Cell::kReadsH
+                                       ? load_vector<4>(seq.grad_kept + at(0, quad, 1))
+                                       : Vector<float, 4>{};
+            const uint8_t reset_next = kept[quad].reset_next;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              float total = 0.0f;
+#pragma unroll
+              for (int peer = 0; peer < Split; ++peer) total += (&v[peer].x)[e];
+              through[quad][e] = Kept<Cell>::through(reset_next != 0 ? 0.0f : total, state[quad][e],
+                                                     zoned, grad_kept.at[e]);
+            }
+          }
+          signal(partial.read);
+        }
+
+        if (t < 0) {
+#pragma unroll
+          for (int quad = 0; quad < kOwnQuads; ++quad) {
+            if (!real(quad)) continue;
+            store_vector(seq.grad_h0 + at(0, quad, 1), rounded<T>(through[quad]));
+#pragma unroll
+            for (int j = 0; j < kCarried; ++j) {
+              float grad[4];
+#pragma unroll
+              for (int e = 0; e < 4; ++e) grad[e] = state[quad][e].at[j];
+              store_vector(seq.grad_carried0 + at(0, quad, kCarried) + j * hidden,
+                           rounded<T>(grad));
+            }
+          }
+        } else {
+          float grad_terms[kOwnQuads][kTerms<Cell>][4];
+#pragma unroll
+          for (int quad = 0; quad < kOwnQuads; ++quad) {
+            if (!real(quad)) continue;
+            const Kept<Cell, LoadedQuad<T>>& from = kept[quad].values;
+            const auto zoneout =
+                zoned ? load_vector<4>(seq.zoneout + at(t, quad, 1)) : Vector<float, 4>{};
+            float grad_kept[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              const Kept<Cell> item =
+                  from.item([e](LoadedQuad<T> four) { return element<T>(four, e); });
+              float of_unit[kTerms<Cell>], published[Cell::kGates];
+              item.template backward<T>(through[quad][e], true, zoned, zoneout.at[e], grad_kept[e],
+                                        state[quad][e], of_unit, published);
+#pragma unroll
+              for (int term = 0; term < kTerms<Cell>; ++term) {
+                grad_terms[quad][term][e] = of_unit[term];
+              }
+            }
+#pragma unroll
+            for (int j = 0; j < kStateValues<Cell>; ++j) {
+              states[turn][j][own_quad(quad)] = {state[quad][0].at[j], state[quad][1].at[j],
+                                                 state[quad][2].at[j], state[quad][3].at[j]};
+            }
+            if (zoned && !Cell::kReadsH) {
+              store_vector(seq.grad_kept + at(0, quad, 1), rounded<float>(grad_kept));
+            }
+          }
+          if constexpr (kHasParts) {
+            publish(t, grad_terms);
+          } else {
+            store_terms(t, grad_terms);
+          }
+          meet();
+          if (thread == 0) ptx::red_release_add(params.arrived + row_tile * kArrivedStride, 1);
+          if constexpr (kHasParts) {
+            if (thread < kOwnRows) largest_of[thread] = 0;
+            store_terms(t, grad_terms);  // the group does not wait for these
+            // There are no registers for what is loaded before the product.
+            for (int quad = 0; quad < kOwnQuads; ++quad) {
+              if (!real(quad)) continue;
+              Kept<Cell>::template prefetch<1>(
+                  seq, t, [&](int64_t step, int values) { return at(step, quad, values); });
+            }
+          }
+        }
+        if constexpr (!kHasParts) {
+          const bool again = turn + 1 < turns.count;  // in this step
+          row_tile = turns.tile(again ? turn + 1 : 0);
+          if (again || t >= 0) load_step(again ? t : t - 1);
+        }
+      }
     }
-  }
+  });
 }
 
 // A block's share of W_h, transposed, in the layout of the 128-byte swizzle. Threads next to each
 // other read units next to each other.
-template <typename Cell, int Split, typename T>
+template <typename Cell, typename T, int Split>
 __device__ __forceinline__ void load_weights(const RecurrentSequenceBackward<T>& seq,
                                              const WarpgroupBackwardPlan& plan,
-                                             const WarpgroupBackwardShared<T, Split>& shared,
+                                             const WarpgroupBackwardShared<Cell, T, Split>& shared,
                                              int64_t first_unit, int rank) {
   const int64_t first_k = int64_t{rank} * plan.k_blocks * kWarpgroupK, hidden = seq.hidden;
   const auto place = [](int chunk, int column) {
@@ -431,7 +475,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
   const int64_t hidden = seq.hidden;
   const int rank = ptx::cluster_ctarank(), cluster = blockIdx.x / Split;
   const int64_t first_unit = int64_t{cluster % plan.tiles} * kBackwardUnits;
-  const WarpgroupBackwardShared<T, Split> shared(bytes, plan);
+  const WarpgroupBackwardShared<Cell, T, Split> shared(bytes, plan);
 
   if (threadIdx.x == 0) {
     for (int which = 0; which < 2; ++which) {
@@ -441,7 +485,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&params.grad_z);
   }
-  load_weights<Cell>(seq, plan, shared, first_unit, rank);
+  load_weights(seq, plan, shared, first_unit, rank);
   ptx::fence_proxy_async();  // wgmma reads W_h
   ptx::barrier_cluster_arrive();
   ptx::barrier_cluster_wait();
@@ -452,19 +496,14 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
     ptx::setmaxnreg_dec<kWarpgroupFewRegisters>();
     const int which = threadIdx.x % 128 / 32;
     if (which < 2 && threadIdx.x % 32 == 0) {
-      TileRing ring = shared.ring(which);
-      PartialSums partial = shared.partial_sums(which);
-      each_tile(seq.batch, plan, group, which,
-                [&](int tile) { produce_grad_z<Split>(params, ring, partial, tile, rank); });
+      produce_grad_z<Split>(params, shared.ring(which), shared.partial_sums(which), group, which,
+                            rank);
     }
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<kWarpgroupManyRegisters>();
-    TileRing ring = shared.ring(warpgroup);
-    PartialSums partial = shared.partial_sums(warpgroup);
-    each_tile(seq.batch, plan, group, warpgroup, [&](int tile) {
-      consume_grad_z<Cell>(params, shared, ring, partial, tile, warpgroup, first_unit, rank);
-    });
+    consume_grad_z(params, shared, shared.ring(warpgroup), shared.partial_sums(warpgroup), group,
+                   warpgroup, first_unit, rank);
   }
   // No block ends while another reads its sums or signals it.
   ptx::barrier_cluster_arrive();

@@ -78,25 +78,6 @@ struct WarpgroupShared {
   }
 };
 
-// The tiles of a warpgroup that run through all steps together, in turns: while the group exchanges
-// h of one, the warpgroup multiplies another.
-struct Turns {
-  int first, apart, count;
-
-  __device__ __forceinline__ int tile(int turn) const { return first + turn * apart; }
-};
-
-// Calls f for all tiles of warpgroup `which` in a group's blocks.
-template <typename F>
-__device__ __forceinline__ void each_turns(int64_t batch, const WarpgroupPlan& plan, int group,
-                                           int which, F f) {
-  const int tiles = static_cast<int>((batch + kWarpgroupRows - 1) / kWarpgroupRows);
-  const int apart = 2 * plan.groups;
-  for (int tile = group + which * plan.groups; tile < tiles; tile += plan.turns * apart) {
-    f(Turns{tile, apart, min(plan.turns, (tiles - tile + apart - 1) / apart)});
-  }
-}
-
 // Run by one thread: keeps the ring of a warpgroup full.
 template <typename T>
 __device__ __forceinline__ void produce_h(const WarpgroupParams<T>& params, TileRing ring,
