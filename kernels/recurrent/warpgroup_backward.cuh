@@ -260,17 +260,15 @@ __device__ __forceinline__ void consume_grad_z(
         } else {
           float sum[kColumns / 2];
           if constexpr (kHasParts) {
-            constexpr int kTileK = kBackwardTileK<Cell> / kBackwardK;
-            const int first_k = rank * params.plan.k_blocks * (kWarpgroupK / kBackwardK);
             const int64_t first_row =
                 int64_t{row_tile} * kWarpgroupRows + thread / 32 * 16 + lane / 4;
-            const auto scale_of = [&](int i, int half) {
-              const int tile = min((first_k + i) / kTileK, params.plan.tiles - 1);
+            const auto scale_of = [&](int tile, int half) {
               const int64_t row = min(first_row + half * 8, batch - 1);
-              return __ldcg(&params.exchange.scale(t + 1, tile, row));
+              return __ldcg(&params.exchange.scale(t + 1, min(tile, params.plan.tiles - 1), row));
             };
-            multiply_scaled_parts<kColumns>(ring, shared.weights, params.plan.k_blocks, scale_of,
-                                            sum);
+            multiply_scaled_parts<kColumns, kBackwardTileK<Cell>>(
+                ring, shared.weights, rank * params.plan.k_blocks * kWarpgroupK,
+                params.plan.k_blocks, scale_of, sum);
           } else {
             multiply_k_blocks<T, kColumns>(ring, shared.weights, params.plan.k_blocks, sum);
           }

@@ -170,11 +170,12 @@ __device__ __forceinline__ void multiply_parts(TileRing& ring, const unsigned ch
   for (int i = 0; i < kColumns / 2; ++i) sum[i] = fmaf(mixed[i], pow2(-kPartLowBits), sum[i]);
 }
 
-// The same, but every kBackwardK of k are scaled on their own: scale_of(i, half) is the scale of
-// the thread's row `half` of two in the block's i-th kBackwardK.
-template <int kColumns, typename Scale>
+// The same for gates' gradients, of which every tile of units has scales: scale_of(tile, half) is
+// that of the thread's row `half` of two. A tile has kTileK of k, and first_k is the block's first.
+// The sums of every kBackwardK of k are scaled.
+template <int kColumns, int kTileK, typename Scale>
 __device__ __forceinline__ void multiply_scaled_parts(TileRing& ring, const unsigned char* weights,
-                                                      int k_blocks, Scale scale_of,
+                                                      int first_k, int k_blocks, Scale scale_of,
                                                       float (&sum)[kColumns / 2]) {
   using Product = ptx::Wgmma<__half, kColumns>;
   constexpr int kOfBlock = kWarpgroupK / kBackwardK;
@@ -184,6 +185,8 @@ __device__ __forceinline__ void multiply_scaled_parts(TileRing& ring, const unsi
   };
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sum[i] = 0.0f;
+  int tile = first_k / kTileK, left = kTileK - first_k % kTileK;  // of the tile's k
+  float scale[2], next[2];                                        // of it and of the next tile
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
     uint32_t a[2];
     int stage[2];
@@ -194,11 +197,16 @@ __device__ __forceinline__ void multiply_scaled_parts(TileRing& ring, const unsi
       stage[part] = ring.stage;
       ring.advance();
     }
+    if (k_block == 0) {  // the scales are there when their gradients are
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        scale[half] = scale_of(tile, half);
+        next[half] = scale_of(tile + 1, half);
+      }
+    }
     const uint32_t high = weights_at + 2 * k_block * (kColumns * 8), low = high + kColumns * 8;
 #pragma unroll
     for (int i = 0; i < kOfBlock; ++i) {
-      const float scale[2] = {scale_of(k_block * kOfBlock + i, 0),
-                              scale_of(k_block * kOfBlock + i, 1)};
       float products[kColumns / 2], mixed[kColumns / 2];
       ptx::wgmma_fence();
 #pragma unroll
@@ -220,6 +228,16 @@ __device__ __forceinline__ void multiply_scaled_parts(TileRing& ring, const unsi
 #pragma unroll
       for (int j = 0; j < kColumns / 2; ++j) {
         sum[j] = fmaf(fmaf(mixed[j], pow2(-kPartLowBits), products[j]), scale[j / 2 % 2], sum[j]);
+      }
+      left -= kBackwardK;
+      if (left == 0) {
+        left = kTileK;
+        ++tile;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          scale[half] = next[half];
+          next[half] = scale_of(tile + 1, half);
+        }
       }
     }
   }
