@@ -84,6 +84,7 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
                                                int which, int rank) {
   const WarpgroupBackwardPlan& plan = params.plan;
   const uint32_t arrivals = Split * plan.tiles;  // per step
+  const int k_blocks = kParts<T> * plan.k_blocks;
   each_turns(params.seq.batch, plan, group, which, [&](const Turns& turns) {
     for (int t = static_cast<int>(params.seq.steps) - 1, step = 1; t >= 0; --t, ++step) {
       for (int turn = 0; turn < turns.count; ++turn) {
@@ -94,11 +95,9 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
         }
         ptx::fence_proxy_async_global();
         ptx::fence_proxy_async();  // the partial sums have been there
-        for (int k_block = 0; k_block < plan.k_blocks; ++k_block) {
-          for (int part = 0; part < kParts<T>; ++part) {
-            ring.fill(&params.grad_z, (rank * plan.k_blocks + k_block) * kWarpgroupK,
-                      tile * kWarpgroupRows, kParts<T> == 2 ? 2 * (t % 2) + part : t);
-          }
+        for (int k_block = 0; k_block < k_blocks; ++k_block) {
+          ring.fill(&params.grad_z, (rank * k_blocks + k_block) * kWarpgroupK,
+                    tile * kWarpgroupRows, kParts<T> == 2 ? t % 2 : t);
         }
       }
     }
@@ -213,8 +212,7 @@ __device__ __forceinline__ void consume_grad_z(
               tile * kBackwardTileK<Cell> + gate * kBackwardUnits + own_unit(quad);
           const float values[4] = {grad(quad, gate, 0), grad(quad, gate, 1), grad(quad, gate, 2),
                                    grad(quad, gate, 3)};
-          to.parts.store(t, values, exponent, row_of(quad) * to.columns + column,
-                         batch * to.columns);
+          to.store(t, values, exponent, row_of(quad), column);
         }
       }
     };
@@ -268,7 +266,7 @@ __device__ __forceinline__ void consume_grad_z(
             };
             multiply_scaled_parts<kColumns, kBackwardTileK<Cell>>(
                 ring, shared.weights, rank * params.plan.k_blocks * kWarpgroupK,
-                params.plan.k_blocks, scale_of, sum);
+                2 * params.plan.k_blocks, scale_of, sum);
           } else {
             multiply_k_blocks<T, kColumns>(ring, shared.weights, params.plan.k_blocks, sum);
           }
@@ -592,9 +590,9 @@ cudaError_t warpgroup_backward(const RecurrentSequenceBackward<T>& args,
     const int64_t columns = int64_t{plan.tiles} * kBackwardTileK<Cell>;
     auto* const parts = reinterpret_cast<__half*>(static_cast<char*>(workspace) +
                                                   warpgroup_backward_counter_bytes(batch));
-    params.exchange = {
-        {parts}, reinterpret_cast<float*>(parts + 4 * batch * columns), columns, plan.tiles, batch};
-    encoded = encode(parts, columns, columns, 4);
+    params.exchange = {parts, reinterpret_cast<float*>(parts + 4 * batch * columns), columns,
+                       plan.tiles, batch};
+    encoded = encode(parts, 2 * columns, 2 * columns, 2);
   } else {
     encoded = encode(args.grad_terms + Cell::kApart * hidden, Cell::kGates * hidden,
                      kTerms<Cell> * hidden, args.steps);

@@ -254,7 +254,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
           if (!real(vector)) continue;
           if constexpr (kHasParts) {
             const int of_h = forgets || reset[half] != 0 ? kUnitExponent : exponent[half];
-            params.exchange.parts.store(t + 1, h, of_h, at(0, vector, 1), batch * hidden);
+            params.exchange.store(t + 1, h, of_h, at(0, vector, 1), batch * hidden);
           } else {
             store_vector(seq.output + at(t, vector, 1), output[vector]);
           }
@@ -459,7 +459,7 @@ cudaError_t warpgroup_forward(const RecurrentSequence<T>& args, const WarpgroupP
   const void *h0 = args.h0, *output = args.output;
   if constexpr (kParts<T> == 2) {
     auto* const parts = reinterpret_cast<__half*>(static_cast<char*>(workspace) + counters);
-    params.exchange = {{parts}, reinterpret_cast<int32_t*>(parts + 4 * batch * hidden)};
+    params.exchange = {parts, reinterpret_cast<int32_t*>(parts + 4 * batch * hidden)};
     h0 = output = parts;
   }
   if (auto err = encode(&params.h0, h0, sizeof(T) == 4 ? 4 : 1); err != cudaSuccess) return err;

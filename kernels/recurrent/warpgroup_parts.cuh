@@ -47,11 +47,27 @@ __device__ __forceinline__ float warp_largest(float v) {
   return v;
 }
 
-// Vectors of two steps in global memory: those of step t are the matrices 2 * (t % 2) and the next
-// of [4, batch, columns], high parts and low parts. matrix: the size of one.
-struct PartsOfSteps {
-  __half* parts;
+template <int Size>
+struct PartVectors {
+  Vector<__half, Size> high, low;
 
+  __device__ __forceinline__ PartVectors(const float (&values)[Size], int exponent) {
+#pragma unroll
+    for (int e = 0; e < Size; ++e) {
+      const Parts of(values[e] * pow2(kPartShift - exponent));
+      high.at[e] = of.high;
+      low.at[e] = of.low;
+    }
+  }
+};
+
+// What forward exchanges: h of two steps, that of step t in the matrices 2 * (t % 2) and the next
+// of [4, batch, hidden], high parts and low parts.
+struct PartsExchange {
+  __half* parts;
+  int32_t* exponents;  // of the rows
+
+  // matrix: the size of one.
   __device__ __forceinline__ __half* at(int64_t step, int part, int64_t matrix) const {
     return parts + (2 * (step % 2) + part) * matrix;
   }
@@ -59,28 +75,18 @@ struct PartsOfSteps {
   template <int Size>
   __device__ __forceinline__ void store(int64_t step, const float (&values)[Size], int exponent,
                                         int64_t index, int64_t matrix) const {
-    Vector<__half, Size> high, low;
-#pragma unroll
-    for (int e = 0; e < Size; ++e) {
-      const Parts of(values[e] * pow2(kPartShift - exponent));
-      high.at[e] = of.high;
-      low.at[e] = of.low;
-    }
-    store_vector(at(step, 0, matrix) + index, high);
-    store_vector(at(step, 1, matrix) + index, low);
+    const PartVectors<Size> of(values, exponent);
+    store_vector(at(step, 0, matrix) + index, of.high);
+    store_vector(at(step, 1, matrix) + index, of.low);
   }
 };
 
-// What forward exchanges: h, of [batch, hidden].
-struct PartsExchange {
-  PartsOfSteps parts;
-  int32_t* exponents;  // of the rows
-};
-
-// What backward exchanges: the gates' gradients, with columns ordered by tile of units, gate and
-// unit. A row has a power of two for each tile.
+// What backward exchanges: the gates' gradients of two steps, that of step t in matrix t % 2 of [2,
+// batch, 2 * columns]. Columns are ordered by tile of units, gate and unit; of every kBackwardK,
+// the high parts come first and then the low ones, so that a k-block has both. A row has a power of
+// two for each tile.
 struct GradPartsExchange {
-  PartsOfSteps parts;
+  __half* parts;
   float* scales;  // [2, tiles, batch]: powers of two, times 2^-kGradPartShift
   int64_t columns;
   int tiles;
@@ -88,6 +94,15 @@ struct GradPartsExchange {
 
   __device__ __forceinline__ float& scale(int64_t step, int64_t tile, int64_t row) const {
     return scales[(step % 2 * tiles + tile) * batch + row];
+  }
+  template <int Size>
+  __device__ __forceinline__ void store(int64_t step, const float (&values)[Size], int exponent,
+                                        int64_t row, int64_t column) const {
+    const PartVectors<Size> of(values, exponent);
+    __half* const to =
+        parts + 2 * ((step % 2 * batch + row) * columns + column) - column % kBackwardK;
+    store_vector(to, of.high);
+    store_vector(to + kBackwardK, of.low);
   }
 };
 
@@ -107,8 +122,8 @@ __global__ void __launch_bounds__(kSplitThreads)
   if (lane == 0) to.exponents[row] = exponent;
   for (int64_t i = lane; i < hidden; i += 32) {
     const Parts parts(from[i] * pow2(kPartShift - exponent));
-    to.parts.at(0, 0, batch * hidden)[row * hidden + i] = parts.high;
-    to.parts.at(0, 1, batch * hidden)[row * hidden + i] = parts.low;
+    to.at(0, 0, batch * hidden)[row * hidden + i] = parts.high;
+    to.at(0, 1, batch * hidden)[row * hidden + i] = parts.low;
   }
 }
 
@@ -170,33 +185,21 @@ __device__ __forceinline__ void multiply_parts(TileRing& ring, const unsigned ch
   for (int i = 0; i < kColumns / 2; ++i) sum[i] = fmaf(mixed[i], pow2(-kPartLowBits), sum[i]);
 }
 
-// The same for gates' gradients, of which every tile of units has scales: scale_of(tile, half) is
-// that of the thread's row `half` of two. A tile has kTileK of k, and first_k is the block's first.
-// The sums of every kBackwardK of k are scaled.
+// The same for gates' gradients, in k-blocks of the high and the low parts of kBackwardK of k,
+// whose sums are scaled on their own. scale_of(tile, half) is the scale of the thread's row `half`
+// of two in a tile of units, which has kTileK of k; first_k is the block's first.
 template <int kColumns, int kTileK, typename Scale>
 __device__ __forceinline__ void multiply_scaled_parts(TileRing& ring, const unsigned char* weights,
                                                       int first_k, int k_blocks, Scale scale_of,
                                                       float (&sum)[kColumns / 2]) {
   using Product = ptx::Wgmma<__half, kColumns>;
-  constexpr int kOfBlock = kWarpgroupK / kBackwardK;
   const uint32_t weights_at = ptx::wgmma_address(weights);
-  const auto release = [&](int stage) {
-    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&ring.empty[stage]);
-  };
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) sum[i] = 0.0f;
   int tile = first_k / kTileK, left = kTileK - first_k % kTileK;  // of the tile's k
   float scale[2], next[2];                                        // of it and of the next tile
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
-    uint32_t a[2];
-    int stage[2];
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
-      a[part] = ptx::wgmma_address(ring.at_stage());
-      stage[part] = ring.stage;
-      ring.advance();
-    }
+    ptx::mbarrier_wait(&ring.full[ring.stage], ring.phase);
     if (k_block == 0) {  // the scales are there when their gradients are
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -204,40 +207,37 @@ __device__ __forceinline__ void multiply_scaled_parts(TileRing& ring, const unsi
         next[half] = scale_of(tile + 1, half);
       }
     }
-    const uint32_t high = weights_at + 2 * k_block * (kColumns * 8), low = high + kColumns * 8;
+    const uint32_t a = ptx::wgmma_address(ring.at_stage()), a_low = a + kBackwardK / 8;
+    const uint32_t high = weights_at + k_block / 2 * (2 * kColumns * 8) +
+                          k_block % 2 * (kBackwardK / 8),
+                   low = high + kColumns * 8;
+    float products[kColumns / 2], mixed[kColumns / 2];
+    ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kOfBlock; ++i) {
-      float products[kColumns / 2], mixed[kColumns / 2];
-      ptx::wgmma_fence();
+    for (int k = 0; k < kBackwardK; k += 16) {
+      const auto of = [k](uint32_t at) { return ptx::wgmma_descriptor(at + k / 8); };
+      Product::run(products, of(a), of(high), k != 0);
+      Product::run(mixed, of(a), of(low), k != 0);
+      Product::run(mixed, of(a_low), of(high), true);
+    }
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_operand(products);
+    ptx::wgmma_fence_operand(mixed);
+    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(&ring.empty[ring.stage]);
+    ring.advance();
 #pragma unroll
-      for (int k = i * kBackwardK; k < (i + 1) * kBackwardK; k += 16) {
-        const bool add = k != i * kBackwardK;
-        const auto of = [k](uint32_t at) { return ptx::wgmma_descriptor(at + k / 8); };
-        Product::run(products, of(a[0]), of(high), add);
-        Product::run(mixed, of(a[0]), of(low), add);
-        Product::run(mixed, of(a[1]), of(high), true);
-      }
-      ptx::wgmma_commit_group();
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_fence_operand(products);
-      ptx::wgmma_fence_operand(mixed);
-      if (i + 1 == kOfBlock) {
-        release(stage[0]);
-        release(stage[1]);
-      }
+    for (int j = 0; j < kColumns / 2; ++j) {
+      sum[j] = fmaf(fmaf(mixed[j], pow2(-kPartLowBits), products[j]), scale[j / 2 % 2], sum[j]);
+    }
+    left -= kBackwardK;
+    if (left == 0) {
+      left = kTileK;
+      ++tile;
 #pragma unroll
-      for (int j = 0; j < kColumns / 2; ++j) {
-        sum[j] = fmaf(fmaf(mixed[j], pow2(-kPartLowBits), products[j]), scale[j / 2 % 2], sum[j]);
-      }
-      left -= kBackwardK;
-      if (left == 0) {
-        left = kTileK;
-        ++tile;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          scale[half] = next[half];
-          next[half] = scale_of(tile + 1, half);
-        }
+      for (int half = 0; half < 2; ++half) {
+        scale[half] = next[half];
+        next[half] = scale_of(tile + 1, half);
       }
     }
   }
