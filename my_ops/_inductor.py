@@ -70,8 +70,11 @@ def _fill_index(
 
 
 def _is_librarys(a: Tensor, b: Tensor, n: int, k: int) -> bool:
-    half = a.dtype in HALF and b.dtype in HALF
-    return a.device.type == "cpu" or (half and known(in_whole_vectors(n, k)))
+    if a.device.type == "cpu":
+        return True
+    if a.dtype not in HALF or b.dtype not in HALF or not known(in_whole_vectors(n, k)):
+        return False
+    return a.dim() < 2 or known(a.stride(-1) == 1) or known(a.shape[-2] % 8 == 0)
 
 
 def _gemm(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:

@@ -137,6 +137,27 @@ def test_products_on_cuda(dtype, k, activation, ours, cuda, compiled):
 
 
 @pytest.mark.skipif(**NO_INDUCTOR)
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("rows, ours", [(1 << 15, True), (1 << 16, False)])
+@pytest.mark.parametrize("dtype", [*SIXTEEN_BIT, torch.float32])
+def test_large_products_in_16_bits_are_torchs(dtype, rows, ours, dynamic):
+    """Those of rows that Inductor pads, with their gradients."""
+    functions = []
+
+    def backend(graph, _):
+        functions.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    layer = my_ops.nn.Linear(1000, 1003, device="meta", dtype=dtype)
+    x = torch.empty(rows, 1000, device="meta", dtype=dtype)
+    torch.compiler.reset()
+    torch.compile(layer, backend=backend, fullgraph=True, dynamic=dynamic)(x)
+    (function,) = functions
+    known = torch.ops.my_ops.linear.default
+    assert function == (known if ours or dtype is torch.float32 else torch.nn.functional.linear)
+
+
+@pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize("dtypes", list(itertools.permutations((torch.float32, torch.bfloat16))))
 def test_products_of_two_types_are_ours_on_cuda(dtypes, cuda, compiled):
     x, weight = (

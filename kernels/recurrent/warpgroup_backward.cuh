@@ -89,7 +89,7 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
     for (int t = static_cast<int>(params.seq.steps) - 1, step = 1; t >= 0; --t, ++step) {
       for (int turn = 0; turn < turns.count; ++turn) {
         const int tile = turns.tile(turn);
-        ptx::mbarrier_wait_cluster(partial.read, partial.phase ^ 1);
+        ptx::mbarrier_wait(partial.read, partial.phase ^ 1);
         partial.phase ^= 1;
         while (ptx::ld_acquire(params.arrived + tile * kArrivedStride) < arrivals * step) {
         }
@@ -140,10 +140,6 @@ __device__ __forceinline__ void consume_grad_z(
   auto* const states = shared.state + which * params.plan.turns;
   int* const largest_of = shared.largest + which * kOwnRows;
   const auto meet = [which] { ptx::bar_sync(1 + which, 128); };
-  const auto signal = [&](uint64_t* barrier) {
-    meet();
-    if (thread < Split) ptx::mbarrier_release_cluster(barrier, thread);
-  };
 
   each_turns(batch, params.plan, group, which, [&](const Turns& turns) {
     int row_tile = turns.tile(0);  // whose turn it is
@@ -289,7 +285,8 @@ __device__ __forceinline__ void consume_grad_z(
             }
           }
           if constexpr (kHasParts) load_step(t);
-          signal(partial.written);
+          meet();
+          if (thread < Split) ptx::mbarrier_release_cluster(partial.written, thread);
           ptx::mbarrier_wait_cluster(partial.written, partial.phase);
           partial.phase ^= 1;
 #pragma unroll
@@ -321,8 +318,14 @@ __device__ __forceinline__ void consume_grad_z(
                                                      zoned, grad_kept.at[e]);
             }
           }
-          signal(partial.read);
         }
+        // Called when the warpgroup's threads have met after they stored what they made of the
+        // sums.
+        const auto release_sums = [&] {
+          if (t + 1 < seq.steps && thread < Split) {
+            ptx::mbarrier_arrive_cluster(partial.read, thread);
+          }
+        };
 
         if (t < 0) {
 #pragma unroll
@@ -338,6 +341,8 @@ __device__ __forceinline__ void consume_grad_z(
                            rounded<T>(grad));
             }
           }
+          meet();
+          release_sums();
         } else {
           float grad_terms[kOwnQuads][kTerms<Cell>][4];
 #pragma unroll
@@ -374,7 +379,8 @@ __device__ __forceinline__ void consume_grad_z(
             store_terms(t, grad_terms);
           }
           meet();
-          if (thread == 0) ptx::red_release_add(params.arrived + row_tile * kArrivedStride, 1);
+          release_sums();
+          if (thread == 127) ptx::red_release_add(params.arrived + row_tile * kArrivedStride, 1);
           if constexpr (kHasParts) {
             if (thread < kOwnRows) largest_of[thread] = 0;
             store_terms(t, grad_terms);  // the group does not wait for these

@@ -60,7 +60,7 @@ def in_whole_vectors(n: int, k: int) -> bool:
 
 
 def is_half_product(a: Tensor, b: Tensor) -> bool:
-    """Whether two plain tensors have a 16-bit product, and it is not being traced."""
+    """Whether two plain tensors have a 16-bit product."""
     if type(a) not in _PLAIN or type(b) not in _PLAIN:
         return False
     if a.dtype not in HALF or b.dtype not in HALF:
@@ -69,7 +69,7 @@ def is_half_product(a: Tensor, b: Tensor) -> bool:
         device = a.device.type
         if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) not in HALF:
             return False
-    return not (is_compiling() or tracing())
+    return True
 
 
 def are_on_cpu(a: Tensor, b: Tensor) -> bool:
@@ -149,7 +149,7 @@ _gemm_out = register_out(ops.gemm.out, "a", "b", "out", "precision")
 
 def _is_torchs_gemm(a: Tensor, b: Tensor) -> bool:
     """Whether torch's own product is the faster call."""
-    if not is_half_product(a, b) or a.dim() < 2 or b.dim() < 2:
+    if is_compiling() or not is_half_product(a, b) or tracing() or a.dim() < 2 or b.dim() < 2:
         return False
     (*batch, m, k), (*batch_b, _, n) = a.shape, b.shape
     whole = in_whole_vectors(n, k) and (a.stride(-1) == 1 or m % 8 == 0)

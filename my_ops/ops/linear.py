@@ -9,15 +9,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops import reference
 from my_ops._autograd import differentiated, register_gradient, save
 from my_ops._errors import raise_clearer, raise_out_of_memory
-from my_ops._private import version
+from my_ops._private import tracing, version
 from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
+from my_ops.ops._strides import known
 from my_ops.ops.gemm import (
     are_on_cpu,
     check_str,
@@ -28,6 +29,8 @@ from my_ops.ops.gemm import (
     in_whole_vectors,
     is_half_product,
 )
+
+_LARGE_HALF_PRODUCT = 1 << 35  # multiply-adds
 
 
 @fake("my_ops::linear")
@@ -134,7 +137,14 @@ class _Linear(torch.autograd.Function):
 
 def is_torchs_linear(x: Tensor, weight: Tensor) -> bool:
     """Whether torch's own linear is the faster call."""
-    return is_half_product(x, weight) and weight.dim() == 2 and in_whole_vectors(*weight.shape)
+    if not is_half_product(x, weight) or weight.dim() != 2:
+        return False
+    if is_compiling():
+        # Inductor pads rows that are not whole vectors, for forward and backward together.
+        if is_exporting() or not is_dynamo_compiling():
+            return False
+        return known(x.numel() * weight.shape[0] >= _LARGE_HALF_PRODUCT)
+    return in_whole_vectors(*weight.shape) and not tracing()
 
 
 def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
