@@ -157,6 +157,16 @@ def test_large_products_in_16_bits_are_torchs(dtype, rows, ours, dynamic):
     assert function == (known if ours or dtype is torch.float32 else torch.nn.functional.linear)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_products_keep_the_op(strict):
+    """A program may have sizes for which torch's would be chosen."""
+    layer = my_ops.nn.Linear(1000, 1003, dtype=torch.bfloat16)
+    x = torch.randn(64, 1000, dtype=torch.bfloat16)
+    rows = {0: torch.export.Dim("rows", max=1 << 20)}
+    program = torch.export.export(layer, (x,), dynamic_shapes=(rows,), strict=strict)
+    assert torch.ops.my_ops.linear.default in [node.target for node in program.graph.nodes]
+
+
 @pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize("dtypes", list(itertools.permutations((torch.float32, torch.bfloat16))))
 def test_products_of_two_types_are_ours_on_cuda(dtypes, cuda, compiled):

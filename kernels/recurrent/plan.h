@@ -423,8 +423,8 @@ inline bool place_backward(const CellFacts& cell, int width, int split, int64_t 
   return place_turns(fixed, state, batch, facts, plan);
 }
 
-// Timed on an H200 with the three cells at hidden sizes of 128 to 1536: it is faster than a product
-// per step up to two waves, in float beyond 512 units up to three.
+// Timed on an H200 and an H100 with the three cells at hidden sizes of 128 to 1536: it is faster than
+// a product per step up to two waves in 16 bits, and up to five in float but for about 512 units.
 inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
                                     const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
   if (hidden % 8 != 0 || !facts.hopper_code) return false;
@@ -433,8 +433,9 @@ inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t ba
            waves(plan, batch) <= most_waves;
   };
   if (takes(8, 1)) return true;
-  if (width == 2 || hidden <= 512) return takes(4, 2);
-  return takes(8, 3);  // clusters of four do not hold the parts of W_h
+  if (width == 2) return takes(4, 2);
+  if (hidden > 512) return takes(8, 5);  // clusters of four do not hold the parts of W_h
+  return takes(4, hidden <= 256 ? 5 : cell.gates > 3 ? 2 : 3);
 }
 
 // Whether the block kernels are faster than the others that are possible. Timed on an H200 with

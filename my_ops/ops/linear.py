@@ -15,7 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from my_ops import reference
 from my_ops._autograd import differentiated, register_gradient, save
 from my_ops._errors import raise_clearer, raise_out_of_memory
-from my_ops._private import tracing, version
+from my_ops._private import constant_when_compiled, tracing, version
 from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
 from my_ops.ops._strides import known
@@ -135,13 +135,18 @@ class _Linear(torch.autograd.Function):
         return tangent if residual_t is None else tangent + residual_t
 
 
+@constant_when_compiled  # Dynamo takes is_exporting for True before torch 2.13
+def _exporting() -> bool:
+    return is_exporting()
+
+
 def is_torchs_linear(x: Tensor, weight: Tensor) -> bool:
     """Whether torch's own linear is the faster call."""
     if not is_half_product(x, weight) or weight.dim() != 2:
         return False
     if is_compiling():
         # Inductor pads rows that are not whole vectors, for forward and backward together.
-        if is_exporting() or not is_dynamo_compiling():
+        if not is_dynamo_compiling() or _exporting():
             return False
         return known(x.numel() * weight.shape[0] >= _LARGE_HALF_PRODUCT)
     return in_whole_vectors(*weight.shape) and not tracing()
