@@ -423,8 +423,9 @@ inline bool place_backward(const CellFacts& cell, int width, int split, int64_t 
   return place_turns(fixed, state, batch, facts, plan);
 }
 
-// Timed on an H200 and an H100 with the three cells at hidden sizes of 128 to 1536: it is faster than
-// a product per step up to two waves in 16 bits, and up to five in float but for about 512 units.
+// Timed on an H200 and an H100 with the three cells at hidden sizes of 128 to 1536: it is faster
+// than a product per step up to two waves in 16 bits, and up to five in float but for about 512
+// units.
 inline bool plan_warpgroup_backward(const CellFacts& cell, int width, int64_t batch, int64_t hidden,
                                     const DeviceFacts& facts, WarpgroupBackwardPlan& plan) {
   if (hidden % 8 != 0 || !facts.hopper_code) return false;
