@@ -157,6 +157,30 @@ def test_large_products_in_16_bits_are_torchs(dtype, rows, ours, dynamic):
     assert function == (known if ours or dtype is torch.float32 else torch.nn.functional.linear)
 
 
+@pytest.mark.skipif(**NO_INDUCTOR)
+def test_products_of_sizes_that_depend_on_data(device):
+    def function(x, kept, weight):
+        return my_ops.linear(x[kept.nonzero().squeeze(-1)], weight)
+
+    x, weight = (torch.randn(n, 33, dtype=torch.bfloat16, device=device) for n in (40, 17))
+    kept = torch.arange(40, device=device) % 3 == 0
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
+        got = compiled(x, kept, weight)
+    torch.testing.assert_close(got, function(x, kept, weight), rtol=2.0**-7, atol=2.0**-5)
+
+
+@pytest.mark.skipif(**NO_INDUCTOR)
+def test_large_products_that_do_not_fit_are_refused():
+    """By our op, when they are traced."""
+    x = torch.empty(1 << 16, 1001, device="meta", dtype=torch.bfloat16)
+    for weight in (x.new_empty(1003, 1000), x.new_empty(1003, 1001, dtype=torch.float16)):
+        torch.compiler.reset()
+        with pytest.raises(Exception, match="linear: "):
+            torch.compile(my_ops.linear, backend="eager", fullgraph=True)(x, weight)
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_exported_products_keep_the_op(strict):
     """A program may have sizes for which torch's would be chosen."""

@@ -17,7 +17,7 @@ Sizes = Sequence[int]  # or torch.SymInt
 
 def known(condition: Any) -> bool:
     """Whether a condition on sizes holds; False if that depends on the data."""
-    if isinstance(condition, bool):
+    if condition is True or condition is False:  # in Dynamo, every condition is a bool
         return condition
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports sympy
 

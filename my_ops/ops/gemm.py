@@ -63,7 +63,7 @@ def is_half_product(a: Tensor, b: Tensor) -> bool:
     """Whether two plain tensors have a 16-bit product."""
     if type(a) not in _PLAIN or type(b) not in _PLAIN:
         return False
-    if a.dtype not in HALF or b.dtype not in HALF:
+    if a.dtype not in HALF or b.dtype != a.dtype:
         if not any_autocast() or a.dtype not in _CAST or b.dtype not in _CAST:
             return False
         device = a.device.type

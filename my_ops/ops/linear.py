@@ -146,9 +146,10 @@ def is_torchs_linear(x: Tensor, weight: Tensor) -> bool:
         return False
     if is_compiling():
         # Inductor pads rows that are not whole vectors, for forward and backward together.
-        if not is_dynamo_compiling() or _exporting():
+        if not is_dynamo_compiling() or _exporting() or x.dim() == 0:
             return False
-        return known(x.numel() * weight.shape[0] >= _LARGE_HALF_PRODUCT)
+        fits = known(x.shape[-1] == weight.shape[1])
+        return fits and known(x.numel() * weight.shape[0] >= _LARGE_HALF_PRODUCT)
     return in_whole_vectors(*weight.shape) and not tracing()
 
 
