@@ -89,7 +89,7 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
     for (int t = static_cast<int>(params.seq.steps) - 1, step = 1; t >= 0; --t, ++step) {
       for (int turn = 0; turn < turns.count; ++turn) {
         const int tile = turns.tile(turn);
-        ptx::mbarrier_wait_cluster(partial.read, partial.phase ^ 1);
+        ptx::mbarrier_wait(partial.read, partial.phase ^ 1);
         partial.phase ^= 1;
         while (ptx::ld_acquire(params.arrived + tile * kArrivedStride) < arrivals * step) {
         }
@@ -320,10 +320,11 @@ __device__ __forceinline__ void consume_grad_z(
           }
         }
         // Called when the warpgroup's threads have met after they stored what they made of the
-        // sums.
+        // sums: so these have been read, and nothing is published. At cluster scope it would take 3
+        // to 10 % of a step in 16 bits.
         const auto release_sums = [&] {
           if (t + 1 < seq.steps && thread < Split) {
-            ptx::mbarrier_release_cluster(partial.read, thread);
+            ptx::mbarrier_arrive_cluster(partial.read, thread);
           }
         };
 
