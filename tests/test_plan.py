@@ -259,12 +259,16 @@ LAYERS_CHOSEN = [  # device, cell, backward, width, batch, hidden -> kernel
     ("H200", "lltm", 1, 2, 256, 1020, "steps"),  # rows are not whole 16-byte vectors
     ("H200", "lltm", 1, 4, 32, 1024, "grid"),
     ("H200", "lltm", 1, 4, 33, 1024, "warpgroup"),
-    ("H200", "lltm", 1, 4, 384, 1024, "warpgroup"),
-    ("H200", "lltm", 1, 4, 385, 1024, "steps"),  # a fourth wave
+    ("H200", "lltm", 1, 4, 640, 1024, "warpgroup"),
+    ("H200", "lltm", 1, 4, 641, 1024, "steps"),  # a sixth wave
     ("H200", "lltm", 1, 4, 96, 512, "grid"),
     ("H200", "gru", 1, 4, 97, 512, "warpgroup"),
     ("H200", "lstm", 1, 4, 768, 512, "warpgroup"),
     ("H200", "lstm", 1, 4, 769, 512, "steps"),  # a third wave
+    ("H200", "gru", 1, 4, 1152, 512, "warpgroup"),
+    ("H200", "gru", 1, 4, 1153, 512, "steps"),  # a fourth wave
+    ("H200", "lstm", 1, 4, 4480, 256, "warpgroup"),
+    ("H200", "lstm", 1, 4, 4481, 256, "steps"),  # a sixth wave
     ("H200", "lstm", 1, 4, 320, 256, "grid"),
     ("H200", "lstm", 1, 4, 321, 256, "warpgroup"),
     ("H200", "gru", 1, 4, 1280, 128, "grid"),

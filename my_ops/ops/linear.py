@@ -150,7 +150,7 @@ def is_torchs_linear(x: Tensor, weight: Tensor) -> bool:
             return False
         fits = known(x.shape[-1] == weight.shape[1])
         return fits and known(x.numel() * weight.shape[0] >= _LARGE_HALF_PRODUCT)
-    return in_whole_vectors(*weight.shape) and not tracing()
+    return not tracing() and in_whole_vectors(*weight.shape)  # traced sizes are tensors
 
 
 def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
