@@ -79,7 +79,7 @@ build/wheel: $(SOURCES) build/tools
 	@rm -rf dist
 	@if test "$$MY_OPS_WITH_CUDA" = 0; \
 	then printf '\nCompiling for the CPU: about 1 minute on two cores\n'; \
-	else printf '\nCompiling for the CPU and all GPUs: about 10 minutes on two cores\n'; \
+	else printf '\nCompiling for the CPU and all GPUs: 5 to 10 minutes on two cores\n'; \
 	fi; $(WHEEL) -w dist
 	$(PY) tools/check_wheel.py dist/*.whl
 	@touch $@
