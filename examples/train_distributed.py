@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -183,6 +184,10 @@ def main() -> None:
     train(options, device, init_device_mesh(device.type, (world_size,)))
     dist.barrier()  # what the others still wait for
     dist.destroy_process_group()
+    # The caches of DTensor keep gloo's threads alive. One that asks for the interpreter lock while
+    # Python ends aborts the process, so Python's own end is left out.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
