@@ -60,18 +60,22 @@ def cpu_layers() -> Iterator[Case]:
     """Layers beside torch's; LLTM, which has 3 gates, beside torch's LSTM."""
 
     def train(layer: torch.nn.Module, x: torch.Tensor) -> Run:
-        return lambda: layer(x)[0].sum().backward()
+        def step() -> None:
+            layer.zero_grad()
+            layer(x)[0].sum().backward()
+
+        return step
 
     peers = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "LLTM": torch.nn.LSTM}
-    for (name, peer), hidden, batch in product(
-        peers.items(), (32, 128, 256, 512, 1024), (1, 16, 64)
+    for (name, peer), steps, hidden, batch in product(
+        peers.items(), (1, 8), (32, 128, 256, 512, 1024), (1, 16, 64)
     ):
         x, ours, other = (
-            torch.randn(8, batch, hidden),
+            torch.randn(steps, batch, hidden),
             getattr(my_ops.nn, name)(hidden, hidden),
             peer(hidden, hidden),
         )
-        case = f"{name} float32 T8 B{batch} H{hidden}"
+        case = f"{name} float32 T{steps} B{batch} H{hidden}"
         forward = (no_grad(lambda x=x, layer=layer: layer(x)) for layer in (ours, other))
         yield Case(f"{case} forward", next(forward), {"torch": next(forward)})
         yield Case(f"{case} forward + backward", train(ours, x), {"torch": train(other, x)})

@@ -12,9 +12,10 @@ constexpr int64_t kGrain = 2048;             // units per thread: each costs fou
 constexpr int64_t kGrainProducts = 1 << 20;  // multiplications per thread: 10 us or more
 constexpr int64_t kRowsOfARead = 16;  // reading a weight takes as long as multiplying it so often
 constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-level cache
-constexpr int64_t kFewRows = 3;       // for so few, ATen's products are faster than by_units
-constexpr int64_t kRowsOfAPacking = 32;  // of all steps: packing costs more than it saves below,
-                                         // and always in a single step
+// Up to these, ATen's products are faster, as packing the weights costs more than it saves.
+constexpr int64_t kFewRows = 3;             // by_units
+constexpr int64_t kFewSteps = 3;            // by_units
+constexpr int64_t kWeightsAStep = 1 << 15;  // by_rows: more weights than this for every step
 
 template <typename Op>
 struct Cpu {
@@ -57,11 +58,11 @@ struct Cpu {
     const int64_t weights = s.weights.x.numel() + s.weights.h.numel();
     const int64_t steps = s.output.size(0), batch = s.output.size(1);
     if (stays_in_cache(weights, s.output)) {
+      if (weights > steps * kWeightsAStep) return false;
       by_rows(s, weights);
-    } else if (batch > kFewRows && steps > 1 && steps * batch >= kRowsOfAPacking) {
-      by_units(s);
     } else {
-      return false;
+      if (batch <= kFewRows || steps <= kFewSteps) return false;
+      by_units(s);
     }
     Tensor h_n = s.h_n;
     torch::stable::copy_(h_n, step_of(s.output, steps - 1));
@@ -70,7 +71,7 @@ struct Cpu {
 
   bool sequence_backward(const SequenceBackwardTensors& s) const {
     const int64_t weights = s.weights_h.numel();
-    if (!stays_in_cache(weights, s.saved)) return false;
+    if (!stays_in_cache(weights, s.saved) || weights > s.steps * kWeightsAStep) return false;
     dispatch(s.saved.scalar_type(), [&]<typename T>() {
       const auto c0 = as_contiguous(s.c0), grad_h_n = as_contiguous(s.grad_h_n),
                  grad_c_n = as_contiguous(s.grad_c_n);
