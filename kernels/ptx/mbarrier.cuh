@@ -36,36 +36,32 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier, int r
                : "memory");
 }
 
-// The same, which also publishes shared memory that the block has written, to blocks that wait with
-// mbarrier_wait_cluster.
+// The same, which also publishes shared memory that the block has written, to blocks that wait at
+// Scope::kCluster.
 __device__ __forceinline__ void mbarrier_release_cluster(uint64_t* barrier, int rank) {
   asm volatile(
       "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapa(barrier, rank))
       : "memory");
 }
 
+// Whose memory a thread sees after a wait: what its block has written, or all blocks of the
+// cluster.
+enum class Scope { kBlock, kCluster };
+
+template <Scope kScope>
 __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
-__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
-  while (!mbarrier_try_wait(barrier, parity)) {
-  }
-}
-
-__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (done == 0) {
+  if constexpr (kScope == Scope::kBlock) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } else {
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
@@ -75,6 +71,13 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_
         : "=r"(done)
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
+  }
+  return done != 0;
+}
+
+template <Scope kScope = Scope::kBlock>
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!mbarrier_try_wait<kScope>(barrier, parity)) {
   }
 }
 

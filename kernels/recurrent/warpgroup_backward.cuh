@@ -287,7 +287,7 @@ __device__ __forceinline__ void consume_grad_z(
           if constexpr (kHasParts) load_step(t);
           meet();
           if (thread < Split) ptx::mbarrier_release_cluster(partial.written, thread);
-          ptx::mbarrier_wait_cluster(partial.written, partial.phase);
+          ptx::mbarrier_wait<ptx::Scope::kCluster>(partial.written, partial.phase);
           partial.phase ^= 1;
 #pragma unroll
           for (int quad = 0; quad < kOwnQuads; ++quad) {
