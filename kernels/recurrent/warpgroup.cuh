@@ -1,5 +1,6 @@
-// What the kernels for many rows share, forward and backward, on Hopper: the ring of k-blocks in
-// shared memory, the product with W_h in 16 bits, and adjacent units of a row as one vector.
+// What the kernels for many rows share, forward and backward, on Hopper: the counters of the tiles,
+// the ring of k-blocks in shared memory, the product with W_h in 16 bits, and adjacent units of a
+// row as one vector.
 #pragma once
 
 #include <cuda.h>
@@ -26,7 +27,16 @@ template <int kBytes>
 using WordOf =
     std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, uint32_t>>;
 
+// Each tile of rows has a counter, which shows how far its group is.
 constexpr int kArrivedStride = 32;  // words, so that each counter has its own 128 bytes
+
+inline int64_t warpgroup_counter_bytes(int64_t batch) {
+  return ceil_div(batch, kWarpgroupRows) * kArrivedStride * int64_t{sizeof(uint32_t)};
+}
+
+__device__ __forceinline__ uint32_t* counter_of(uint32_t* arrived, int tile) {
+  return arrived + tile * kArrivedStride;
+}
 
 // Each stage holds one k-block of a tile of rows.
 struct TileRing {

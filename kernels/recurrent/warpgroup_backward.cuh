@@ -29,7 +29,7 @@ __device__ __forceinline__ void produce_grad_z(const WarpgroupBackwardParams<T>&
       for (int turn = 0; turn < turns.count; ++turn) {
         const int tile = turns.tile(turn);
         partial.wait_until_read();
-        while (ptx::ld_acquire(params.arrived + tile * kArrivedStride) < arrivals * step) {
+        while (ptx::ld_acquire(counter_of(params.arrived, tile)) < arrivals * step) {
         }
         ptx::fence_proxy_async_global();
         ptx::fence_proxy_async();  // the partial sums have been there
@@ -90,10 +90,6 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 
 // ---- host ----
 
-inline int64_t warpgroup_backward_counter_bytes(int64_t batch) {
-  return ceil_div(batch, kWarpgroupRows) * kArrivedStride * int64_t{sizeof(uint32_t)};
-}
-
 // Of the workspace: the counters and, in float, the parts of two steps and the rows' scales.
 template <typename Cell, typename T>
 int64_t warpgroup_backward_exchange_bytes(int64_t batch, int64_t hidden) {
@@ -102,7 +98,7 @@ int64_t warpgroup_backward_exchange_bytes(int64_t batch, int64_t hidden) {
   const int64_t parts = sizeof(T) == 4 ? 4 * batch * columns * int64_t{sizeof(__half)} +
                                              2 * tiles * batch * int64_t{sizeof(float)}
                                        : 0;
-  return warpgroup_backward_counter_bytes(batch) + parts;
+  return warpgroup_counter_bytes(batch) + parts;
 }
 
 template <typename Cell, typename T>
@@ -169,8 +165,8 @@ cudaError_t warpgroup_backward(const RecurrentSequenceBackward<T>& args,
   cudaError_t encoded;
   if constexpr (kParts<T> == 2) {
     const int64_t columns = int64_t{plan.tiles} * kBackwardTileK<Cell>;
-    auto* const parts = reinterpret_cast<__half*>(static_cast<char*>(workspace) +
-                                                  warpgroup_backward_counter_bytes(batch));
+    auto* const parts =
+        reinterpret_cast<__half*>(static_cast<char*>(workspace) + warpgroup_counter_bytes(batch));
     params.exchange = {parts, reinterpret_cast<float*>(parts + 4 * batch * columns), columns,
                        plan.tiles, batch};
     encoded = encode(parts, 2 * columns, 2 * columns, 2);

@@ -358,7 +358,7 @@ __device__ __forceinline__ void consume_grad_z(
           meet();
           release_sums();
           if (thread == 127) {
-            ptx::red_release_add(params.arrived + quads.row_tile * kArrivedStride, 1);
+            ptx::red_release_add(counter_of(params.arrived, quads.row_tile), 1);
           }
           if constexpr (kHasParts) {
             if (thread < kOwnRows<Split>) largest_of[thread] = 0;

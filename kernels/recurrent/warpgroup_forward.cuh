@@ -89,7 +89,7 @@ __device__ __forceinline__ void produce_h(const WarpgroupParams<T>& params, Tile
       const int matrix = kParts<T> == 2 ? 2 * (t % 2) : t == 0 ? 0 : t - 1;
       for (int turn = 0; turn < turns.count; ++turn) {
         const int tile = turns.tile(turn);
-        while (ptx::ld_acquire(params.arrived + tile * kArrivedStride) < arrivals * t) {
+        while (ptx::ld_acquire(counter_of(params.arrived, tile)) < arrivals * t) {
         }
         ptx::fence_proxy_async_global();
         for (int k_block = 0; k_block < k_blocks; ++k_block) {
@@ -261,7 +261,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
         }
 
         __syncwarp();
-        if (lane == 0) ptx::red_release_add(params.arrived + turns.tile(turn) * kArrivedStride, 1);
+        if (lane == 0) ptx::red_release_add(counter_of(params.arrived, turns.tile(turn)), 1);
 
         // The group does not wait for what follows. Every block writes the same exponents, and one
         // that is behind ignores the product of the step in which they change.
@@ -401,10 +401,6 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 }
 
 // ---- host ----
-
-inline int64_t warpgroup_counter_bytes(int64_t batch) {
-  return ceil_div(batch, kWarpgroupRows) * kArrivedStride * int64_t{sizeof(uint32_t)};
-}
 
 // Of the workspace: the counters and, in float, the parts of two steps and the rows' exponents.
 template <typename T>
