@@ -47,17 +47,29 @@ MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c,
   }
 }
 
-// The rows of one strip of columns: tiles of Rows, then of half of that, down to one.
+// A tile of up to Rows rows.
+template <typename T, int Bytes, int Rows>
+MY_OPS_INLINE void product_rows(const T* a, int64_t a_row, const T* panel, T* c, int64_t c_row,
+                                int64_t rows, int64_t k, int64_t columns) {
+  if constexpr (Rows > 1) {
+    if (rows < Rows) {
+      return product_rows<T, Bytes, Rows - 1>(a, a_row, panel, c, c_row, rows, k, columns);
+    }
+  }
+  product_tile<T, Bytes, Rows>(a, a_row, panel, c, c_row, k, columns);
+}
+
+// The rows of one strip of columns, in as few tiles as possible, all of about the same size: the
+// sums of a tile of few rows would wait for each other.
 template <typename T, int Bytes, int Rows>
 MY_OPS_INLINE void product_strip(const T* a, int64_t a_row, const T* panel, T* c, int64_t c_row,
                                  int64_t m, int64_t k, int64_t columns) {
-  int64_t row = 0;
-  for (; row + Rows <= m; row += Rows) {
-    product_tile<T, Bytes, Rows>(a + row * a_row, a_row, panel, c + row * c_row, c_row, k, columns);
-  }
-  if constexpr (Rows > 1) {
-    product_strip<T, Bytes, Rows / 2>(a + row * a_row, a_row, panel, c + row * c_row, c_row,
-                                      m - row, k, columns);
+  for (int64_t tiles = (m + Rows - 1) / Rows; tiles > 0; --tiles) {
+    const int64_t rows = (m + tiles - 1) / tiles;
+    product_rows<T, Bytes, Rows>(a, a_row, panel, c, c_row, rows, k, columns);
+    a += rows * a_row;
+    c += rows * c_row;
+    m -= rows;
   }
 }
 
@@ -80,8 +92,8 @@ MY_OPS_INLINE void product_of(const T* a, int64_t a_row, const T* packed, T* c, 
   }
 MY_OPS_MULTIPLY("arch=x86-64-v4", float, 64, 8)
 MY_OPS_MULTIPLY("arch=x86-64-v4", double, 64, 8)
-MY_OPS_MULTIPLY("arch=x86-64-v3", float, 32, 4)
-MY_OPS_MULTIPLY("arch=x86-64-v3", double, 32, 4)
+MY_OPS_MULTIPLY("arch=x86-64-v3", float, 32, 6)
+MY_OPS_MULTIPLY("arch=x86-64-v3", double, 32, 6)
 MY_OPS_MULTIPLY("default", float, 16, 4)
 MY_OPS_MULTIPLY("default", double, 16, 4)
 #else
