@@ -87,6 +87,18 @@ def _any_requires_grad(*args: Any) -> bool:
 any_requires_grad: Any = _torch("torch._C", "_any_requires_grad", _any_requires_grad)
 
 
+_will_run: Any = _torch("torch._C", "_will_engine_execute_node", lambda node: True)
+
+
+def will_run(node: Any) -> bool:
+    """Whether the current backward runs a node of the graph; True if torch does not tell, as for a
+    leaf that torch.autograd.grad was asked for."""
+    try:
+        return _will_run(node)
+    except RuntimeError:
+        return True
+
+
 def version(t: Tensor) -> int | None:
     """How often ``t`` was written in place, or None if torch does not count."""
     return None if t.is_inference() else getattr(t, "_version", None)

@@ -9,9 +9,10 @@ import torch.autograd.forward_ad as forward_ad
 from samples import ACTIVATIONS, DIFFERENTIABLE, NO_INDUCTOR, as_tuple, leaves, named
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import my_ops
-from my_ops import reference
+from my_ops import _autograd, reference
 
 LIMIT = 2.0**-46  # for float64 results of the same operations in another order
 FLOAT32_LIMIT = 2.0**-19  # for float32 sums of a few products, and for fused compiled kernels
@@ -57,6 +58,57 @@ def test_gradient_of_every_choice_of_arguments(op, device):
             total = sum(r.sin().sum() for r in as_tuple(function(*args)))
             found.append(torch.autograd.grad(total, [t for t in args if t.requires_grad]))
         assert_close(*found)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize(**named(SMOOTH))
+def test_asking_for_every_choice_of_gradients(op, device, create_graph, monkeypatch):
+    """All arguments require a gradient, but backward is asked for some. Half of them are leaves."""
+    monkeypatch.setattr(_autograd, "_WORK_TO_ASK", 0)
+    found = inputs(op, device)
+    tensors = [t if i % 2 else t.clone() for i, t in enumerate(found)]
+    total = sum(r.sin().sum() for r in as_tuple(op(*tensors)))
+    want = torch.autograd.grad(total, tensors, retain_graph=True)
+    for choice in itertools.product([False, True], repeat=len(tensors)):
+        asked = list(itertools.compress(tensors, choice))
+        if not asked:
+            continue
+        got = torch.autograd.grad(total, asked, retain_graph=True, create_graph=create_graph)
+        assert_close(got, tuple(itertools.compress(want, choice)))
+        leaf = [t for t in asked if t.is_leaf]
+        if leaf:
+            total.backward(inputs=leaf, retain_graph=True)
+            assert_close(
+                [t.grad for t in leaf], [g for g, t in zip(got, asked, strict=True) if t.is_leaf]
+            )
+        for t in leaf:
+            t.grad = None
+        assert all(t.grad is None for t in found)
+
+
+def flops(results, asked, **how):
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(results.sum(), asked, retain_graph=True, **how)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_products_that_backward_is_not_asked_for(device, create_graph):
+    """As with torch's own linear, they are not computed, though their gradients are required."""
+    x = torch.randn(512, 512, device=device, requires_grad=True)
+    weight = torch.randn(512, 512, device=device, requires_grad=True)
+    bias = torch.randn(512, device=device, requires_grad=True)
+    ours = my_ops.linear(x, weight, bias), my_ops.gemm(x, weight)
+    layer = my_ops.nn.LSTM(512, 256, device=device)
+    layers = layer(x.view(32, 16, 512))[0]
+    torchs = torch.nn.functional.linear(x, weight, bias)
+    for asked in ((x,), (weight,), (x, weight)):
+        want = flops(torchs, asked, create_graph=create_graph)
+        assert [flops(y, asked, create_graph=create_graph) for y in ours] == [want, want]
+    products = x.numel() * 4 * layer.hidden_size * 2
+    every = flops(layers, (x, layer.weight_ih_l0), create_graph=create_graph)
+    assert every - flops(layers, (x,), create_graph=create_graph) == products
+    assert every - flops(layers, (layer.weight_ih_l0,), create_graph=create_graph) == products
 
 
 @pytest.mark.parametrize(**named(SMOOTH))

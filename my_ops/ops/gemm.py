@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
-from my_ops._autograd import register_gradient, register_out, save
+from my_ops._autograd import asked_for, register_gradient, register_out, save
 from my_ops._errors import raise_out_of_memory
 from my_ops._private import (
     any_autocast,
@@ -114,10 +114,11 @@ class _Gemm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
+        need_a, need_b, _ = asked_for(ctx, 2 * grad.numel() * a.shape[-1])
         grad_a = grad_b = None
-        if ctx.needs_input_grad[0]:
+        if need_a:
             grad_a = _gradient_of(a, grad, b.mT, ctx.precision)
-        if ctx.needs_input_grad[1]:
+        if need_b:
             grad_b = _gradient_of(b, a.mT, grad, ctx.precision)
         return grad_a, grad_b, None
 

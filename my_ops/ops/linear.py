@@ -13,7 +13,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops import reference
-from my_ops._autograd import differentiated, register_gradient, save
+from my_ops._autograd import asked_for, differentiated, register_gradient, save
 from my_ops._errors import raise_clearer, raise_out_of_memory
 from my_ops._private import constant_when_compiled, tracing, version
 from my_ops.ops import _checks
@@ -92,22 +92,23 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once: activation checkpointing allows no second time
         x, weight = saved[:2]
-        grad_residual = grad if ctx.needs_input_grad[4] else None
+        needs = asked_for(ctx, 2 * grad.numel() * x.shape[-1])
+        grad_residual = grad if needs[4] else None
         if ctx.activation != "none":
             grad = activation_backward(grad, _Linear._before(ctx.precision, *saved), ctx.activation)
         grad_x = grad_weight = grad_bias = None
-        if ctx.needs_input_grad[0]:
+        if needs[0]:
             if grad.dim() == 2:
                 grad_x = gemm_op(grad, weight, ctx.precision)
             else:
                 grad_x = _linear(grad, weight.mT, None, "none", None, ctx.precision, None)
             grad_x = in_dtype_of(x, grad_x)
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+        if needs[1] or needs[2]:
             grad_rows, x_rows = as_rows(grad, x)
-            if ctx.needs_input_grad[1]:
+            if needs[1]:
                 grad_weight = gemm_op(grad_rows.mT, x_rows, ctx.precision)
                 grad_weight = in_dtype_of(weight, grad_weight)
-            if ctx.needs_input_grad[2]:
+            if needs[2]:
                 grad_bias = grad_rows.sum(0)
         return grad_x, grad_weight, grad_bias, None, grad_residual, None, None
 

@@ -6,6 +6,7 @@ tensors ``(*, hidden_size)``, one for each value of a unit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -134,6 +135,11 @@ class Cell:
         if not isinstance(rows, int) or rows <= columns or terms.element_size() > 2:
             return self.of_input(terms), 0
         return terms[..., : columns - alone], alone
+
+    def work(self, input: Tensor, h: Tensor) -> int:
+        """Multiply-adds of the gradients of the input and the parameters."""
+        inputs, hidden = input.shape[-1], h.shape[-1]
+        return math.prod(input.shape[:-1]) * self.terms * hidden * (2 * inputs + hidden)
 
     def _alone(self, terms: Tensor) -> int:
         return terms.shape[-1] // self.terms * self.apart

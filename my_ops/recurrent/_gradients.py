@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from my_ops._autograd import differentiated, register_gradient, save
+from my_ops._autograd import asked_for, differentiated, register_gradient, save
 from my_ops._errors import raise_out_of_memory
 from my_ops.ops._common import are_plain, ops
 from my_ops.recurrent import _formulas, _weights_backward
@@ -103,7 +103,7 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
         def backward(ctx: Any, *grads: Tensor | None) -> Grads:
             *inputs, gates = ctx.saved_tensors
             input, parameters, h = inputs[0], inputs[1:end], inputs[end]
-            needs, hidden = ctx.needs_input_grad, h.shape[1]
+            needs, hidden = asked_for(ctx, cell.work(input, h)), h.shape[1]
             grad_h: Tensor | None
             if gates is None or differentiated():
                 one_step = input.unsqueeze(0), inputs[end:], parameters
@@ -160,8 +160,9 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> Grads:
-            saved, needs = ctx.saved_tensors, ctx.needs_input_grad
+            saved = ctx.saved_tensors
             input, states, parameters = saved[0], saved[1:start], saved[start:end]
+            needs = asked_for(ctx, cell.work(input, states[0]))
             lengths, reset, zoneout, output, gates, *sequences = saved[end:]
             rows = Rows.of(input, lengths, reset, zoneout)
             input, states = _without_what_takes_no_part(rows, lengths, input, states)

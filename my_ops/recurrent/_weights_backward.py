@@ -32,13 +32,13 @@ def _(*given: Any) -> tuple[Tensor, ...]:
     return tuple(grad_gates.new_empty(size) for size in sizes)
 
 
-def takes(cell: Cell, grad: Tensor, input: Tensor, *others: Tensor | None) -> bool:
+def takes(cell: Cell, grad: Tensor, input: Tensor, h0: Tensor, *others: Tensor | None) -> bool:
     """Whether it is the faster call, for plain tensors that nothing traces or watches."""
-    if is_compiling() or not are_plain(grad, input, *others):
+    if is_compiling() or not are_plain(grad, input, h0, *others):
         return False
-    steps, batch, columns = grad.shape
-    work = steps * batch * columns * (2 * input.shape[2] + columns // cell.terms)
-    if steps * batch > FEW_ROWS or work > MOST_WORK.get(grad.device.type, 0):
+    steps, batch, _ = grad.shape
+    most = MOST_WORK.get(grad.device.type, 0)
+    if steps * batch > FEW_ROWS or cell.work(input, h0) > most:
         return False
     return not (tracing() or dispatch_modes() or transforms_active())
 
