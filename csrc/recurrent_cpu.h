@@ -13,8 +13,8 @@ constexpr int64_t kGrainProducts = 1 << 20;  // multiplications per thread: 10 u
 constexpr int64_t kRowsOfARead = 16;  // reading a weight takes as long as multiplying it so often
 constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-level cache
 // Up to these, ATen's products are faster, as packing the weights costs more than it saves.
-constexpr int64_t kFewRows = 3;             // by_units
 constexpr int64_t kFewSteps = 3;            // by_units
+constexpr int64_t kFewPasses = 8;           // by_units: over all weights, that a thread saves
 constexpr int64_t kWeightsAStep = 1 << 15;  // by_rows: more weights than this for every step
 
 template <typename Op>
@@ -61,7 +61,11 @@ struct Cpu {
       if (weights > steps * kWeightsAStep) return false;
       by_rows(s, weights);
     } else {
-      if (batch <= kFewRows || steps <= kFewSteps) return false;
+      // ATen reads all weights for each of a few rows, in one thread; by_units once, in all
+      // threads.
+      const int64_t threads = torch::stable::get_num_threads();
+      const bool pays = steps * (batch * threads - 1) > kFewPasses * threads;
+      if (steps <= kFewSteps || !pays) return false;
       by_units(s);
     }
     Tensor h_n = s.h_n;

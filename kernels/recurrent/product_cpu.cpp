@@ -17,32 +17,46 @@ constexpr int kPanel = 128 / sizeof(T);
 
 constexpr int64_t kAhead = 16;  // rows of a panel that are fetched before they are read
 
+// The sums of an element, of every kChains-th product each: with few rows, additions would wait for
+// each other.
+template <int Rows>
+constexpr int kChains = Rows == 1 ? 4 : (Rows < 4 ? 2 : 1);
+
 // c[Rows, 2 vectors] = a[Rows, k] @ panel[k, 2 vectors], of which `columns` are stored.
 template <typename T, int Bytes, int Rows>
 MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c, int64_t c_row,
                                 int64_t k, int64_t columns) {
   typedef T Vector __attribute__((vector_size(Bytes)));
   typedef T Unaligned __attribute__((vector_size(Bytes), aligned(alignof(T)), may_alias));
-  constexpr int kLanes = Bytes / sizeof(T);
-  Vector left[Rows] = {}, right[Rows] = {};
-  for (int64_t i = 0; i < k; ++i, panel += kPanel<T>) {
-    const T* ahead = panel + kAhead * kPanel<T>;  // a panel of many rows exceeds the first level
-    __builtin_prefetch(ahead);
-    __builtin_prefetch(ahead + kLine / sizeof(T));
-    const Vector b_left = *reinterpret_cast<const Unaligned*>(panel);
-    const Vector b_right = *reinterpret_cast<const Unaligned*>(panel + kLanes);
+  constexpr int kLanes = Bytes / sizeof(T), kSums = kChains<Rows>;
+  Vector left[kSums][Rows] = {}, right[kSums][Rows] = {};
+  for (int64_t i = 0; i < k; i += kSums) {
+#pragma GCC unroll 4
+    for (int chain = 0; chain < kSums; ++chain, panel += kPanel<T>) {
+      if (chain > 0 && i + chain >= k) break;
+      const T* ahead = panel + kAhead * kPanel<T>;  // a panel of many rows exceeds the first level
+      __builtin_prefetch(ahead);
+      __builtin_prefetch(ahead + kLine / sizeof(T));
+      const Vector b_left = *reinterpret_cast<const Unaligned*>(panel);
+      const Vector b_right = *reinterpret_cast<const Unaligned*>(panel + kLanes);
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-      left[r] += a[r * a_row + i] * b_left;
-      right[r] += a[r * a_row + i] * b_right;
+      for (int r = 0; r < Rows; ++r) {
+        left[chain][r] += a[r * a_row + i + chain] * b_left;
+        right[chain][r] += a[r * a_row + i + chain] * b_right;
+      }
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r, c += c_row) {
+#pragma GCC unroll 4
+    for (int chain = 1; chain < kSums; ++chain) {
+      left[0][r] += left[chain][r];
+      right[0][r] += right[chain][r];
+    }
     T part[2 * kLanes];
     T* row = columns < 2 * kLanes ? part : c;
-    *reinterpret_cast<Unaligned*>(row) = left[r];
-    *reinterpret_cast<Unaligned*>(row + kLanes) = right[r];
+    *reinterpret_cast<Unaligned*>(row) = left[0][r];
+    *reinterpret_cast<Unaligned*>(row + kLanes) = right[0][r];
     if (row == part) std::memcpy(c, part, columns * sizeof(T));
   }
 }
