@@ -62,6 +62,9 @@ forward_mode_enabled: Any = _torch(
     "forward mode around another transform does not",
 )
 
+# What names a Function to compiled autograd. torch defines it for public ones alone.
+compiled_autograd_key: Any = getattr(torch.autograd.Function, "_compiled_autograd_key", None)
+
 # Whether torch.func, forward mode, any autocast or jit.trace is active. True if torch does not
 # tell; that only makes calls slower.
 transforms_active: Any = _torch("torch._C", "_are_functorch_transforms_active", _always)

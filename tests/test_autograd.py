@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from samples import ACTIVATIONS, DIFFERENTIABLE, NO_INDUCTOR, as_tuple, leaves, named
+from torch._dynamo import compiled_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,6 +21,7 @@ FLOAT32_LIMIT = 2.0**-19  # for float32 sums of a few products, and for fused co
 SIZES = [7, 9, 11]  # different from all other sizes of an op: equal dynamic sizes share a symbol
 
 SMOOTH = [op for op in DIFFERENTIABLE if op.smooth]
+COMPILED_BACKWARD = ("custom_add", "gemm", "linear-gelu", "lltm_cell", "lstm-lengths-reset-zoneout")
 
 
 def inputs(op, device, size=2):
@@ -84,6 +86,23 @@ def test_asking_for_every_choice_of_gradients(op, device, create_graph, monkeypa
         for t in leaf:
             t.grad = None
         assert all(t.grad is None for t in found)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks at that of results
+@pytest.mark.parametrize(**named([op for op in SMOOTH if op.name in COMPILED_BACKWARD]))
+def test_compiled_autograd(op, device):
+    """torch.compile captures the graph of an eager call's backward when it runs."""
+    tensors, found = inputs(op, device), []
+    for function in (op, op.reference):
+        args = [t.detach().requires_grad_() for t in tensors]
+        total = sum(r.sin().sum() for r in as_tuple(function(*args)))
+        if found:
+            total.backward()
+        else:
+            with compiled_autograd._enable(torch.compile(backend="eager")):
+                total.backward()
+        found.append(tuple(t.grad for t in args))
+    assert_close(*found)
 
 
 def flops(results, asked, **how):
