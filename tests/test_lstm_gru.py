@@ -36,6 +36,14 @@ def test_sequence_values_and_gradients(name, dtype, sizes, device):
     check_precision(*pair(name), recurrent_inputs(name, *sizes, dtype, device))
 
 
+@pytest.mark.parametrize("sizes", [(12, 2, 5, 300), (20, 1, 5, 300), (4, 3, 5, 300)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", NAMES)
+def test_few_rows_on_the_cpu(name, dtype, sizes):
+    """Threads share the units; those of one or three rows only if there is more than one thread."""
+    check_precision(*pair(name), recurrent_inputs(name, *sizes, dtype, "cpu"))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_products_have_the_precision_that_torch_allows(name, strict_cublas):
     """Of a layer that runs step by step."""

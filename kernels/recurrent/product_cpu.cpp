@@ -15,7 +15,10 @@ namespace {
 template <typename T>
 constexpr int kPanel = 128 / sizeof(T);
 
-constexpr int64_t kAhead = 16;  // rows of a panel that are fetched before they are read
+// Rows of a panel that are fetched before they are read: one of many rows exceeds the first level.
+constexpr int64_t kAhead = 16;
+
+constexpr int64_t kBlock = 128;  // of k, summed on its own: a sum's error grows with its length
 
 // The sums of an element, of every kChains-th product each: with few rows, additions would wait for
 // each other.
@@ -29,34 +32,43 @@ MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c,
   typedef T Vector __attribute__((vector_size(Bytes)));
   typedef T Unaligned __attribute__((vector_size(Bytes), aligned(alignof(T)), may_alias));
   constexpr int kLanes = Bytes / sizeof(T), kSums = kChains<Rows>;
-  Vector left[kSums][Rows] = {}, right[kSums][Rows] = {};
-  for (int64_t i = 0; i < k; i += kSums) {
+  Vector left[Rows] = {}, right[Rows] = {};
+  for (int64_t begin = 0; begin < k; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, k);
+    Vector of_left[kSums][Rows] = {}, of_right[kSums][Rows] = {};
+    for (int64_t i = begin; i < end; i += kSums) {
 #pragma GCC unroll 4
-    for (int chain = 0; chain < kSums; ++chain, panel += kPanel<T>) {
-      if (chain > 0 && i + chain >= k) break;
-      const T* ahead = panel + kAhead * kPanel<T>;  // a panel of many rows exceeds the first level
-      __builtin_prefetch(ahead);
-      __builtin_prefetch(ahead + kLine / sizeof(T));
-      const Vector b_left = *reinterpret_cast<const Unaligned*>(panel);
-      const Vector b_right = *reinterpret_cast<const Unaligned*>(panel + kLanes);
+      for (int chain = 0; chain < kSums; ++chain, panel += kPanel<T>) {
+        if (chain > 0 && i + chain >= end) break;
+        const T* ahead = panel + kAhead * kPanel<T>;
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + kLine / sizeof(T));
+        const Vector b_left = *reinterpret_cast<const Unaligned*>(panel);
+        const Vector b_right = *reinterpret_cast<const Unaligned*>(panel + kLanes);
 #pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) {
-        left[chain][r] += a[r * a_row + i + chain] * b_left;
-        right[chain][r] += a[r * a_row + i + chain] * b_right;
+        for (int r = 0; r < Rows; ++r) {
+          of_left[chain][r] += a[r * a_row + i + chain] * b_left;
+          of_right[chain][r] += a[r * a_row + i + chain] * b_right;
+        }
       }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int chain = 1; chain < kSums; ++chain) {
+        of_left[0][r] += of_left[chain][r];
+        of_right[0][r] += of_right[chain][r];
+      }
+      left[r] += of_left[0][r];
+      right[r] += of_right[0][r];
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r, c += c_row) {
-#pragma GCC unroll 4
-    for (int chain = 1; chain < kSums; ++chain) {
-      left[0][r] += left[chain][r];
-      right[0][r] += right[chain][r];
-    }
     T part[2 * kLanes];
     T* row = columns < 2 * kLanes ? part : c;
-    *reinterpret_cast<Unaligned*>(row) = left[0][r];
-    *reinterpret_cast<Unaligned*>(row + kLanes) = right[0][r];
+    *reinterpret_cast<Unaligned*>(row) = left[r];
+    *reinterpret_cast<Unaligned*>(row + kLanes) = right[r];
     if (row == part) std::memcpy(c, part, columns * sizeof(T));
   }
 }
