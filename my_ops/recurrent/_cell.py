@@ -55,7 +55,7 @@ class Cell:
     reads_h: bool = False  # whether the previous h also enters other than through the weights
     weights: OneMatrix | TwoMatrices = field(default_factory=TwoMatrices)
 
-    @cached_property
+    @property  # not cached: Dynamo's guards see what a first use adds to an object
     def terms(self) -> int:
         return self.gates + self.apart
 
