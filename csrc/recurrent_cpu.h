@@ -12,10 +12,11 @@ constexpr int64_t kGrain = 2048;             // units per thread: each costs fou
 constexpr int64_t kGrainProducts = 1 << 20;  // multiplications per thread: 10 us or more
 constexpr int64_t kRowsOfARead = 16;  // reading a weight takes as long as multiplying it so often
 constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-level cache
-// Up to these, ATen's products are faster, as packing the weights costs more than it saves.
+// Where ATen's products are faster, as packing the weights costs more than it saves: up to so many
+// steps, up to so many passes over all weights that a thread saves, beyond so many weights a step.
 constexpr int64_t kFewSteps = 3;            // by_units
-constexpr int64_t kFewPasses = 8;           // by_units: over all weights, that a thread saves
-constexpr int64_t kWeightsAStep = 1 << 15;  // by_rows: more weights than this for every step
+constexpr int64_t kFewPasses = 8;           // by_units
+constexpr int64_t kWeightsAStep = 1 << 15;  // by_rows
 
 template <typename Op>
 struct Cpu {
@@ -58,7 +59,7 @@ struct Cpu {
     const int64_t weights = s.weights.x.numel() + s.weights.h.numel();
     const int64_t steps = s.output.size(0), batch = s.output.size(1);
     if (stays_in_cache(weights, s.output)) {
-      if (weights > steps * kWeightsAStep) return false;
+      if (!packing_pays(weights, steps)) return false;
       by_rows(s, weights);
     } else {
       // ATen reads all weights for each of a few rows, in one thread; by_units once, in all
@@ -75,7 +76,7 @@ struct Cpu {
 
   bool sequence_backward(const SequenceBackwardTensors& s) const {
     const int64_t weights = s.weights_h.numel();
-    if (!stays_in_cache(weights, s.saved) || weights > s.steps * kWeightsAStep) return false;
+    if (!stays_in_cache(weights, s.saved) || !packing_pays(weights, s.steps)) return false;
     dispatch(s.saved.scalar_type(), [&]<typename T>() {
       const auto c0 = as_contiguous(s.c0), grad_h_n = as_contiguous(s.grad_h_n),
                  grad_c_n = as_contiguous(s.grad_c_n);
@@ -186,6 +187,10 @@ struct Cpu {
   // Whether every thread may read all weights at every step.
   static bool stays_in_cache(int64_t weights, const Tensor& like) {
     return weights * static_cast<int64_t>(like.element_size()) <= kCache;
+  }
+  // by_rows: weights are packed once and then read at every step.
+  static bool packing_pays(int64_t weights, int64_t steps) {
+    return weights <= steps * kWeightsAStep;
   }
   static int64_t rows_a_thread(int64_t steps, int64_t weights) {
     return kGrainProducts / (steps * weights + 1) + 1;

@@ -12,7 +12,7 @@
 namespace my_ops::cuda {
 
 template <typename Cell, typename T, int Units>
-__global__ void __launch_bounds__(2 * Units)
+__global__ void __launch_bounds__(2 * Units, block_blocks_per_sm(sizeof(T), Units))
     block_forward_kernel(const __grid_constant__ BlockParams<RecurrentSequence<T>> params) {
 #if __CUDA_ARCH__ >= 800
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;

@@ -143,6 +143,12 @@ inline bool takes_warps(const CellFacts& cell, int width, int64_t batch, const W
 
 constexpr int kBlockRows = 8;  // mma's N
 
+// The blocks for which an SM has registers, in the forward kernels for up to this many units; 0: as
+// the compiler chooses. With eight, an H200 runs 8192 rows of 32 units at once.
+constexpr int block_blocks_per_sm(int width, int units) {
+  return width == 2 && units == 32 ? 8 : 0;
+}
+
 // A column of the vector in shared memory: an odd number of chunks, so that the columns that are
 // read at a time are in different banks.
 constexpr int block_row_bytes(int chunks) { return (chunks | 1) * 64; }
