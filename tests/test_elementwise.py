@@ -225,6 +225,7 @@ def test_every_alignment(dtype, offset, device):
     assert torch.equal(my_ops.add_one(a), reference.add_one(a))
     assert torch.equal(my_ops.custom_add(a, b), (a.double() + b.double() + 1).to(dtype))
     if dtype.is_floating_point:
+        assert torch.equal(my_ops.d_sigmoid(a), my_ops.d_sigmoid(a.clone()))
         backward = torch.ops.my_ops.d_sigmoid_backward
         assert torch.equal(backward(a, b), backward(a.clone(), b.clone()))
 

@@ -27,9 +27,12 @@ echo 'FUNC          LOCAL   DEFAULT    -               _Z6insidePi'
 """
 
 
-def test_kernels_never_launched_are_named(tmp_path, monkeypatch):
+# Two releases of cuobjdump.
+@pytest.mark.parametrize("prefixes", [("", ""), ("STT_", "STO_")])
+def test_kernels_never_launched_are_named(prefixes, tmp_path, monkeypatch):
     tool, names, output = (tmp_path / name for name in ("cuobjdump", "names", "found.json"))
-    tool.write_text(SYMBOLS)
+    symbols = SYMBOLS.replace("FUNC", f"{prefixes[0]}FUNC").replace("ENTRY", f"{prefixes[1]}ENTRY")
+    tool.write_text(symbols)
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     # As the profiler writes them; and one of torch's.

@@ -38,11 +38,13 @@ def plain(names: str) -> set[str]:
 
 
 def compiled(module: Path, architecture: str) -> set[str]:
-    """The kernels of a module. A line of cuobjdump's: FUNC LOCAL DEFAULT ENTRY NAME."""
+    """The kernels of a module. cuobjdump's lines differ from release to release: FUNC LOCAL DEFAULT
+    ENTRY NAME, or STT_FUNC STB_LOCAL STO_ENTRY NAME."""
     command = [cuobjdump(), "-symbols", "-arch", architecture, str(module)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [line.split() for line in done.stdout.splitlines()]
-    return plain("\n".join(line[-1] for line in lines if line[:1] == ["FUNC"] and "ENTRY" in line))
+    kinds = [(line, {field.rpartition("_")[2] for field in line[:-1]}) for line in lines if line]
+    return plain("\n".join(line[-1] for line, kind in kinds if kind >= {"FUNC", "ENTRY"}))
 
 
 def template(kernel: str) -> str:
