@@ -30,7 +30,7 @@ struct DeviceFacts {
   constexpr bool is(int wanted_major, int wanted_minor) const {
     return major == wanted_major && minor == wanted_minor;
   }
-  int max_cluster() const { return major < 9 ? 1 : major == 9 ? 16 : 8; }  // 16 is not portable
+  int max_cluster() const { return major < 9 ? 1 : 8; }  // more are not portable
   bool runs(const Needs& needs) const {
     return needs.code <= code && needs.shared_bytes <= shared_bytes &&
            needs.cluster <= max_cluster() && needs.resident <= sm_count;

@@ -106,7 +106,7 @@ void layer(std::istream& in, const DeviceFacts& device) {
       if (variant) return answer("block", plan.block.units, plan.block.rows, 0);
       return answer("block", {.code = 80});
     case RecurrentPlan::Kind::kCluster:
-      if (variant) return answer("cluster", cluster.units_per_thread, cluster.rows, cluster.chunks);
+      if (variant) return answer("cluster", cluster.rows, cluster.chunks, 0);
       return answer("cluster", {.code = 90,
                                 .shared_bytes = cluster.spread_bytes + kMaxClusterStatic,
                                 .cluster = cluster.blocks});

@@ -33,7 +33,7 @@ class Device(NamedTuple):
 
     @property
     def max_cluster(self):
-        return {9: 16, 10: 8, 12: 8}.get(self.major, 1)
+        return 8 if self.major >= 9 else 1
 
 
 DEVICES = {

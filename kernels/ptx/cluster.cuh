@@ -46,14 +46,6 @@ __device__ __forceinline__ float4 ld_cluster(uint32_t address) {
 
 // Stores into a block of the cluster, with addresses from mapa. Bytes that have arrived count on
 // that block's mbarrier.
-__device__ __forceinline__ void st_async(uint32_t address, uint32_t barrier, float v0, float v1) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
-          "r"(address),
-      "f"(v0), "f"(v1), "r"(barrier)
-      : "memory");
-}
-
 __device__ __forceinline__ void st_async(uint32_t address, uint32_t barrier, float v0, float v1,
                                          float v2, float v3) {
   asm volatile(

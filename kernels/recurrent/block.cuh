@@ -36,8 +36,8 @@ __device__ __forceinline__ float element(float2 pair, int unit) {
 // chunks.
 template <typename T, int Vectors, int Units>
 struct BlockVector {
-  static constexpr int kUnits = Units;
-  static constexpr int kChunks = Vectors * Units / kChunkUnits<T>;
+  static constexpr int kUnitChunks = Units / kChunkUnits<T>;
+  static constexpr int kChunks = Vectors * kUnitChunks;
   uint8_t bytes[kBlockRows][block_row_bytes(kChunks)];
 
   __device__ __forceinline__ void put(int column, int vector, int unit, float first, float second) {
@@ -87,10 +87,14 @@ struct BlockWeights {
 
   // total[m]: the sums of the tile's rows r and r + 8, r = lane / 4, with columns 2q and 2q + 1,
   // q = lane % 4: (r, 2q), (r, 2q + 1), (r + 8, 2q), (r + 8, 2q + 1).
-  __device__ __forceinline__ void multiply(const Vector& vector, float (&total)[MTiles][4]) const {
+  // The first half of a vector's chunks, and one more, always have units.
+  __device__ __forceinline__ void multiply(const Vector& vector, int64_t hidden,
+                                           float (&total)[MTiles][4]) const {
     float sum[Sums][MTiles][1][4] = {};
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
+      const int of_vector = c % Vector::kUnitChunks;
+      if (of_vector > Vector::kUnitChunks / 2 && of_vector * kChunkUnits<T> >= hidden) continue;
       const uint4 b[1] = {vector.fragments(c)};
       if constexpr (kSplit) {
         multiply_chunk_split(sum[c % Sums], weights[c], low[c], b);

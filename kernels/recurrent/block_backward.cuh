@@ -14,7 +14,6 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
     const __grid_constant__ BlockParams<RecurrentSequenceBackward<T>> params) {
 #if __CUDA_ARCH__ >= 800
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
-  constexpr int kUnitChunks = Units / kChunkUnits<T>;
   using Vector = BlockVector<T, kGates, Units>;
   __shared__ __align__(16) Vector vectors[2];
   const RecurrentSequenceBackward<T>& seq = params.seq;
@@ -26,8 +25,9 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
   BlockWeights<T, 1, 4, Vector> weights;
   weights.load([&](int, int half, int chunk) {
     const int lane = threadIdx.x % 32;
-    const int64_t k = chunk % kUnitChunks * kChunkUnits<T> + lane % 4 * (16 / sizeof(T));
-    return load_column(seq.w_h, seq.w_row, chunk / kUnitChunks, k, place.unit + half, hidden);
+    const int64_t k = chunk % Vector::kUnitChunks * kChunkUnits<T> + lane % 4 * (16 / sizeof(T));
+    return load_column(seq.w_h, seq.w_row, chunk / Vector::kUnitChunks, k, place.unit + half,
+                       hidden);
   });
 
   // By row and unit of the pair.
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
     __syncthreads();  // all gradients are in place, and the other buffer has been read
 
     float sum[1][4];
-    weights.multiply(vector, sum);
+    weights.multiply(vector, hidden, sum);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll

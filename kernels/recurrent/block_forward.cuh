@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(2 * Units, block_blocks_per_sm(sizeof(T), Unit
   for (int64_t t = 0; t < seq.steps; ++t) {
     load_step(min(t + 1, seq.steps - 1), next);
     float sum[kGates][4];
-    weights.multiply(vectors[t & 1], sum);
+    weights.multiply(vectors[t & 1], hidden, sum);
 
     float saved[2][2][kSaved];
 #pragma unroll

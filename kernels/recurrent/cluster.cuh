@@ -10,9 +10,9 @@
 // step t + 1 is pushed after all of step t has arrived, and a warp pushes step t after it has read
 // step t - 1, which is in the buffer that t + 1 goes into.
 //
-// Lanes: sixteen lanes share a unit (or a pair of units) and divide K. Lane k takes the float4s k,
-// k + 16, ... of the vector, so that shared memory is read without bank conflicts. Shuffles add
-// their sums and halve the number of (unit, row) items per lane, until a lane owns one item.
+// Lanes: sixteen lanes share a pair of units and divide K. Lane k takes the float4s k, k + 16, ...
+// of the vector, so that shared memory is read without bank conflicts. Shuffles add their sums and
+// halve the number of (unit, row) items per lane, until a lane owns one item.
 #pragma once
 
 #include "ptx/cluster.cuh"
@@ -25,16 +25,16 @@ namespace my_ops::cuda {
 
 constexpr int kClusterChunkUnits = 64;  // 16 lanes of a float4 each
 constexpr int kClusterAhead = 4;        // steps between the prefetch of a value and its load
+constexpr int kLaneUnits = 2;           // of sixteen lanes
+constexpr int kClusterWarpUnits = 2 * kLaneUnits;
+static_assert(kRecurrentWarps * kClusterWarpUnits == kClusterBlockUnits);
 
 // Vectors: how many hidden-sized vectors are exchanged (1 forward, the gates' gradients backward).
-template <int Vectors, int UnitsPerThread, int Rows, int Chunks>
+template <int Vectors, int Rows, int Chunks>
 struct Exchange {
-  static constexpr int kBlockUnits = 16 * UnitsPerThread;
-  static constexpr int kWarpUnits = 2 * UnitsPerThread;
-  static constexpr int kItems = UnitsPerThread * Rows;  // per sixteen lanes
+  static constexpr int kItems = kLaneUnits * Rows;  // per sixteen lanes
   static constexpr int kLanes = 16;
   static constexpr int kPadded = Chunks * kClusterChunkUnits;
-  static_assert(kItems == 1 || kItems == 2 || kItems == 4 || kItems == 8);
 
   using Buffer = float4[Rows][Vectors][kPadded / 4];
   struct Shared {
@@ -45,14 +45,14 @@ struct Exchange {
   // The lane's item after sum_items: unit first, then row.
   __device__ __forceinline__ static int item() { return item_of<kLanes, kItems>(); }
   __device__ __forceinline__ static int item_unit() {
-    return threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / kLanes * UnitsPerThread +
+    return threadIdx.x / 32 * kClusterWarpUnits + threadIdx.x % 32 / kLanes * kLaneUnits +
            item() / Rows;
   }
   __device__ __forceinline__ static int item_row() { return item() % Rows; }
 
 #if __CUDA_ARCH__ >= 900
   __device__ __forceinline__ static uint32_t bytes(uint32_t blocks) {
-    return blocks * kBlockUnits * Rows * Vectors * sizeof(float);
+    return blocks * kClusterBlockUnits * Rows * Vectors * sizeof(float);
   }
 
   // Zeroes both buffers (units past the last block stay zero) and arms both barriers.
@@ -81,56 +81,41 @@ struct Exchange {
     if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier, bytes(blocks));
   }
 
-  // The messages of a lane. A message is a warp's units of one row and vector for one block.
-  // Messages are distributed over the lanes, target by target.
-  static constexpr int kPasses = (Rows + 1) / 2;  // up to 16 blocks times Rows, over 32 lanes
-  struct Targets {
-    uint32_t address[kPasses];  // in the target's first buffer and vector; 0 if there is none
-    uint32_t barrier[kPasses];
+  // A lane's message: a warp's units of one row for one block. There are up to 8 blocks times 4
+  // rows, so every message has a lane.
+  struct Target {
+    uint32_t address = 0;  // in the target's first buffer and vector; 0 if there is none
+    uint32_t barrier = 0;
 
-    __device__ __forceinline__ Targets(Shared& shared, uint32_t rank, uint32_t blocks) {
-      const int unit = rank * kBlockUnits + threadIdx.x / 32 * kWarpUnits;
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const uint32_t target = message(pass) / Rows;
-        const auto* at = reinterpret_cast<const float*>(shared.vector[0][message(pass) % Rows][0]);
-        const bool used = target < blocks;
-        address[pass] = used ? ptx::mapa(at + unit, target) : 0;
-        barrier[pass] = used ? ptx::mapa(&shared.arrived[0], target) : 0;
-      }
+    __device__ __forceinline__ Target(Shared& shared, uint32_t rank, uint32_t blocks) {
+      const uint32_t target = threadIdx.x % 32 / Rows;
+      if (target >= blocks) return;
+      const int unit = rank * kClusterBlockUnits + threadIdx.x / 32 * kClusterWarpUnits;
+      address = ptx::mapa(reinterpret_cast<const float*>(shared.vector[0][message_row()][0]) + unit,
+                          target);
+      barrier = ptx::mapa(&shared.arrived[0], target);
     }
   };
-  __device__ __forceinline__ static int message(int pass) { return threadIdx.x % 32 + pass * 32; }
+  __device__ __forceinline__ static int message_row() { return threadIdx.x % Rows; }
 
   // Pushes every lane's own value[Vectors] to all blocks, as the exchange for `step`.
-  __device__ __forceinline__ static void push(const Targets& targets, uint32_t step,
+  __device__ __forceinline__ static void push(const Target& target, uint32_t step,
                                               const float (&value)[Vectors]) {
     const uint32_t buffer = step & 1;
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int row = message(pass) % Rows;
+    for (int g = 0; g < Vectors; ++g) {
+      float v[kClusterWarpUnits];
 #pragma unroll
-      for (int g = 0; g < Vectors; ++g) {
-        float v[kWarpUnits];
-#pragma unroll
-        for (int u = 0; u < kWarpUnits; ++u) {
-          const int item = u % UnitsPerThread * Rows + row;
-          const int owner = u / UnitsPerThread * kLanes + item * (kLanes / kItems);
-          v[u] = __shfl_sync(0xFFFFFFFFu, value[g], owner);
-        }
-        if (targets.address[pass] != 0) {
-          const uint32_t address = targets.address[pass] +
-                                   buffer * static_cast<uint32_t>(sizeof(Buffer)) +
-                                   g * static_cast<uint32_t>(sizeof(float4) * kPadded / 4);
-          const uint32_t barrier =
-              targets.barrier[pass] + buffer * static_cast<uint32_t>(sizeof(uint64_t));
-          if constexpr (kWarpUnits == 2) {
-            ptx::st_async(address, barrier, v[0], v[1]);
-          } else {
-            ptx::st_async(address, barrier, v[0], v[1], v[2], v[3]);
-          }
-        }
+      for (int u = 0; u < kClusterWarpUnits; ++u) {
+        const int item = u % kLaneUnits * Rows + message_row();
+        const int owner = u / kLaneUnits * kLanes + item * (kLanes / kItems);
+        v[u] = __shfl_sync(0xFFFFFFFFu, value[g], owner);
       }
+      if (target.address == 0) continue;
+      const uint32_t address = target.address + buffer * static_cast<uint32_t>(sizeof(Buffer)) +
+                               g * static_cast<uint32_t>(sizeof(float4) * kPadded / 4);
+      const uint32_t barrier = target.barrier + buffer * static_cast<uint32_t>(sizeof(uint64_t));
+      ptx::st_async(address, barrier, v[0], v[1], v[2], v[3]);
     }
   }
 #endif
@@ -139,30 +124,31 @@ struct Exchange {
 // The weights of a thread's units, in registers as float, and their product with the exchanged
 // vectors, for the lane's share of K. Gates that share a vector (forward) and gates that have one
 // each (backward) have separate sums, so that the chains of multiply-adds stay short.
-template <int Gates, int Vectors, int UnitsPerThread, int Rows, int Chunks>
+template <int Gates, int Vectors, int Rows, int Chunks>
 struct ClusterWeights {
-  using Shared = typename Exchange<Vectors, UnitsPerThread, Rows, Chunks>::Shared;
+  using Shared = typename Exchange<Vectors, Rows, Chunks>::Shared;
   static_assert(Vectors == 1 || Vectors == Gates);
 
-  float4 weights[UnitsPerThread][Gates][Chunks];
+  float4 weights[kLaneUnits][Gates][Chunks];
 
   // weights_of(unit): its UnitWeights, for units from first_unit on.
   template <typename WeightsOf>
   __device__ __forceinline__ void load(int64_t first_unit, WeightsOf weights_of) {
-    constexpr int kWarpUnits = 2 * UnitsPerThread;
     const int64_t unit =
-        first_unit + threadIdx.x / 32 * kWarpUnits + threadIdx.x % 32 / 16 * UnitsPerThread;
+        first_unit + threadIdx.x / 32 * kClusterWarpUnits + threadIdx.x % 32 / 16 * kLaneUnits;
 #pragma unroll
-    for (int j = 0; j < UnitsPerThread; ++j) {
+    for (int j = 0; j < kLaneUnits; ++j) {
       weights_of(unit + j).template load<kClusterChunkUnits, Gates>(threadIdx.x % 16 * 4,
                                                                     weights[j]);
     }
   }
 
-  __device__ __forceinline__ void multiply(const Shared& shared, int buffer,
-                                           float (&sum)[Gates][UnitsPerThread * Rows]) const {
+  // The first chunks / 2 + 1 always have units.
+  __device__ __forceinline__ void multiply(const Shared& shared, int buffer, int64_t hidden,
+                                           float (&sum)[Gates][kLaneUnits * Rows]) const {
 #pragma unroll
     for (int p = 0; p < Chunks; ++p) {
+      if (p > Chunks / 2 && p * kClusterChunkUnits >= hidden) break;
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
 #pragma unroll
@@ -170,7 +156,7 @@ struct ClusterWeights {
           const float4 v =
               shared.vector[buffer][r][Vectors == 1 ? 0 : gate][p * 16 + threadIdx.x % 16];
 #pragma unroll
-          for (int j = 0; j < UnitsPerThread; ++j) {
+          for (int j = 0; j < kLaneUnits; ++j) {
             float& s = sum[gate][j * Rows + r];
             s = fmaf(weights[j][gate][p].x, v.x, s);
             s = fmaf(weights[j][gate][p].y, v.y, s);
@@ -193,7 +179,7 @@ struct ClusterBlock {
   __device__ __forceinline__ ClusterBlock(int64_t batch, int64_t hidden, uint32_t blocks,
                                           uint32_t rank)
       : batch(batch), hidden(hidden) {
-    first_unit = int64_t{rank} * Exchange::kBlockUnits;
+    first_unit = int64_t{rank} * kClusterBlockUnits;
     first_row = int64_t{blockIdx.x / blocks} * Rows;
     unit = first_unit + Exchange::item_unit();
     row = first_row + Exchange::item_row();
@@ -209,7 +195,7 @@ struct ClusterBlock {
 
 // ---- host ----
 
-// A launch of clusters, which may have more than the portable 8 blocks.
+// A launch of clusters.
 struct ClusterLaunch {
   cudaLaunchAttribute attribute{};
   cudaLaunchConfig_t config{};
@@ -233,10 +219,6 @@ struct ClusterLaunch {
   // attributes belong to the kernel, in all threads; each is only ever set to one value.
   cudaError_t resident(const void* kernel, int shared_bytes, int& count) {
     config.dynamicSmemBytes = shared_bytes;
-    if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-        err != cudaSuccess) {
-      return err;
-    }
     if (shared_bytes > 0) {
       if (auto err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           kSpreadBytes);
@@ -274,36 +256,32 @@ cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, const Se
   return cudaLaunchKernelExC(&launch.config, kernel, arguments);
 }
 
-// Calls visit<units_per_thread, rows, chunks>() for the plan's instantiation; null if there is
+// Calls visit<rows, chunks>() for the plan's instantiation; null if there is
 // none.
 template <typename Visit>
 const void* visit_cluster_plan(const ClusterPlan& plan, Visit visit) {
-  const auto rows = [&]<int Units, int Chunks>() -> const void* {
+  const auto rows = [&]<int Chunks>() -> const void* {
     switch (plan.rows) {
       case 1:
-        return visit.template operator()<Units, 1, Chunks>();
+        return visit.template operator()<1, Chunks>();
       case 2:
-        return visit.template operator()<Units, 2, Chunks>();
+        return visit.template operator()<2, Chunks>();
       case 4:
-        return visit.template operator()<Units, 4, Chunks>();
+        return visit.template operator()<4, Chunks>();
       default:
         return nullptr;
     }
   };
-  const auto chunks = [&]<int Units>() -> const void* {
-    switch (plan.chunks) {
-      case 1:
-        return rows.template operator()<Units, 1>();
-      case 2:
-        return rows.template operator()<Units, 2>();
-      case 4:
-        return rows.template operator()<Units, 4>();
-      default:
-        return nullptr;
-    }
-  };
-  return plan.units_per_thread == 1 ? chunks.template operator()<1>()
-                                    : chunks.template operator()<2>();
+  switch (plan.chunks) {
+    case 1:
+      return rows.template operator()<1>();
+    case 2:
+      return rows.template operator()<2>();
+    case 4:
+      return rows.template operator()<4>();
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace my_ops::cuda

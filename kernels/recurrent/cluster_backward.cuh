@@ -11,24 +11,24 @@
 
 namespace my_ops::cuda {
 
-template <typename Cell, typename T, int UnitsPerThread, int Rows, int Chunks>
+template <typename Cell, typename T, int Rows, int Chunks>
 __global__ void __launch_bounds__(kRecurrentThreads, 1)
     cluster_backward_kernel(const __grid_constant__ RecurrentSequenceBackward<T> seq) {
 #if __CUDA_ARCH__ >= 900
-  using Exchange = Exchange<Cell::kGates, UnitsPerThread, Rows, Chunks>;
+  using Exchange = Exchange<Cell::kGates, Rows, Chunks>;
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
   __shared__ typename Exchange::Shared shared;
   const int64_t batch = seq.batch, hidden = seq.hidden;
   const uint32_t blocks = ptx::cluster_nctarank(), rank = ptx::cluster_ctarank();
   const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
 
-  ClusterWeights<kGates, kGates, UnitsPerThread, Rows, Chunks> weights;
+  ClusterWeights<kGates, kGates, Rows, Chunks> weights;
   weights.load(block.first_unit, [&](int64_t unit) {
     return UnitWeights<T>::column(seq.w_h, seq.w_row, unit, hidden);
   });
   Exchange::init(shared, blocks);
 
-  const typename Exchange::Targets targets(shared, rank, blocks);
+  const typename Exchange::Target target(shared, rank, blocks);
   Values<float, kStateValues<Cell>> state = {};
   if (block.real && seq.grad_carried_n != nullptr) {
     load_values<kCarried>(seq.grad_carried_n + block.at(0, kCarried), hidden, state.at);
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     if (s > 0) {
       Exchange::wait(shared, static_cast<uint32_t>(s), blocks);
       float sum[kGates][Exchange::kItems] = {};
-      weights.multiply(shared, s & 1, sum);
+      weights.multiply(shared, s & 1, hidden, sum);
       float total[1][Exchange::kItems];
 #pragma unroll
       for (int m = 0; m < Exchange::kItems; ++m) {
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     kept.item(ToFloat()).template backward<T>(through, block.real, zoned, zoneout, grad_kept, state,
                                               grad_terms, published);
     // Round `steps` still reads this one, but pushes nothing.
-    Exchange::push(targets, static_cast<uint32_t>(s) + 1, published);
+    Exchange::push(target, static_cast<uint32_t>(s) + 1, published);
     if (block.writes) {
       store_values<kTerms<Cell>>(seq.grad_terms + block.at(t, kTerms<Cell>), hidden, grad_terms);
     }
@@ -82,9 +82,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 #endif
 }
 
-template <typename Cell, int Units, int Rows, int Chunks, typename T>
+template <typename Cell, int Rows, int Chunks, typename T>
 const void* cluster_kernel(const RecurrentSequenceBackward<T>*) {
-  return reinterpret_cast<const void*>(&cluster_backward_kernel<Cell, T, Units, Rows, Chunks>);
+  return reinterpret_cast<const void*>(&cluster_backward_kernel<Cell, T, Rows, Chunks>);
 }
 
 }  // namespace my_ops::cuda

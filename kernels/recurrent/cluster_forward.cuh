@@ -1,5 +1,5 @@
 // Forward over all steps for small hidden sizes and few rows: a cluster per 1, 2 or 4 rows.
-// Plan: weights are in registers as float. Every warp owns two or four units with all their gates,
+// Plan: weights are in registers as float. Every warp owns four units with all their gates,
 // so a step is: wait, read h from shared memory, multiply, shuffle, cell, push h to the cluster.
 // See cluster.cuh for the exchange.
 // Bound by latency: about 1100 cycles per step of LLTM at B1 H256, half of them between blocks.
@@ -11,18 +11,18 @@
 
 namespace my_ops::cuda {
 
-template <typename Cell, typename T, int UnitsPerThread, int Rows, int Chunks>
+template <typename Cell, typename T, int Rows, int Chunks>
 __global__ void __launch_bounds__(kRecurrentThreads, 1)
     cluster_forward_kernel(const __grid_constant__ RecurrentSequence<T> seq) {
 #if __CUDA_ARCH__ >= 900
-  using Exchange = Exchange<1, UnitsPerThread, Rows, Chunks>;
+  using Exchange = Exchange<1, Rows, Chunks>;
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
   __shared__ typename Exchange::Shared shared;
   const int64_t batch = seq.batch, hidden = seq.hidden;
   const uint32_t blocks = ptx::cluster_nctarank(), rank = ptx::cluster_ctarank();
   const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
 
-  ClusterWeights<kGates, 1, UnitsPerThread, Rows, Chunks> weights;
+  ClusterWeights<kGates, 1, Rows, Chunks> weights;
   weights.load(block.first_unit,
                [&](int64_t unit) { return UnitWeights<T>::row(seq.w_h, seq.w_row, unit, hidden); });
 
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     gates_x[gate] = seq.gates_x + block.at(0, kGates) + gate * hidden;
   }
   T* output = seq.output + block.at(0, 1);
-  const typename Exchange::Targets targets(shared, rank, blocks);
+  const typename Exchange::Target target(shared, rank, blocks);
 
   // For a unit that does not exist, every step counts as one after a reset, so that 0 * NaN of the
   // padding reaches no other unit.
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   for (int64_t t = 0; t < seq.steps; ++t) {
     if (t > 0) Exchange::wait(shared, static_cast<uint32_t>(t), blocks);
     float sum[kGates][Exchange::kItems] = {};
-    weights.multiply(shared, t & 1, sum);
+    weights.multiply(shared, t & 1, hidden, sum);
     sum_items<Exchange::kLanes>(sum);
 
     float z[kTerms<Cell>], saved[Cell::kSaved];
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     h[0] = forward_of<Cell, T>(z, reset != 0, {zoned, zoneout, h[0]}, state, saved);
     // No step reads the last h, and a block that has finished must not be written to.
     if (t + 1 < seq.steps) {
-      Exchange::push(targets, static_cast<uint32_t>(t) + 1, h);
+      Exchange::push(target, static_cast<uint32_t>(t) + 1, h);
       if (block.real) load_step(t + 1);
     }
 
@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 #endif
 }
 
-template <typename Cell, int Units, int Rows, int Chunks, typename T>
+template <typename Cell, int Rows, int Chunks, typename T>
 const void* cluster_kernel(const RecurrentSequence<T>*) {
-  return reinterpret_cast<const void*>(&cluster_forward_kernel<Cell, T, Units, Rows, Chunks>);
+  return reinterpret_cast<const void*>(&cluster_forward_kernel<Cell, T, Rows, Chunks>);
 }
 
 }  // namespace my_ops::cuda

@@ -40,11 +40,10 @@ struct GridPlan {
 
 // Clusters that exchange through distributed shared memory (cluster.cuh).
 struct ClusterPlan {
-  int blocks;            // of a cluster, which holds all of W_h
-  int units_per_thread;  // 1 or 2; a block has 16 of these each
-  int rows;              // of the batch, per cluster: 1, 2 or 4
-  int chunks;            // of 64 units, which cover the hidden size: 1, 2 or 4
-  int spread_bytes;      // shared memory that a block may ask for to have its SM to itself
+  int blocks;        // of a cluster, which holds all of W_h
+  int rows;          // of the batch, per cluster: 1, 2 or 4
+  int chunks;        // of 64 units, which cover the hidden size: 1, 2 or 4
+  int spread_bytes;  // shared memory that a block may ask for to have its SM to itself
 };
 
 // Warps that run rows on their own (warp.cuh).
@@ -177,44 +176,34 @@ inline bool plan_block(const CellFacts& cell, int width, int64_t batch, int64_t 
 
 constexpr int kSpreadBytes = 120 * 1024;
 constexpr int kMaxClusterStatic = 48 * 1024;  // of the kernels' own shared memory
+constexpr int kClusterBlockUnits = 32;        // of a block: two for each sixteen lanes
+constexpr int kMostClusterRows = 4;           // of the batch, per cluster
 
-// Which instantiations there are. For 129 to 256 units, two units a thread and half the rows do as
-// well as one unit and several rows, in clusters half as large. Up to 64, they are for the cells of
-// which there are no warp kernels.
-constexpr bool cluster_exists(int gates, int units, int rows, int chunks) {
-  if (chunks == 1) return !warp_exists(gates, 64, 1);
-  return units == 2 || rows == 1 || chunks < 4;
+// Which instantiations there are. Up to 64 units, they are for the cells of which there are no warp
+// kernels.
+constexpr bool cluster_exists(int gates, int chunks) {
+  return chunks > 1 || !warp_exists(gates, 64, 1);
 }
 
 // For hidden sizes up to 256 whose rows all run at once.
 inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
                          const DeviceFacts& facts, ClusterPlan& plan) {
   if (hidden > 256) return false;
-  const int chunks = hidden <= 64 ? 1 : hidden <= 128 ? 2 : 4;
-  const Needs spread{.shared_bytes = kSpreadBytes + kMaxClusterStatic};
-  const int spread_bytes = facts.runs(spread) ? kSpreadBytes : 0;
-  int64_t best = 0;
-  for (int units : {1, 2}) {
-    // At least two: a block that writes to its own shared memory this way must have a peer.
-    const auto blocks = static_cast<int>(std::max<int64_t>(2, ceil_div(hidden, 16 * units)));
-    if (!facts.runs({.code = 90, .cluster = blocks})) continue;
-    // A cluster must be in one GPC, so some SMs stay idle: 31 clusters of 4, 15 of 8 and 7 of 16
-    // fit on 132 SMs.
-    const int64_t usable = facts.sm_count - facts.sm_count / (blocks > 8 ? 8 : 16);
-    const int64_t resident = usable / blocks;
-    for (int rows : {1, 2, 4}) {
-      if (!cluster_exists(cell.gates, units, rows, chunks) || ceil_div(batch, rows) > resident)
-        continue;
-      // Cycles beyond the latency that all plans share: two for each multiply-add of a thread, and
-      // some for each block that has to be written to.
-      const int64_t cost = int64_t{8} * cell.gates * units * chunks * rows + 20 * blocks;
-      if (best == 0 || cost < best) {
-        best = cost;
-        plan = {blocks, units, rows, chunks, spread_bytes};
-      }
-    }
+  plan.chunks = hidden <= 64 ? 1 : hidden <= 128 ? 2 : 4;
+  // At least two: a block that writes to its own shared memory this way must have a peer.
+  plan.blocks = static_cast<int>(std::max<int64_t>(2, ceil_div(hidden, kClusterBlockUnits)));
+  if (!cluster_exists(cell.gates, plan.chunks) ||
+      !facts.runs({.code = 90, .cluster = plan.blocks})) {
+    return false;
   }
-  return best != 0;
+  const Needs spread{.shared_bytes = kSpreadBytes + kMaxClusterStatic};
+  plan.spread_bytes = facts.runs(spread) ? kSpreadBytes : 0;
+  // A cluster must be in one GPC, so some SMs stay idle: 31 clusters of 4 and 15 of 8 fit on 132.
+  const int64_t resident = (facts.sm_count - facts.sm_count / 16) / plan.blocks;
+  // The fewest rows with which all clusters run at once.
+  plan.rows = 1;
+  while (plan.rows < kMostClusterRows && ceil_div(batch, plan.rows) > resident) plan.rows *= 2;
+  return ceil_div(batch, plan.rows) <= resident;
 }
 
 // ---- grids ----

@@ -12,9 +12,9 @@ namespace my_ops::cuda {
 // The kernel of the plan's instantiation, or null if there is none.
 template <typename Cell, typename Sequence>
 const void* cluster_kernel_of(const ClusterPlan& plan) {
-  return visit_cluster_plan(plan, [&]<int Units, int Rows, int Chunks>() -> const void* {
-    if constexpr (cluster_exists(Cell::kGates, Units, Rows, Chunks)) {
-      return cluster_kernel<Cell, Units, Rows, Chunks>(static_cast<const Sequence*>(nullptr));
+  return visit_cluster_plan(plan, [&]<int Rows, int Chunks>() -> const void* {
+    if constexpr (cluster_exists(Cell::kGates, Chunks)) {
+      return cluster_kernel<Cell, Rows, Chunks>(static_cast<const Sequence*>(nullptr));
     } else {
       return nullptr;
     }
