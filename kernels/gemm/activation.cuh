@@ -8,19 +8,15 @@
 
 namespace my_ops::cuda {
 
-// x * sigmoid(t). The divisor is in [1, 2], so in float a reciprocal and a step of Newton's method
-// replace the division, whose branches for other divisors were code for each of a tile's sums.
-template <typename C>
-__device__ __forceinline__ C times_sigmoid(C x, C t) {
-  const C e = exp(-fabs(t)), divisor = C(1) + e;
-  if constexpr (sizeof(C) == 8) {
-    return (t < C(0) ? x * e : x) / divisor;
-  } else {
-    float r = ptx::rcp_approx_ftz(divisor);
-    r = fmaf(fmaf(-divisor, r, 1.0f), r, r);
-    return x * (t < 0.0f ? e * r : r);
-  }
+// x * sigmoid(t). The divisor is in [1, 2], so a reciprocal and a step of Newton's method replace
+// the division, whose branches for other divisors were code for each of a tile's sums.
+__device__ __forceinline__ float times_sigmoid(float x, float t) {
+  const float e = exp(-fabs(t)), divisor = 1.0f + e;
+  float r = ptx::rcp_approx_ftz(divisor);
+  r = fmaf(fmaf(-divisor, r, 1.0f), r, r);
+  return x * (t < 0.0f ? e * r : r);
 }
+__device__ __forceinline__ double times_sigmoid(double x, double t) { return x / (1.0 + exp(-t)); }
 
 // Accurate to the last bits of the type.
 template <Activation kActivation>
