@@ -13,7 +13,11 @@ Tensor matrix(const Tensor& t, int64_t rows, int64_t all, int64_t first, int64_t
   return as_strided(t, {rows, count}, {all, 1}, first);
 }
 
-Tensor mm(const Tensor& a, const Tensor& b) { return aten("aten::mm", "", a, b); }
+Tensor mm(const Tensor& a, const Tensor& b) {
+  const Tensor out = empty(a, {a.size(0), b.size(1)});
+  aten("aten::mm", "out", a, b, out);
+  return out;
+}
 
 // h before every step, (steps * batch, hidden).
 Tensor before(const Tensor& h0, const Tensor& output, const std::optional<Tensor>& reset) {
