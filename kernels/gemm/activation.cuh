@@ -9,7 +9,7 @@
 namespace my_ops::cuda {
 
 // x * sigmoid(t). The divisor is in [1, 2], so a reciprocal and a step of Newton's method replace
-// the division, whose branches for other divisors were code for each of a tile's sums.
+// the division, whose branches for other divisors would be code for each of a tile's sums.
 __device__ __forceinline__ float times_sigmoid(float x, float t) {
   const float e = exp(-fabs(t)), divisor = 1.0f + e;
   float r = ptx::rcp_approx_ftz(divisor);

@@ -256,8 +256,7 @@ cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, const Se
   return cudaLaunchKernelExC(&launch.config, kernel, arguments);
 }
 
-// Calls visit<rows, chunks>() for the plan's instantiation; null if there is
-// none.
+// Calls visit<rows, chunks>() for the plan's instantiation; null if there is none.
 template <typename Visit>
 const void* visit_cluster_plan(const ClusterPlan& plan, Visit visit) {
   const auto rows = [&]<int Chunks>() -> const void* {
