@@ -105,7 +105,8 @@ def extension(cuda):
             # The seed replaces nvcc's process id in the names of kernels. These contain the file's
             # path too, so one seed is enough for all files.
             "nvcc": [
-                *("-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:]), "--threads=2"),
+                *("-O3", "-std=c++20", "-Xcompiler", ",".join(flags[3:])),
+                f"--threads={preflight.architectures_at_once()}",
                 *(["-frandom-seed=my_ops"] if toolkit.takes("--frandom-seed") else []),
                 # Half the size, and works with every driver that CUDA 13 supports.
                 *(["--compress-mode=size"] if toolkit.release >= (13, 0) else []),

@@ -209,11 +209,11 @@ def test_architectures_of_a_release(tmp_path, monkeypatch, version, wanted):
     [
         (["7.5"], ["75 sm_75"], ["75 sm_75"]),
         (["9.0a"], ["90a sm_90a"], ["90a sm_90a"]),
-        (["8.0", "9.0a"], ["80 sm_80", "80 sm_90"], ["80 sm_80", "90a sm_90a"]),
+        (["8.0", "9.0a"], ["80 sm_80", "80 sm_90"], ["90a sm_90a"]),
         (
             ["8.0", "8.0+PTX", "9.0"],
             ["80 sm_80", "80 compute_80", "80 sm_90"],
-            ["80 sm_80", "80 compute_80", "90 sm_90"],
+            ["90 sm_90"],
         ),
         (["8.9", "8.6"], ["86 sm_89", "86 sm_86"], ["89 sm_89", "86 sm_86"]),
         (
@@ -229,10 +229,7 @@ def test_architectures_of_a_release(tmp_path, monkeypatch, version, wanted):
         (
             ["7.5", "8.0", "9.0a", "10.0+PTX", "12.0"],
             ["75 sm_75", "80 sm_80", "80 sm_90", "80 sm_100", "80 compute_80", "80 sm_120"],
-            [
-                *("75 sm_75", "80 sm_80", "90a sm_90a"),
-                *("100 sm_100", "100 compute_100", "100 sm_120"),
-            ],
+            ["90a sm_90a", "100 sm_100", "100 compute_100", "100 sm_120"],
         ),
     ],
 )
@@ -259,6 +256,12 @@ def test_kernels_that_differ_on_hopper_are_in_files_of_their_own():
     for path in REPOSITORY.glob("kernels/*/*.cu"):
         found = any(differs.search(file.read_text()) for file in includes(path))
         assert found == path.stem.endswith("_sm90"), path
+
+
+@pytest.mark.parametrize(("jobs", "wanted"), [("1", 1), ("7", 1), ("8", 2), ("all", 2)])
+def test_architectures_at_once(monkeypatch, jobs, wanted):
+    monkeypatch.setenv("MAX_JOBS", jobs)
+    assert preflight.architectures_at_once() == wanted
 
 
 def test_jobs_follow_memory(monkeypatch):

@@ -29,12 +29,16 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   const int64_t hidden = seq.hidden;
 
   Weights weights;
-  weights.template load<1>(shared, block.chunks, [&](int m, int half, int chunk) {
+  weights.load(shared, block.chunks, [&](int chunk, bool exists, uint4* to) {
     // Rows r and r + 8 of a tile are the units 2r and 2r + 1.
-    const int lane = threadIdx.x % 32;
-    const int64_t unit = block.first_unit + m * 16 + lane / 4 * 2 + half;
+    const int lane = threadIdx.x % 32, gate = chunk / block.unit_chunks;
     const int64_t k = chunk % block.unit_chunks * kChunkUnits<T> + lane % 4 * (16 / sizeof(T));
-    return load_column(seq.w_h, seq.w_row, chunk / block.unit_chunks, k, unit, hidden);
+#pragma unroll 1
+    for (int part = 0; part < UnitTiles * 2; ++part) {
+      const int64_t unit = block.first_unit + part / 2 * 16 + lane / 4 * 2 + part % 2;
+      to[part * kRecurrentThreads] =
+          exists ? load_column(seq.w_h, seq.w_row, gate, k, unit, hidden) : uint4{};
+    }
   });
 
   for (int tile = 0; tile < block.row_tiles && block.working; ++tile) {

@@ -31,15 +31,24 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 
   Weights weights;
   {
+    // Tile m is gate m / UnitTiles; its rows r and r + 8 are the units 2r and 2r + 1.
+    constexpr int kParts = Cell::kGates * UnitTiles * 2;
     const int lane = threadIdx.x % 32;
+    const int64_t unit = block.first_unit + lane / 4 * 2;
     const bool aligned = (reinterpret_cast<uintptr_t>(seq.w_h) | seq.w_row * sizeof(T)) % 16 == 0;
-    weights.template load<8>(shared, block.chunks, [&](int m, int half, int chunk) {
-      // Tile m is gate m / UnitTiles; its rows r and r + 8 are the units 2r and 2r + 1.
-      const int64_t unit = block.first_unit + m % UnitTiles * 16 + lane / 4 * 2 + half;
-      if (unit >= hidden) return uint4{};
-      const T* row = seq.w_h + (m / UnitTiles * hidden + unit) * seq.w_row;
+    weights.load(shared, block.chunks, [&](int chunk, bool exists, uint4* to) {
       const int64_t k = int64_t{chunk} * kChunkUnits<T> + lane % 4 * (16 / sizeof(T));
-      return load_units(row, k, hidden, aligned);
+      uint4 v[kParts] = {};
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int gate = part / (2 * UnitTiles), next = part / 2 % UnitTiles * 16 + part % 2;
+        if (exists && unit + next < hidden) {
+          v[part] =
+              load_units(seq.w_h + (gate * hidden + unit + next) * seq.w_row, k, hidden, aligned);
+        }
+      }
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) to[part * kRecurrentThreads] = v[part];
     });
   }
 

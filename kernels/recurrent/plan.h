@@ -240,9 +240,15 @@ constexpr int grid_shared_bytes(const CellFacts& cell, Pass pass, int width, con
          (forward ? 16 * plan.unit_tiles * cell.terms * 4 : 0);
 }
 
+// Backward with 32 units per block takes one tile of rows at a time, which is as fast as two.
+constexpr int most_row_tiles(Pass pass, int unit_tiles) {
+  return pass == Pass::kBackward && unit_tiles == 2 ? 1 : 2;
+}
+
 // Whether any GPU has the shared memory that an instantiation needs. The others are not compiled.
 constexpr bool grid_exists(const CellFacts& cell, Pass pass, int width, int unit_tiles,
                            int row_tiles, int chunks) {
+  if (row_tiles > most_row_tiles(pass, unit_tiles)) return false;
   constexpr int kMostSharedBytes = 227 * 1024;  // Hopper's and Blackwell's
   const GridPlan least{
       .unit_tiles = unit_tiles, .rows = 1, .row_tiles = row_tiles, .chunks = chunks};
@@ -286,7 +292,7 @@ inline bool plan_grid(const CellFacts& cell, Pass pass, int width, int64_t batch
     if (rows > max_rows(cell, pass, width, hidden)) continue;
     plan.rows = static_cast<int>(rows);
     plan.groups = static_cast<int>(ceil_div(batch, rows));
-    for (const int row_tiles : {rows > 8 ? 2 : 1, 1}) {
+    for (const int row_tiles : {rows > 8 ? most_row_tiles(pass, unit_tiles) : 1, 1}) {
       plan.row_tiles = row_tiles;
       plan.shared_bytes = grid_shared_bytes(cell, pass, width, plan);
       if (facts.runs(needs(plan))) return true;

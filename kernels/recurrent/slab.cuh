@@ -165,30 +165,20 @@ struct Slab {
 
   uint4 weights[kResident][MTiles][2];
 
-  // fill(m, half, chunk): the lane's 16 bytes of row (lane / 4 + 8 * half) of tile m. All weights
-  // go through shared memory, first those of the registers: a loop over registers has to be
-  // unrolled, and with the loads in it, it would be most of the kernel's code. kLoads: calls of
-  // fill at once.
-  template <int kLoads, typename Fill>
+  // fill(chunk, exists, to) puts the lane's 16 bytes of row (lane / 4 + 8 * half) of tile m in
+  // to[(2 * m + half) * kRecurrentThreads], zeros if the chunk does not exist. All weights go
+  // through shared memory, first those of the registers: a loop over registers has to be unrolled,
+  // and with the loads in it, it would be most of the kernel's code.
+  template <typename Fill>
   __device__ __forceinline__ void load(Shared& shared, int chunks, Fill fill) {
     constexpr int kParts = MTiles * 2;  // of a chunk
     constexpr int kRoom = sizeof(Shared) / (kParts * kRecurrentThreads * sizeof(uint4));
     auto* const staged = reinterpret_cast<uint4*>(&shared) + threadIdx.x;
     const auto stage = [&](int first, int count) {
 #pragma unroll 1
-      for (int i = 0; i < count * kParts; i += kLoads) {
-        uint4 v[kLoads];
-#pragma unroll
-        for (int j = 0; j < kLoads; ++j) {
-          const int part = (i + j) % kParts;
-          const int chunk = threadIdx.x / 32 + (first + (i + j) / kParts) * kRecurrentWarps;
-          const bool exists = i + j < count * kParts && chunk < chunks;
-          v[j] = exists ? fill(part / 2, part % 2, chunk) : uint4{};
-        }
-#pragma unroll
-        for (int j = 0; j < kLoads; ++j) {
-          if (i + j < count * kParts) staged[(i + j) * kRecurrentThreads] = v[j];
-        }
+      for (int i = 0; i < count; ++i) {
+        const int chunk = threadIdx.x / 32 + (first + i) * kRecurrentWarps;
+        fill(chunk, chunk < chunks, staged + i * kParts * kRecurrentThreads);
       }
     };
 #pragma unroll

@@ -22,7 +22,7 @@ OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 10)
 OLDEST_CUDA = (12, 6)
 GIB = 1 << 30
-JOB_MEMORY = GIB  # for one compiler; nvcc compiles two architectures at a time
+JOB_MEMORY = GIB  # for one compiler; nvcc compiles up to two architectures at a time
 DISK = 10 * GIB  # while pip installs torch and its CUDA libraries, including pip's cache
 
 # Machine code for each generation that the compiler supports (8.0 also runs on 8.6 and 8.9, 10.0 on
@@ -214,8 +214,10 @@ def architectures(toolkit: Toolkit) -> list[str]:
 def gencode(archs: list[str], sm90: bool) -> list[str]:
     """nvcc's options for them. From 8.0 on, or 10.0 on in files named _sm90, no kernel differs, so
     machine code for newer ones is assembled from the PTX of the oldest of them: generating PTX is
-    half of the compiler's time."""
+    half of the compiler's time. Before 9.0, files named _sm90 have no kernels."""
     alike_from = 100 if sm90 else 80
+    if sm90:
+        archs = [arch for arch in archs if int(sm(arch)[3:]) >= 90] or archs
     options = []
     numbers = [arch.removesuffix("+PTX").replace(".", "") for arch in archs]
     alike = [int(n) for n in numbers if n.isdigit() and int(n) >= alike_from]
@@ -384,3 +386,11 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def architectures_at_once() -> int:
+    """How many of a file's architectures nvcc compiles at once. With few compilers, all of a
+    machine's cores have work, and more processes only take each other's caches: a tenth of the
+    time. With many, the build waits for the largest files."""
+    jobs = os.environ.get("MAX_JOBS", "")
+    return 1 if jobs.isdecimal() and int(jobs) < 8 else 2
