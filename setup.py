@@ -157,9 +157,9 @@ def build():
                 for sm90 in (False, True):
                     code = preflight.gencode(cuda[1], sm90)
                     options = {**extra_postargs, "nvcc": [*extra_postargs["nvcc"], *code]}
-                    # What takes longest comes first.
+                    # What takes longest comes first: kernels, and of these the recurrent ones.
                     some = [s for s in sources if s.endswith("_sm90.cu") == sm90]
-                    some.sort(key=lambda source: not source.endswith(".cu"))
+                    some.sort(key=lambda s: (s.endswith(".cu"), "recurrent" in s, s), reverse=True)
                     if some:
                         objects += compile_alike(some, extra_postargs=options, **arguments)
                 return objects
