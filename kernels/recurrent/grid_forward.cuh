@@ -32,23 +32,25 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   Weights weights;
   {
     // Tile m is gate m / UnitTiles; its rows r and r + 8 are the units 2r and 2r + 1.
-    constexpr int kParts = Cell::kGates * UnitTiles * 2;
+    constexpr int kLoads = Cell::kGates * 2;  // at once
     const int lane = threadIdx.x % 32;
-    const int64_t unit = block.first_unit + lane / 4 * 2;
     const bool aligned = (reinterpret_cast<uintptr_t>(seq.w_h) | seq.w_row * sizeof(T)) % 16 == 0;
     weights.load(shared, block.chunks, [&](int chunk, bool exists, uint4* to) {
       const int64_t k = int64_t{chunk} * kChunkUnits<T> + lane % 4 * (16 / sizeof(T));
-      uint4 v[kParts] = {};
+#pragma unroll 1
+      for (int u = 0; u < UnitTiles; ++u) {
+        const int64_t unit = block.first_unit + u * 16 + lane / 4 * 2;
+        uint4 v[kLoads] = {};
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const int gate = part / (2 * UnitTiles), next = part / 2 % UnitTiles * 16 + part % 2;
-        if (exists && unit + next < hidden) {
-          v[part] =
-              load_units(seq.w_h + (gate * hidden + unit + next) * seq.w_row, k, hidden, aligned);
+        for (int i = 0; i < kLoads; ++i) {
+          const T* row = seq.w_h + (i / 2 * hidden + unit + i % 2) * seq.w_row;
+          if (exists && unit + i % 2 < hidden) v[i] = load_units(row, k, hidden, aligned);
+        }
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          to[((i / 2 * UnitTiles + u) * 2 + i % 2) * kRecurrentThreads] = v[i];
         }
       }
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) to[part * kRecurrentThreads] = v[part];
     });
   }
 
