@@ -157,10 +157,9 @@ def build():
                 for sm90 in (False, True):
                     code = preflight.gencode(cuda[1], sm90)
                     options = {**extra_postargs, "nvcc": [*extra_postargs["nvcc"], *code]}
-                    # What takes longest comes first, in this order.
-                    slow = ("fp32_sm90.cu", "recurrent", ".cu")
+                    # What takes longest comes first.
                     some = [s for s in sources if s.endswith("_sm90.cu") == sm90]
-                    some.sort(key=lambda source: [name not in source for name in slow])
+                    some.sort(key=lambda source: not source.endswith(".cu"))
                     if some:
                         objects += compile_alike(some, extra_postargs=options, **arguments)
                 return objects
