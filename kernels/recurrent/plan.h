@@ -245,7 +245,8 @@ constexpr int most_row_tiles(Pass pass, int unit_tiles) {
   return pass == Pass::kBackward && unit_tiles == 2 ? 1 : 2;
 }
 
-// Whether any GPU has the shared memory that an instantiation needs. The others are not compiled.
+// Whether plans take an instantiation and any GPU has the shared memory that it needs. The others
+// are not compiled.
 constexpr bool grid_exists(const CellFacts& cell, Pass pass, int width, int unit_tiles,
                            int row_tiles, int chunks) {
   if (row_tiles > most_row_tiles(pass, unit_tiles)) return false;

@@ -39,7 +39,7 @@ struct FmaTile {
   static __device__ Staged staged(T x) { return cuda::load(x); }
   __device__ void add(const Operand& a, const Operand& b, int lane) {
     const int row0 = lane / kColumnLanes * kRows, column0 = lane % kColumnLanes * kColumns;
-#pragma unroll 4  // all sixteen take the compiler longer and the GPU no less time
+#pragma unroll 4  // as fast as all of them, which take longer to compile
     for (int l = 0; l < kDepth; ++l) {
       Staged x[kRows], y[kColumns];
 #pragma unroll

@@ -214,7 +214,8 @@ def architectures(toolkit: Toolkit) -> list[str]:
 def gencode(archs: list[str], sm90: bool) -> list[str]:
     """nvcc's options for them. From 8.0 on, or 10.0 on in files named _sm90, no kernel differs, so
     machine code for newer ones is assembled from the PTX of the oldest of them: generating PTX is
-    half of the compiler's time. Before 9.0, files named _sm90 have no kernels."""
+    half of the compiler's time. Files named _sm90 have no kernels
+    before 9.0, so they are compiled for older GPUs only if there are no others."""
     alike_from = 100 if sm90 else 80
     if sm90:
         archs = [arch for arch in archs if int(sm(arch)[3:]) >= 90] or archs
@@ -370,6 +371,14 @@ def cuda_of_torch() -> str:
     return release if release.startswith("13.") else default_cuda()
 
 
+def architectures_at_once() -> int:
+    """How many of a file's architectures nvcc compiles at once. With few compilers, all of a
+    machine's cores have work, and more processes only take each other's caches: a tenth of the
+    time. With many, the build waits for the largest files."""
+    jobs = os.environ.get("MAX_JOBS", "")
+    return 1 if jobs.isdecimal() and int(jobs) < 8 else 2
+
+
 def main(arguments: list[str]) -> int:
     if arguments == ["torch"]:
         print(torch_to_build_with())
@@ -386,11 +395,3 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-
-
-def architectures_at_once() -> int:
-    """How many of a file's architectures nvcc compiles at once. With few compilers, all of a
-    machine's cores have work, and more processes only take each other's caches: a tenth of the
-    time. With many, the build waits for the largest files."""
-    jobs = os.environ.get("MAX_JOBS", "")
-    return 1 if jobs.isdecimal() and int(jobs) < 8 else 2
