@@ -15,6 +15,8 @@
 // halve the number of (unit, row) items per lane, until a lane owns one item.
 #pragma once
 
+#include <algorithm>
+
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "recurrent/cells/cell.h"
@@ -81,41 +83,58 @@ struct Exchange {
     if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier, bytes(blocks));
   }
 
-  // A lane's message: a warp's units of one row for one block. There are up to 8 blocks times 4
-  // rows, so every message has a lane.
+  // A message is a warp's units of one row and vector for one block. Four lanes send those for a
+  // block, at a time those of kVectorsAtOnce vectors and kRowsAtOnce rows. The lanes that own an
+  // item have all its values: each gives that of another vector.
+  static constexpr int kBlockLanes = 32 / kMostClusterBlocks, kOwners = kLanes / kItems;
+  static constexpr int kVectorsAtOnce = std::min(Vectors > 2 ? kBlockLanes : Vectors, kOwners);
+  static constexpr int kRowsAtOnce = std::min(Rows, kBlockLanes / kVectorsAtOnce);
+
   struct Target {
-    uint32_t address = 0;  // in the target's first buffer and vector; 0 if there is none
+    uint32_t address = 0;  // in the target's first buffer, of the lane's first message; 0 if none
     uint32_t barrier = 0;
 
     __device__ __forceinline__ Target(Shared& shared, uint32_t rank, uint32_t blocks) {
-      const uint32_t target = threadIdx.x % 32 / Rows;
-      if (target >= blocks) return;
+      const uint32_t target = threadIdx.x % 32 / kBlockLanes;
+      if (target >= blocks || threadIdx.x % kBlockLanes >= kVectorsAtOnce * kRowsAtOnce) return;
       const int unit = rank * kClusterBlockUnits + threadIdx.x / 32 * kClusterWarpUnits;
-      address = ptx::mapa(reinterpret_cast<const float*>(shared.vector[0][message_row()][0]) + unit,
-                          target);
+      const auto& vector = shared.vector[0][first_row()][min(first_vector(), Vectors - 1)];
+      address = ptx::mapa(reinterpret_cast<const float*>(vector) + unit, target);
       barrier = ptx::mapa(&shared.arrived[0], target);
     }
   };
-  __device__ __forceinline__ static int message_row() { return threadIdx.x % Rows; }
+  __device__ __forceinline__ static int first_vector() { return threadIdx.x % kVectorsAtOnce; }
+  __device__ __forceinline__ static int first_row() {
+    return threadIdx.x % kBlockLanes / kVectorsAtOnce % kRowsAtOnce;
+  }
 
   // Pushes every lane's own value[Vectors] to all blocks, as the exchange for `step`.
   __device__ __forceinline__ static void push(const Target& target, uint32_t step,
                                               const float (&value)[Vectors]) {
     const uint32_t buffer = step & 1;
 #pragma unroll
-    for (int g = 0; g < Vectors; ++g) {
-      float v[kClusterWarpUnits];
+    for (int vector = 0; vector < Vectors; vector += kVectorsAtOnce) {
+      float given = value[vector];
 #pragma unroll
-      for (int u = 0; u < kClusterWarpUnits; ++u) {
-        const int item = u % kLaneUnits * Rows + message_row();
-        const int owner = u / kLaneUnits * kLanes + item * (kLanes / kItems);
-        v[u] = __shfl_sync(0xFFFFFFFFu, value[g], owner);
+      for (int i = 1; i < kVectorsAtOnce && vector + i < Vectors; ++i) {
+        if (first_vector() == i) given = value[vector + i];
       }
-      if (target.address == 0) continue;
-      const uint32_t address = target.address + buffer * static_cast<uint32_t>(sizeof(Buffer)) +
-                               g * static_cast<uint32_t>(sizeof(float4) * kPadded / 4);
-      const uint32_t barrier = target.barrier + buffer * static_cast<uint32_t>(sizeof(uint64_t));
-      ptx::st_async(address, barrier, v[0], v[1], v[2], v[3]);
+#pragma unroll
+      for (int row = 0; row < Rows; row += kRowsAtOnce) {
+        float v[kClusterWarpUnits];
+#pragma unroll
+        for (int u = 0; u < kClusterWarpUnits; ++u) {
+          const int item = u % kLaneUnits * Rows + row + first_row();
+          v[u] = __shfl_sync(0xFFFFFFFFu, given,
+                             u / kLaneUnits * kLanes + item * kOwners + first_vector());
+        }
+        if (target.address == 0 || vector + first_vector() >= Vectors) continue;
+        const uint32_t address =
+            target.address + buffer * static_cast<uint32_t>(sizeof(Buffer)) +
+            (row * Vectors + vector) * static_cast<uint32_t>(sizeof(float) * kPadded);
+        const uint32_t barrier = target.barrier + buffer * static_cast<uint32_t>(sizeof(uint64_t));
+        ptx::st_async(address, barrier, v[0], v[1], v[2], v[3]);
+      }
     }
   }
 #endif

@@ -177,6 +177,7 @@ inline bool plan_block(const CellFacts& cell, int width, int64_t batch, int64_t 
 constexpr int kSpreadBytes = 120 * 1024;
 constexpr int kMaxClusterStatic = 48 * 1024;  // of the kernels' own shared memory
 constexpr int kClusterBlockUnits = 32;        // of a block: two for each sixteen lanes
+constexpr int kMostClusterBlocks = 8;         // of a cluster
 constexpr int kMostClusterRows = 4;           // of the batch, per cluster
 
 // Which instantiations there are. Up to 64 units, they are for the cells of which there are no warp
@@ -188,7 +189,7 @@ constexpr bool cluster_exists(int gates, int chunks) {
 // For hidden sizes up to 256 whose rows all run at once.
 inline bool plan_cluster(const CellFacts& cell, int64_t batch, int64_t hidden,
                          const DeviceFacts& facts, ClusterPlan& plan) {
-  if (hidden > 256) return false;
+  if (hidden > kMostClusterBlocks * kClusterBlockUnits) return false;
   plan.chunks = hidden <= 64 ? 1 : hidden <= 128 ? 2 : 4;
   // At least two: a block that writes to its own shared memory this way must have a peer.
   plan.blocks = static_cast<int>(std::max<int64_t>(2, ceil_div(hidden, kClusterBlockUnits)));
