@@ -60,7 +60,8 @@ def asked_for(ctx: Any, work: int) -> Sequence[bool]:
     if is_compiling() or not isinstance(work, int) or work < _WORK_TO_ASK or sum(needs) < 2:
         return needs
     nodes = (node for node, _ in ctx.next_functions if node is not None)
-    return [need and will_run(next(nodes)) for need in needs]
+    asked = [need and will_run(next(nodes)) for need in needs]
+    return asked if any(asked) else needs  # none: not the engine calls this node, but a function
 
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:

@@ -130,6 +130,25 @@ def test_products_that_backward_is_not_asked_for(device, create_graph):
     assert every - flops(layers, (layer.weight_ih_l0,), create_graph=create_graph) == products
 
 
+def test_a_node_that_another_backward_calls(device):
+    """It has all its gradients, though the engine runs none of the nodes that they are for."""
+    x, weight = leaves((torch.randn(512, 512, device=device), torch.randn(512, 512, device=device)))
+    node = my_ops.linear(x, weight).grad_fn
+
+    class Outer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, t):
+            return t.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return node.apply(grad)[0]
+
+    start, grad = torch.zeros_like(x).requires_grad_(), torch.randn_like(x)
+    (got,) = torch.autograd.grad(Outer.apply(start), start, grad)
+    assert_close(got, grad @ weight)
+
+
 @pytest.mark.parametrize(**named(SMOOTH))
 def test_second_gradient(op, device):
     assert gradgradcheck(op, inputs(op, device), check_fwd_over_rev=False)

@@ -2,7 +2,6 @@
 // activation in gemm.h's list without a formula here does not compile.
 #pragma once
 
-#include "common/numeric.cuh"
 #include "gemm.h"
 #include "ptx/math.cuh"
 
