@@ -12,16 +12,16 @@ from my_ops.ops.gemm import are_on_cpu
 from my_ops.ops.linear import is_torchs_linear, torchs_linear
 from my_ops.reference import ACTIVATIONS, activate
 
-_PLAIN = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
+_DENSE = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
 
 
-def _is_plain(t: Tensor) -> bool:
+def _is_dense(t: Tensor) -> bool:
     """Whether it is a dense tensor, a DTensor, or one of the subclasses that torch traces with.
 
     Other subclasses, such as quantized weights or nested inputs, and sparse tensors support torch's
     linear, not ours.
     """
-    if type(t) in _PLAIN:
+    if type(t) in _DENSE:
         return t.layout is torch.strided and not t.is_nested
     return hasattr(t, "placements")
 
@@ -54,7 +54,7 @@ class Linear(nn.Linear):
                 output = torchs_linear(input, weight, bias)
                 if output is not None:
                     return output
-            call = linear if _is_plain(input) and _is_plain(weight) else F.linear
+            call = linear if _is_dense(input) and _is_dense(weight) else F.linear
             return call(input, weight, bias)
 
 
@@ -108,7 +108,7 @@ class LinearActivation(nn.Module):
             inner = self.linear
             if _is_untouched(inner):
                 weight, bias = inner.weight, inner.bias
-                if _is_plain(input) and _is_plain(weight):
+                if _is_dense(input) and _is_dense(weight):
                     return linear(input, weight, bias, activation=self.activation)
         return activate(self.linear(input), self.activation)
 
