@@ -61,7 +61,7 @@ def asked_for(ctx: Any, work: int) -> Sequence[bool]:
         return needs
     nodes = (node for node, _ in ctx.next_functions if node is not None)
     asked = [need and will_run(next(nodes)) for need in needs]
-    return asked if any(asked) else needs  # none: not the engine calls this node, but a function
+    return asked if any(asked) else needs  # none: a function calls this node, not the engine
 
 
 def save(ctx: Any, *tensors: Tensor | None) -> None:

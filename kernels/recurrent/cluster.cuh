@@ -83,9 +83,9 @@ struct Exchange {
     if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier, bytes(blocks));
   }
 
-  // A message is a warp's units of one row and vector for one block. Four lanes send those for a
-  // block, at a time those of kVectorsAtOnce vectors and kRowsAtOnce rows. The lanes that own an
-  // item have all its values: each gives that of another vector.
+  // A message is a warp's units of one row and vector for one block. Four lanes send a block's,
+  // those of kVectorsAtOnce vectors and kRowsAtOnce rows at a time. All lanes that own an item have
+  // its values, so each can give another vector's.
   static constexpr int kBlockLanes = 32 / kMostClusterBlocks, kOwners = kLanes / kItems;
   static constexpr int kVectorsAtOnce = std::min(Vectors > 2 ? kBlockLanes : Vectors, kOwners);
   static constexpr int kRowsAtOnce = std::min(Rows, kBlockLanes / kVectorsAtOnce);
