@@ -152,12 +152,13 @@ class Reliability:
                 same = one["launches"] == two["launches"], one["results"] == two["results"]
                 families.setdefault(one["case"].split()[0], []).append(same)
             names = " and ".join(run["environment"]["gpu"] for run in (first, other))
+            date, commits = record(other)[0], " and ".join(record(r)[1] for r in (first, other))
             for family, cases in families.items():
                 alike = [equal for same, equal in cases if same]
                 counts = [len(cases), len(alike), sum(alike), len(alike) - sum(alike)]
-                rows.append([names, f"`{family}`", *map(str, counts), *record(other)])
+                rows.append([names, f"`{family}`", *map(str, counts), date, commits])
         head = ["on", "of", "calls", "launched alike", "of these equal", "different"]
-        return table([*head, "date", "commit"], rows) if rows else ""
+        return table([*head, "date", "commits"], rows) if rows else ""
 
     def suites(self) -> str:
         rows = []

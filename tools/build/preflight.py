@@ -214,8 +214,8 @@ def architectures(toolkit: Toolkit) -> list[str]:
 def gencode(archs: list[str], sm90: bool) -> list[str]:
     """nvcc's options for them. From 8.0 on, or 10.0 on in files named _sm90, no kernel differs, so
     machine code for newer ones is assembled from the PTX of the oldest of them: generating PTX is
-    half of the compiler's time. Files named _sm90 have no kernels
-    before 9.0, so they are compiled for older GPUs only if there are no others."""
+    half of the compiler's time. Files named _sm90 have no kernels before 9.0, so they are compiled
+    for older GPUs only if there are no others."""
     alike_from = 100 if sm90 else 80
     if sm90:
         archs = [arch for arch in archs if int(sm(arch)[3:]) >= 90] or archs
