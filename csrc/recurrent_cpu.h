@@ -17,6 +17,11 @@ constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-lev
 constexpr int64_t kFewSteps = 3;            // by_units
 constexpr int64_t kFewPasses = 8;           // by_units
 constexpr int64_t kWeightsAStep = 1 << 15;  // by_rows
+// Of a matrix: below so many ATen's products are faster, with several threads and with one; and so
+// many are multiplied at a time, which the third-level cache holds.
+constexpr int64_t kFewRows = 16;
+constexpr int64_t kFewRowsOfAThread = 64;
+constexpr int64_t kRowsTogether = 512;
 
 template <typename Op>
 struct Cpu {
@@ -27,8 +32,34 @@ struct Cpu {
   static ScalarType storage(ScalarType dtype) { return compute_dtype(dtype); }
 
   static Tensor prepared(const Tensor& b, int64_t) { return b; }
+  // Each thread packs transposed weights where it reads them, for some columns. For few rows that
+  // takes too long, and weights that are not transposed ATen reads as fast.
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
-    aten("aten::mm", "out", a, b, out);
+    const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
+    const bool few = m < (torch::stable::get_num_threads() > 1 ? kFewRows : kFewRowsOfAThread);
+    if (few || b.stride(0) != 1) {
+      aten("aten::mm", "out", a, b, out);
+      return;
+    }
+    dispatch(out.scalar_type(), [&]<typename T>() {
+      for (int64_t first = 0; first < m; first += kRowsTogether) {
+        const cpu::Product<T> some{.a = in<T>(a) + first * a.stride(0),
+                                   .b = in<T>(b),
+                                   .c = my_ops::out<T>(out) + first * out.stride(0),
+                                   .a_row = a.stride(0),
+                                   .b_row = b.stride(0),
+                                   .b_col = b.stride(1),
+                                   .c_row = out.stride(0),
+                                   .m = std::min(m - first, kRowsTogether),
+                                   .k = k};
+        const int64_t products = (some.m + kRowsOfARead) * k * cpu::kColumnsTogether;
+        parallel((n - 1) / cpu::kColumnsTogether + 1, kGrainProducts / (products + 1) + 1,
+                 [&](int64_t begin, int64_t end) {
+                   cpu::product_columns(some, begin * cpu::kColumnsTogether,
+                                        std::min(end * cpu::kColumnsTogether, n));
+                 });
+      }
+    });
   }
   void step(const StepTensors& step) const {
     rows(step.gates_h, [&]<typename T>(int64_t begin, int64_t end) {

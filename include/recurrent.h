@@ -179,6 +179,20 @@ int64_t packed_size(int64_t k, int64_t n);
 template <typename T>
 void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed);
 
+// c[m, n] = a[m, k] @ b, with strides in elements.
+template <typename T>
+struct Product {
+  const T* a;
+  const T* b;
+  T* c;
+  int64_t a_row, b_row, b_col, c_row, m, k;
+};
+// Columns [begin, end) of c. begin is a multiple of kColumnsTogether. So many columns at a time are
+// packed and multiplied with all rows while they are in the cache.
+constexpr int64_t kColumnsTogether = 32;
+template <typename T>
+void product_columns(const Product<T>& args, int64_t begin, int64_t end);
+
 // Rows and units [begin, end) of a step. gates_h holds only those: [rows, kGates, units].
 struct Range {
   int64_t begin, end;

@@ -44,6 +44,14 @@ def test_few_rows_on_the_cpu(name, dtype, sizes):
     check_precision(*pair(name), recurrent_inputs(name, *sizes, dtype, "cpu"))
 
 
+@pytest.mark.parametrize("sizes", [(1, 70, 33, 300), (2, 300, 17, 200), (9, 70, 45, 300)])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", NAMES)
+def test_many_rows_on_the_cpu(name, dtype, sizes):
+    """Each thread packs some columns of the weights, for up to 512 rows at a time."""
+    check_precision(*pair(name), recurrent_inputs(name, *sizes, dtype, "cpu"))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_products_have_the_precision_that_torch_allows(name, strict_cublas):
     """Of a layer that runs step by step."""

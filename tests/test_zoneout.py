@@ -53,7 +53,7 @@ def test_values_and_gradients(name, training, device):
     torch.manual_seed(3)
     shares = torch.full((7, 3, 4), 0.3, dtype=torch.float64, device=device)
     if training:
-        shares = (torch.rand(7, 3, 4, device=device) < 0.3).double()
+        shares.bernoulli_(0.3)
     want = step_by_step(name, parameters_of(layer), x, shares, lengths, reset)
     grads = [torch.randn_like(t) for t in want]
     inputs = [x, *parameters_of(layer)]

@@ -62,7 +62,11 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       if (!place.any(j)) continue;
-      const float2 zoneout = zoned ? load_pair(seq.zoneout + place.at(t, j, 1)) : float2{};
+      float2 zoneout = {};
+      if (zoned) {
+        zoneout = load_pair(seq.zoneout + place.at(t, j, 1));
+        ptx::prefetch_l2(seq.zoneout + place.at(max(t - kBlockAhead, int64_t{0}), j, 1));
+      }
       float grad_terms[2][kTerms<Cell>], published[2][kGates];
 #pragma unroll
       for (int u = 0; u < 2; ++u) {

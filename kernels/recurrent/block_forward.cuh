@@ -86,7 +86,11 @@ __global__ void __launch_bounds__(2 * Units, block_blocks_per_sm(sizeof(T), Unit
     for (int j = 0; j < 2; ++j) {
       if (!place.any(j)) continue;
       const bool resets = input.reset[j] != 0, zoned = seq.zoneout != nullptr;
-      const float2 zoneout = zoned ? load_pair(seq.zoneout + place.at(t, j, 1)) : float2{};
+      float2 zoneout = {};
+      if (zoned) {
+        zoneout = load_pair(seq.zoneout + place.at(t, j, 1));
+        ptx::prefetch_l2(seq.zoneout + place.at(min(t + kBlockAhead, seq.steps - 1), j, 1));
+      }
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         float z[kTerms<Cell>];

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   float share[kGates] = {}, h[1] = {};
   uint8_t reset = !block.real;
   const bool zoned = seq.zoneout != nullptr;
-  float zoneout = 0.0f;
+  T zoneout = {};
   if (zoned && block.real) h[0] = load(seq.h0[block.at(0, 1)]);
   auto load_step = [&](int64_t t) {
 #pragma unroll
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
       gates_x[gate] += kGates * row_step;
     }
     if (seq.reset != nullptr) reset = load_byte(seq.reset + t * batch + block.row);
-    if (zoned) zoneout = load(seq.zoneout[block.at(t, 1)]);
+    if (zoned) zoneout = seq.zoneout[block.at(t, 1)];
   };
   if (block.real) load_step(0);
 
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     float z[kTerms<Cell>], saved[Cell::kSaved];
     add_terms<Cell>([&](int gate) { return share[gate]; }, [&](int term) { return bias[term]; },
                     [&](int gate) { return sum[gate][0]; }, reset != 0, z);
-    h[0] = forward_of<Cell, T>(z, reset != 0, {zoned, zoneout, h[0]}, state, saved);
+    h[0] = forward_of<Cell, T>(z, reset != 0, {zoned, load(zoneout), h[0]}, state, saved);
     // No step reads the last h, and a block that has finished must not be written to.
     if (t + 1 < seq.steps) {
       Exchange::push(target, static_cast<uint32_t>(t) + 1, h);

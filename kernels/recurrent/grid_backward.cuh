@@ -102,7 +102,14 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
             continue;
           }
           float product_terms[Cell::kGates];
-          const float zoneout = zoned && real ? load(seq.zoneout[block.at(t, tile, i, 1)]) : 0.0f;
+          float zoneout = 0.0f;
+          if (zoned && real) {
+            const T* const p = seq.zoneout + block.at(t, tile, i, 1);
+            zoneout = load(*p);
+            if (asks_for_sector() && t >= kGridAhead) {
+              ptx::prefetch_l2(p - kGridAhead * seq.batch * hidden);
+            }
+          }
           kept[i].item(ToFloat()).template backward<T>(through, real, zoned, zoneout, grad_kept,
                                                        state, grad_terms[i], product_terms);
           if constexpr (!Cell::kReadsH) {

@@ -130,7 +130,11 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
           // Loaded only here: registers for values loaded ahead would slow calls without zoneout.
           Zoneout zoneout = {};
           if (seq.zoneout != nullptr && block.real(i, tile)) {
-            zoneout = {true, load(seq.zoneout[block.at(t, tile, i, 1)]), 0.0f};
+            const T* const p = seq.zoneout + block.at(t, tile, i, 1);
+            zoneout = {true, load(*p), 0.0f};
+            if (asks_for_sector() && t + kGridAhead < seq.steps) {
+              ptx::prefetch_l2(p + kGridAhead * seq.batch * hidden);
+            }
             if constexpr (!Cell::kReadsH) {
               zoneout.h_prev = load(t > 0 ? seq.output[block.at(t - 1, tile, i, 1)]
                                           : seq.h0[block.at(tile, i, 1)]);

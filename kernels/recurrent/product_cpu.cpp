@@ -1,8 +1,13 @@
-// Products for the steps of a recurrent layer: see product_cpu.h. Bound by arithmetic: the tiles
-// fill the registers of the instruction set.
+// Products of a recurrent layer: see product_cpu.h. Bound by arithmetic: the tiles fill the
+// registers of the instruction set.
 #include "recurrent/product_cpu.h"
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
 #include <algorithm>
+#include <memory>
 
 #include "recurrent.h"
 
@@ -45,14 +50,14 @@ MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c,
         __builtin_prefetch(ahead + kLine / sizeof(T));
         const Vector b_left = *reinterpret_cast<const Unaligned*>(panel);
         const Vector b_right = *reinterpret_cast<const Unaligned*>(panel + kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 10
         for (int r = 0; r < Rows; ++r) {
           of_left[chain][r] += a[r * a_row + i + chain] * b_left;
           of_right[chain][r] += a[r * a_row + i + chain] * b_right;
         }
       }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 10
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
       for (int chain = 1; chain < kSums; ++chain) {
@@ -63,7 +68,7 @@ MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c,
       right[r] += of_right[0][r];
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 10
   for (int r = 0; r < Rows; ++r, c += c_row) {
     T part[2 * kLanes];
     T* row = columns < 2 * kLanes ? part : c;
@@ -116,8 +121,8 @@ MY_OPS_INLINE void product_of(const T* a, int64_t a_row, const T* packed, T* c, 
                                                int64_t c_row, int64_t m, int64_t n, int64_t k) { \
     product_of<T, BYTES, ROWS>(a, a_row, packed, c, c_row, m, n, k);                             \
   }
-MY_OPS_MULTIPLY("arch=x86-64-v4", float, 64, 8)
-MY_OPS_MULTIPLY("arch=x86-64-v4", double, 64, 8)
+MY_OPS_MULTIPLY("arch=x86-64-v4", float, 64, 10)
+MY_OPS_MULTIPLY("arch=x86-64-v4", double, 64, 10)
 MY_OPS_MULTIPLY("arch=x86-64-v3", float, 32, 6)
 MY_OPS_MULTIPLY("arch=x86-64-v3", double, 32, 6)
 MY_OPS_MULTIPLY("default", float, 16, 4)
@@ -127,6 +132,32 @@ template <typename T>
 void multiply(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m, int64_t n,
               int64_t k) {
   product_of<T, 16, 4>(a, a_row, packed, c, c_row, m, n, k);
+}
+#endif
+
+// A cache line of each of the panel's columns, which are rows of transposed weights.
+template <typename T>
+void pack_lines(const T* from, int64_t row, T* to) {
+  for (int j = 0; j < kPanel<T>; ++j) {
+    for (int64_t i = 0; i < kLine / int64_t{sizeof(T)}; ++i)
+      to[i * kPanel<T> + j] = from[j * row + i];
+  }
+}
+
+#ifdef __SSE__
+void pack_lines(const float* from, int64_t row, float* to) {
+  for (int j = 0; j < kPanel<float>; j += 4, from += 4 * row) {
+    for (int i = 0; i < kLine / int64_t{sizeof(float)}; i += 4) {
+      __m128 a = _mm_loadu_ps(from + i), b = _mm_loadu_ps(from + row + i);
+      __m128 c = _mm_loadu_ps(from + 2 * row + i), d = _mm_loadu_ps(from + 3 * row + i);
+      _MM_TRANSPOSE4_PS(a, b, c, d);
+      float* const at = to + i * kPanel<float> + j;
+      _mm_storeu_ps(at, a);
+      _mm_storeu_ps(at + kPanel<float>, b);
+      _mm_storeu_ps(at + 2 * kPanel<float>, c);
+      _mm_storeu_ps(at + 3 * kPanel<float>, d);
+    }
+  }
 }
 #endif
 
@@ -141,10 +172,15 @@ void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed)
     const int64_t columns = std::min<int64_t>(n - column, kPanel<T>);
     if (columns < kPanel<T>) std::fill_n(packed, k * kPanel<T>, T(0));
     for (int64_t i = 0; i < k; i += kTogether) {
-      const int64_t end = std::min(i + kTogether, k);
-      for (int64_t j = 0; j < columns; ++j) {
-        for (int64_t r = i; r < end; ++r)
-          packed[r * kPanel<T> + j] = b[r * row + (column + j) * col];
+      const int64_t rows = std::min(kTogether, k - i);
+      const T* from = b + i * row + column * col;
+      T* to = packed + i * kPanel<T>;
+      if (row == 1 && rows == kTogether && columns == kPanel<T>) {
+        pack_lines(from, col, to);
+      } else {
+        for (int64_t j = 0; j < columns; ++j) {
+          for (int64_t r = 0; r < rows; ++r) to[r * kPanel<T> + j] = from[r * row + j * col];
+        }
       }
     }
   }
@@ -161,9 +197,21 @@ void product(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, in
   multiply(a, a_row, packed, c, c_row, m, n, k);
 }
 
+template <typename T>
+void product_columns(const Product<T>& args, int64_t begin, int64_t end) {
+  static_assert(kColumnsTogether % kPanel<T> == 0);
+  const auto packed = std::make_unique_for_overwrite<T[]>(packed_size<T>(args.k, kColumnsTogether));
+  for (; begin < end; begin += kColumnsTogether) {
+    const int64_t columns = std::min(end - begin, kColumnsTogether);
+    pack(args.b + begin * args.b_col, args.b_row, args.b_col, args.k, columns, packed.get());
+    product(args.a, args.a_row, packed.get(), args.c + begin, args.c_row, args.m, columns, args.k);
+  }
+}
+
 #define MY_OPS_PRODUCT(T)                                               \
   template void pack(const T*, int64_t, int64_t, int64_t, int64_t, T*); \
   template int64_t packed_size<T>(int64_t, int64_t);                    \
+  template void product_columns(const Product<T>&, int64_t, int64_t);   \
   template void product(const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t);
 MY_OPS_PRODUCT(float)
 MY_OPS_PRODUCT(double)

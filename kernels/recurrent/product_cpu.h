@@ -1,6 +1,7 @@
-// Products for the steps of a recurrent layer on the CPU: a few rows times weights that stay in the
-// cache. pack() of include/recurrent.h packs the weights once for all steps. A library would pack
-// them at every step, and divide each step among threads.
+// Products of a recurrent layer on the CPU. For its steps, a few rows times weights that stay in
+// the cache: pack() of include/recurrent.h packs these once for all steps. A library would pack
+// them at every step, and divide each step among threads. For many rows, product_columns() packs
+// weights where they are read.
 #pragma once
 
 #include <cstdint>

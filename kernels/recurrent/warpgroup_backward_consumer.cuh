@@ -330,8 +330,11 @@ __device__ __forceinline__ void consume_grad_z(
 #pragma unroll
           for (int quad = 0; quad < kQuads; ++quad) {
             if (!quads.real(quad)) continue;
-            const auto zoneout =
-                zoned ? load_vector<4>(seq.zoneout + quads.at(t, quad, 1)) : Vector<float, 4>{};
+            Vector<float, 4> zoneout = {};
+            if (zoned) {
+              zoneout = load_vector<4>(seq.zoneout + quads.at(t, quad, 1));
+              if (t > 0) ptx::prefetch_l2(seq.zoneout + quads.at(t - 1, quad, 1));
+            }
             float grad_kept[4];
 #pragma unroll
             for (int e = 0; e < 4; ++e) {

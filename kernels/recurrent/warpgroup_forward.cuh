@@ -220,6 +220,7 @@ __device__ __forceinline__ void consume_h(const WarpgroupParams<T>& params,
           Floats zoneout = {}, h_prev = {};
           if (zoned) {
             zoneout = load_vector<kSize>(seq.zoneout + at(t, vector, 1));
+            if (t + 1 < seq.steps) ptx::prefetch_l2(seq.zoneout + at(t + 1, vector, 1));
             if constexpr (!Cell::kReadsH) {
               h_prev = load_vector<kSize>(t > 0 ? seq.output + at(t - 1, vector, 1)
                                                 : seq.h0 + at(0, vector, 1));

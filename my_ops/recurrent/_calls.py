@@ -335,5 +335,4 @@ def zoneout_shares(x: Tensor, hidden: int, p: float, training: bool) -> Tensor:
     if not training:
         return x.new_full(sizes, p)
     # torch.bernoulli of probabilities would not work under vmap with randomness="same".
-    drawn = torch.rand_like(x.new_empty(sizes, dtype=torch.float32))
-    return (drawn < p).to(x.dtype)
+    return x.new_empty(sizes).bernoulli_(p)
