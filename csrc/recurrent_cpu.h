@@ -37,7 +37,7 @@ struct Cpu {
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
     const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
     const bool few = m < (torch::stable::get_num_threads() > 1 ? kFewRows : kFewRowsOfAThread);
-    if (few || b.stride(0) != 1) {
+    if (few || a.stride(1) != 1 || b.stride(0) != 1) {
       aten("aten::mm", "out", a, b, out);
       return;
     }
@@ -55,8 +55,11 @@ struct Cpu {
         const int64_t products = (some.m + kRowsOfARead) * k * cpu::kColumnsTogether;
         parallel((n - 1) / cpu::kColumnsTogether + 1, kGrainProducts / (products + 1) + 1,
                  [&](int64_t begin, int64_t end) {
+                   const Tensor packed =
+                       empty(out, {cpu::packed_size<T>(k, cpu::kColumnsTogether)});
                    cpu::product_columns(some, begin * cpu::kColumnsTogether,
-                                        std::min(end * cpu::kColumnsTogether, n));
+                                        std::min(end * cpu::kColumnsTogether, n),
+                                        my_ops::out<T>(packed));
                  });
       }
     });

@@ -188,10 +188,11 @@ struct Product {
   int64_t a_row, b_row, b_col, c_row, m, k;
 };
 // Columns [begin, end) of c. begin is a multiple of kColumnsTogether. So many columns at a time are
-// packed and multiplied with all rows while they are in the cache.
+// packed, into packed[packed_size(k, kColumnsTogether)], and multiplied with all rows while they
+// are in the cache.
 constexpr int64_t kColumnsTogether = 32;
 template <typename T>
-void product_columns(const Product<T>& args, int64_t begin, int64_t end);
+void product_columns(const Product<T>& args, int64_t begin, int64_t end, T* packed);
 
 // Rows and units [begin, end) of a step. gates_h holds only those: [rows, kGates, units].
 struct Range {

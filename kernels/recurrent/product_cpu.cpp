@@ -7,7 +7,6 @@
 #endif
 
 #include <algorithm>
-#include <memory>
 
 #include "recurrent.h"
 
@@ -198,20 +197,19 @@ void product(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, in
 }
 
 template <typename T>
-void product_columns(const Product<T>& args, int64_t begin, int64_t end) {
+void product_columns(const Product<T>& args, int64_t begin, int64_t end, T* packed) {
   static_assert(kColumnsTogether % kPanel<T> == 0);
-  const auto packed = std::make_unique_for_overwrite<T[]>(packed_size<T>(args.k, kColumnsTogether));
   for (; begin < end; begin += kColumnsTogether) {
     const int64_t columns = std::min(end - begin, kColumnsTogether);
-    pack(args.b + begin * args.b_col, args.b_row, args.b_col, args.k, columns, packed.get());
-    product(args.a, args.a_row, packed.get(), args.c + begin, args.c_row, args.m, columns, args.k);
+    pack(args.b + begin * args.b_col, args.b_row, args.b_col, args.k, columns, packed);
+    product(args.a, args.a_row, packed, args.c + begin, args.c_row, args.m, columns, args.k);
   }
 }
 
-#define MY_OPS_PRODUCT(T)                                               \
-  template void pack(const T*, int64_t, int64_t, int64_t, int64_t, T*); \
-  template int64_t packed_size<T>(int64_t, int64_t);                    \
-  template void product_columns(const Product<T>&, int64_t, int64_t);   \
+#define MY_OPS_PRODUCT(T)                                                 \
+  template void pack(const T*, int64_t, int64_t, int64_t, int64_t, T*);   \
+  template int64_t packed_size<T>(int64_t, int64_t);                      \
+  template void product_columns(const Product<T>&, int64_t, int64_t, T*); \
   template void product(const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t);
 MY_OPS_PRODUCT(float)
 MY_OPS_PRODUCT(double)
