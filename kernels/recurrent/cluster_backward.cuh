@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
 
   Kept<Cell, T> kept = {};
   const bool zoned = seq.zoneout != nullptr;
+  // Converted when it is loaded: else GRU in 16 bits takes 1.08 of the time without zoneout.
   float zoneout = 0.0f, grad_kept = 0.0f;
   auto load_step = [&](int64_t t) {
     const auto at = [&](int64_t step, int values) { return block.at(step, values); };

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   float share[kGates] = {}, h[1] = {};
   uint8_t reset = !block.real;
   const bool zoned = seq.zoneout != nullptr;
-  T zoneout = {};
+  T zoneout = {};  // not converted before its step: the conversion would wait for the load
   if (zoned && block.real) h[0] = load(seq.h0[block.at(0, 1)]);
   auto load_step = [&](int64_t t) {
 #pragma unroll

@@ -7,6 +7,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 #include "recurrent.h"
 
@@ -134,16 +135,8 @@ void multiply(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, i
 }
 #endif
 
-// A cache line of each of the panel's columns, which are rows of transposed weights.
-template <typename T>
-void pack_lines(const T* from, int64_t row, T* to) {
-  for (int j = 0; j < kPanel<T>; ++j) {
-    for (int64_t i = 0; i < kLine / int64_t{sizeof(T)}; ++i)
-      to[i * kPanel<T> + j] = from[j * row + i];
-  }
-}
-
 #ifdef __SSE__
+// A cache line of each of the panel's columns, which are rows of transposed weights.
 void pack_lines(const float* from, int64_t row, float* to) {
   for (int j = 0; j < kPanel<float>; j += 4, from += 4 * row) {
     for (int i = 0; i < kLine / int64_t{sizeof(float)}; i += 4) {
@@ -174,12 +167,16 @@ void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed)
       const int64_t rows = std::min(kTogether, k - i);
       const T* from = b + i * row + column * col;
       T* to = packed + i * kPanel<T>;
-      if (row == 1 && rows == kTogether && columns == kPanel<T>) {
-        pack_lines(from, col, to);
-      } else {
-        for (int64_t j = 0; j < columns; ++j) {
-          for (int64_t r = 0; r < rows; ++r) to[r * kPanel<T> + j] = from[r * row + j * col];
+#ifdef __SSE__
+      if constexpr (std::is_same_v<T, float>) {
+        if (row == 1 && rows == kTogether && columns == kPanel<T>) {
+          pack_lines(from, col, to);
+          continue;
         }
+      }
+#endif
+      for (int64_t j = 0; j < columns; ++j) {
+        for (int64_t r = 0; r < rows; ++r) to[r * kPanel<T> + j] = from[r * row + j * col];
       }
     }
   }
