@@ -86,6 +86,22 @@ def test_draws_under_vmap(name, device):
     assert not torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_draws_of_an_ensemble_with_one_input(name, device):
+    members = [made(name, device, num_layers=2, zoneout=0.5, weight_dropout=0.5) for _ in range(2)]
+    members[1].load_state_dict(members[0].state_dict())
+    state = torch.func.stack_module_state(members)
+    x = torch.randn(7, 3, 5, dtype=torch.float64, device=device)
+
+    def output(parameters, buffers):
+        return torch.func.functional_call(members[0], (parameters, buffers), (x,))[0]
+
+    one, other = torch.vmap(output, randomness="same")(*state)
+    torch.testing.assert_close(one, other, rtol=LIMIT, atol=LIMIT)
+    one, other = torch.vmap(output, randomness="different")(*state)
+    assert not torch.equal(one, other)
+
+
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
 def test_weight_dropout(name, device):
     layer = made(name, device, weight_dropout=0.5)

@@ -334,5 +334,6 @@ def zoneout_shares(x: Tensor, hidden: int, p: float, training: bool) -> Tensor:
     sizes = [x.size(0), x.size(1), hidden]
     if not training:
         return x.new_full(sizes, p)
-    # torch.bernoulli of probabilities would not work under vmap with randomness="same".
-    return x.new_empty(sizes).bernoulli_(p)
+    # In one kernel; torch.bernoulli would not work under vmap with randomness="same". With "different"
+    # vmap draws in place only where a tensor has its dimension. x may lack it, but rand_like adds it.
+    return torch.rand_like(x.new_empty([0])).new_empty(sizes).bernoulli_(p)
