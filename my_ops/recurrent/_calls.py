@@ -334,6 +334,7 @@ def zoneout_shares(x: Tensor, hidden: int, p: float, training: bool) -> Tensor:
     sizes = [x.size(0), x.size(1), hidden]
     if not training:
         return x.new_full(sizes, p)
-    # In one kernel; torch.bernoulli would not work under vmap with randomness="same". With "different"
-    # vmap draws in place only where a tensor has its dimension. x may lack it, but rand_like adds it.
+    # In one kernel. torch.bernoulli would not work under vmap with randomness="same"; and with
+    # "different", vmap draws in place only in a tensor with its dimension, which rand_like adds to
+    # that of an x without it.
     return torch.rand_like(x.new_empty([0])).new_empty(sizes).bernoulli_(p)
