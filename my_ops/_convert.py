@@ -95,9 +95,10 @@ def convert(model: nn.Module) -> Conversion:
         if why is not None:
             report.left[name] = why
             continue
-        module.__class__ = KINDS[kind]
         report.swapped[name] = kind.__name__
         report._modules.append((module, kind))
+    for module, kind in report._modules:
+        module.__class__ = KINDS[kind]
     return report
 
 
@@ -112,6 +113,9 @@ def _reason_to_leave(module: nn.Module, kind: type[nn.Module]) -> str | None:
         return "as it is being quantized"
     if getattr(module, "proj_size", 0) > 0:
         return "as it has projections, which run torch's own LSTM"
+    for name in OPTIONS:
+        if name in module.__dict__:
+            return f"as it has an attribute {name} of its own"
     for name, t in module.named_parameters(recurse=False):
         if type(t) not in (nn.Parameter, torch.Tensor) and not hasattr(t, "placements"):
             return f"as its {name} is a {type(t).__name__}"
@@ -121,10 +125,10 @@ def _reason_to_leave(module: nn.Module, kind: type[nn.Module]) -> str | None:
             return f"as its {name} is of dtype {str(t.dtype).removeprefix('torch.')}"
         if t.device.type not in ("cpu", "cuda", "meta"):
             return f"as its {name} is on {t.device}"
-    if (
-        isinstance(module, nn.Linear)
-        and module.weight.dtype in HALF
-        and in_whole_vectors(*module.weight.shape)
-    ):
-        return "as its products of 16 bits are torch's own"
+    if isinstance(module, nn.Linear):
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, torch.Tensor):
+            return "as it has no weight"
+        if weight.dtype in HALF and in_whole_vectors(*weight.shape):
+            return "as its products of 16 bits are torch's own"
     return None

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import re
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +104,10 @@ class Switch:
         """Returns the previous state."""
         with self._lock:
             if on and self._module is None:
-                self._register()
+                # In a thread of its own, which has none of the caller's modes and transforms:
+                # FakeTensorMode or torch.func.grad would take the tensor that _register needs.
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(self._register).result()
             previous, self._on = self._on, on
             if self._module is not None:
                 self._module.my_ops_fast_fp32_set(on)
@@ -136,7 +141,7 @@ class Switch:
         with warnings.catch_warnings():
             # torch reports an override on stderr, but as a warning if it happens inside an op.
             warnings.simplefilter("ignore")
-            torch.zeros(1, device="cpu").apply_(override)
+            torch.tensor([0.0], device="cpu").apply_(override)
         self._module = module
 
     def _override_in_python(self, op: str, least: int) -> None:
@@ -221,7 +226,8 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
         mode: whether to switch it on.
 
     Raises:
-        TypeError: ``mode`` is not a bool.
+        TypeError: ``mode`` is not a bool, or it decorates a generator or a coroutine, whose code
+            runs after the call.
         RuntimeError: it was called inside a function that ``torch.compile`` compiles with
             ``fullgraph=True``. Without that, torch runs the whole function uncompiled.
     """
@@ -242,6 +248,15 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         _switch.set(self._previous)
+        if (
+            inspect.isgeneratorfunction(function)
+            or inspect.iscoroutinefunction(function)
+            or inspect.isasyncgenfunction(function)
+        ):
+            raise TypeError(
+                "fast_fp32: must decorate a function that runs when it is called, got "
+                f"{function.__qualname__}, a generator or coroutine; use a with statement inside it"
+            )
 
         @functools.wraps(function)
         def switched(*args: Any, **kwargs: Any) -> Any:

@@ -159,6 +159,17 @@ def replaced_forward(layer):
     return layer
 
 
+def without_weight(layer):
+    """As in a hypernetwork, which sets it before each call."""
+    del layer.weight
+    return layer
+
+
+def with_zoneout(layer):
+    layer.zoneout = 0.5
+    return layer
+
+
 def quantized(layer):
     layer.qconfig = torch.ao.quantization.default_dynamic_qconfig
     return layer
@@ -187,6 +198,8 @@ def sparse(layer):
         (wrapped(nn.Linear(4, 3)), "as its weight is a Wrapped"),
         (sparse(nn.Linear(4, 3)), "as its weight is of layout torch.sparse_coo"),
         (nn.Linear(16, 8).bfloat16(), "as its products of 16 bits are torch's own"),
+        (without_weight(nn.Linear(4, 3)), "as it has no weight"),
+        (with_zoneout(nn.GRU(4, 3)), "as it has an attribute zoneout of its own"),
     ],
     ids=lambda value: value.rsplit(" ", 1)[-1] if isinstance(value, str) else "",
 )

@@ -149,6 +149,33 @@ def test_a_torch_whose_symbols_are_not_known(module):
 
 
 @NEEDS_SOURCE
+@pytest.mark.parametrize(
+    "first",
+    [
+        "with FakeTensorMode(): my_ops.fast_fp32()",
+        "torch.func.functionalize(lambda x: (my_ops.fast_fp32(), x + 1)[1])(a)",
+        "torch.func.grad(lambda x: (my_ops.fast_fp32(), x.sum())[1])(a)",
+        "torch.func.vmap(lambda x: (my_ops.fast_fp32(), x)[1])(a)",
+        "with mock.patch.object(torch, 'zeros', on_meta): my_ops.fast_fp32()",
+        "with torch.inference_mode(), torch.device('meta'): my_ops.fast_fp32()",
+    ],
+)
+def test_switched_on_first_inside_a_mode(module, first):
+    switched(
+        module,
+        f"""
+        from unittest import mock
+        from torch._subclasses import FakeTensorMode
+        zeros = torch.zeros
+        on_meta = lambda *sizes, **options: zeros(*sizes, **{{**options, "device": "meta"}})
+        {first}
+        a @ a
+        assert [taken.op for taken in my_ops.fast_fp32.report().taken] == ["mm"]
+        """,
+    )
+
+
+@NEEDS_SOURCE
 def test_switching_on_warns_of_nothing(module):
     assert switched(module, "my_ops.fast_fp32()").stderr == ""
 
@@ -339,6 +366,25 @@ def test_the_mode_is_a_bool(mode):
     """As for torch.set_grad_enabled. "off" would switch it on."""
     with pytest.raises(TypeError, match="fast_fp32: mode must be a bool, got "):
         my_ops.fast_fp32(mode)
+    assert not my_ops.fast_fp32.report().on
+
+
+async def coroutine():
+    pass
+
+
+async def asynchronous_generator():
+    yield
+
+
+def generator():
+    yield
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, asynchronous_generator])
+def test_what_it_cannot_decorate(function):
+    with pytest.raises(TypeError, match=f"fast_fp32: must decorate .* got {function.__name__}, "):
+        my_ops.fast_fp32()(function)
     assert not my_ops.fast_fp32.report().on
 
 
