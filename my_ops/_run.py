@@ -1,7 +1,7 @@
 """``python -m my_ops run``: runs a program much as Python would, with :class:`my_ops.fast_fp32` on.
 
-``runpy`` runs it, so ``sys.argv[0]`` is absolute, and functions of ``atexit`` no longer find the
-program as ``__main__``.
+``runpy`` runs it, so ``sys.argv[0]`` is absolute, and functions of ``atexit``, and threads that
+outlive the main one, no longer find the program as ``__main__``.
 """
 
 from __future__ import annotations
