@@ -69,8 +69,9 @@ def convert(model: nn.Module) -> Conversion:
     This happens in place. Each module stays the same object, with its parameters, buffers, hooks,
     device and mode; only its class changes. So optimizers, state dicts and references to it stay
     valid. These modules are left as they are, and reported: instances of a subclass, parametrized
-    modules, modules whose ``forward`` was replaced, modules being quantized, modules for which
-    my_ops has no kernel, and 16-bit Linear layers whose features are multiples of 8, which would
+    modules, modules whose ``forward`` was replaced or that have an attribute ``zoneout`` or
+    ``weight_dropout``, modules being quantized, modules for which my_ops has no kernel, Linear
+    layers without a weight, and those of 16 bits whose features are multiples of 8, which would
     call torch's own product. A converted LSTM or GRU computes strict float32 where cuDNN used TF32;
     with hundreds of rows that takes longer.
 

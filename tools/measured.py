@@ -242,7 +242,7 @@ class Results(Reliability, Layers):
         for row in self.whole["training step"]:
             model, kind, way = row["case"].split()
             times = [figure(row[f"{who} ms"]) for who in ("torch", "switch", "converted")]
-            gains = [f"{row[f'x {who}']:.2f}" for who in ("switch", "converted")]
+            gains = [f"{row['torch ms'] / row[f'{who} ms']:.2f}" for who in ("switch", "converted")]
             commit = row.get("commit", self.whole["environment"]["commit"])[:7]
             rows.append([model, SHORT[kind], way, *times, *gains, commit])
         head = ["model", "type", "mode", "torch, ms", "switch", "converted"]
@@ -274,7 +274,8 @@ class Results(Reliability, Layers):
         for pair in zip(*sections, strict=True):
             layer = pair[0]["case"].partition(" forward")[0]
             rows.setdefault(layer, [layer]).extend(
-                f"{row['my_ops us'] / 1e3:.3f} ({row['x torch']:.2f})" for row in pair
+                f"{row['my_ops us'] / 1e3:.3f} ({row['torch us'] / row['my_ops us']:.2f})"
+                for row in pair
             )
         one_two = "one thread, ms (speed over torch's)", "two threads"
         passes = "forward", "forward + backward"
