@@ -365,10 +365,10 @@ def test_exported_and_run_at_another_batch_size(device):
     [
         ({"num_layers": 0}, "LLTM: num_layers must be a positive int, got 0"),
         ({"num_layers": True}, "LLTM: num_layers must be a positive int, got True"),
-        ({"dropout": 1.0, "num_layers": 2}, r"LLTM: dropout must be in \[0, 1\), got 1.0"),
-        ({"dropout": "a"}, r"LLTM: dropout must be in \[0, 1\), got 'a'"),
-        ({"zoneout": -0.1}, r"LLTM: zoneout must be in \[0, 1\), got -0.1"),
-        ({"weight_dropout": 2}, r"LLTM: weight_dropout must be in \[0, 1\), got 2"),
+        ({"dropout": 1.1, "num_layers": 2}, r"LLTM: dropout must be a number in \[0, 1\], got 1.1"),
+        ({"dropout": "a"}, r"LLTM: dropout must be a number in \[0, 1\], got 'a'"),
+        ({"zoneout": -0.1}, r"LLTM: zoneout must be a number in \[0, 1\], got -0.1"),
+        ({"weight_dropout": 2}, r"LLTM: weight_dropout must be a number in \[0, 1\], got 2"),
     ],
 )
 def test_wrong_construction(arguments, match):

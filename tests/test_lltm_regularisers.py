@@ -154,8 +154,9 @@ def test_attributes_may_change_after_construction(change, compiled, device):
     assert not torch.equal(seeded(layer.train(), x, state)[0], unchanged[0])
     for name in after:
         if name != "batch_first":
-            with pytest.raises(ValueError, match=rf"LLTM: {name} must be in \[0, 1\), got 1"):
-                setattr(layer, name, 1)
+            rule = rf"LLTM: {name} must be a number in \[0, 1\], got 2"
+            with pytest.raises(ValueError, match=rule):
+                setattr(layer, name, 2)
         setattr(layer, name, type(after[name])())
     same(seeded(call, x, state), unchanged)
 
@@ -175,8 +176,18 @@ def test_torchscript_draws_the_same(change, training, device):
             same(seeded(scripted, x, state, given), seeded(layer, x, state, given))
 
 
-@pytest.mark.parametrize("wrong", [1.0, -0.1, float("nan"), False, True, "0.5", None])
+@pytest.mark.parametrize("wrong", [1.01, -0.1, float("nan"), False, True, "0.5", None])
 @pytest.mark.parametrize("name", ["dropout", "weight_dropout", "zoneout"])
 def test_no_probability(name, wrong):
-    with pytest.raises(ValueError, match=rf"LLTM: {name} must be in \[0, 1\), got"):
+    with pytest.raises(ValueError, match=rf"LLTM: {name} must be a number in \[0, 1\], got"):
         my_ops.nn.LLTM(3, 4, num_layers=2, **{name: wrong})
+
+
+def test_certain_dropout(device):
+    """With probability 1 the second layer sees zeros only."""
+    layer = made(device, num_layers=2, dropout=1)
+    x, state = drawn(layer, device)
+    seen = []  # the inputs of the second layer
+    layer.cells[1].register_forward_pre_hook(lambda cell, args: seen.append(args[0]))
+    layer(x, state)
+    assert not seen[0].any()

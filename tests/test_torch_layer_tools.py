@@ -268,6 +268,37 @@ def test_in_a_traced_model(name):
     assert all(torch.equal(a, b) for a, b in zip(flat([traced(x)]), flat([model(x)]), strict=True))
 
 
+@pytest.mark.parametrize(
+    "name, traced",
+    [
+        *((name, traced) for name in LAYERS for traced in ("hx", "lengths", "reset")),
+        *((name, "hx") for name in CELLS),
+    ],
+)
+def test_traced_beside_a_constant_input(name, traced):
+    layer, _ = pair(name, "cpu", torch.float32)
+    x = torch.randn(BATCH, INPUTS) if name in CELLS else torch.randn(STEPS, BATCH, INPUTS)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, given):
+            if traced == "hx" and "LSTM" in name:
+                given = given, given
+            return self.layer(x, **{traced: given})
+
+    given = {
+        "hx": torch.randn(BATCH, HIDDEN) if name in CELLS else torch.randn(1, BATCH, HIDDEN),
+        "lengths": torch.arange(BATCH) % STEPS,
+        "reset": torch.rand(STEPS, BATCH) < 0.3,
+    }[traced]
+    graph = torch.fx.symbolic_trace(Model())
+    assert [node.target for node in graph.graph.nodes if node.op == "call_module"] == ["layer"]
+    assert all(map(torch.equal, flat([graph(given)]), flat([Model()(given)])))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_of_a_recomputed_layer(name, device):
     """Zoneout is drawn again as it was."""

@@ -1,5 +1,6 @@
 """zoneout and weight_dropout of the layers of every cell."""
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,6 +119,17 @@ def test_weight_dropout(name, device):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NAMES)
+def test_certain_zoneout(name, training, device):
+    """With probability 1 ``h`` stays what it was."""
+    layer = made(name, device, zoneout=numpy.float32(1)).train(training)
+    x = torch.randn(7, 3, 5, dtype=torch.float64, device=device)
+    h = torch.randn(1, 3, 4, dtype=torch.float64, device=device)
+    output = layer(x, h if name == "GRU" else (h, h))[0]
+    assert torch.equal(output, h.expand_as(output))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NAMES)
 def test_compiles_and_scripts(name, training, device):
     layer = made(name, device, zoneout=0.3, weight_dropout=0.2, num_layers=2).train(training)
     x = torch.randn(7, 3, 5, dtype=torch.float64, device=device)
@@ -135,8 +147,9 @@ def test_compiles_and_scripts(name, training, device):
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
 @pytest.mark.parametrize("option", ["zoneout", "weight_dropout"])
 def test_wrong_probabilities(name, option):
-    for p in (1, -0.1, True, "0.5"):
-        with pytest.raises(ValueError, match=rf"{name}: {option} must be in \[0, 1\), got {p!r}"):
+    rule = rf"{name}: {option} must be a number in \[0, 1\], got"
+    for p in (2, -0.1, True, "0.5"):
+        with pytest.raises(ValueError, match=f"{rule} {p!r}"):
             made(name, "cpu", **{option: p})
     if name == "LSTM":
         with pytest.raises(ValueError, match="must be 0 with proj_size > 0, got"):

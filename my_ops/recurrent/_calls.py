@@ -5,6 +5,7 @@ classes say what they assume: Carrying means a state ``(h, c)``, Plain a state `
 TorchScript compiles all of them, which explains how types and branches are written.
 """
 
+from numbers import Real
 from typing import Any, List, Optional, Tuple  # noqa: UP035  TorchScript reads these
 
 import torch
@@ -57,8 +58,9 @@ class StepCall:
 class CarryingStepCall(StepCall):
     def forward(self, input: Tensor, hx: MaybeState = None) -> State:
         if not torch.jit.is_scripting():
-            if isinstance(input, Proxy):
-                return traced_call(self, input, hx)
+            tracer = tracer_of(input, hx)
+            if tracer is not None:
+                return traced_call(tracer, self, input, hx)
             check_pair(self._name, input, hx)
         states: MaybeTensors = None
         if hx is not None:
@@ -70,8 +72,9 @@ class CarryingStepCall(StepCall):
 class PlainStepCall(StepCall):
     def forward(self, input: Tensor, hx: MaybeTensor = None) -> Tensor:
         if not torch.jit.is_scripting():
-            if isinstance(input, Proxy):
-                return traced_call(self, input, hx)
+            tracer = tracer_of(input, hx)
+            if tracer is not None:
+                return traced_call(tracer, self, input, hx)
             check_one(self._name, input, hx)
         states: MaybeTensors = None
         if hx is not None:
@@ -180,8 +183,9 @@ class CarryingLayerCall(LayerCall):
         if not torch.jit.is_scripting():
             if isinstance(input, PackedSequence):
                 return self._forward_packed(input, hx, lengths, reset)
-            if isinstance(input, Proxy):
-                return traced_call(self, input, hx, lengths, reset)
+            tracer = tracer_of(input, hx, lengths, reset)
+            if tracer is not None:
+                return traced_call(tracer, self, input, hx, lengths, reset)
             check_pair(self._name, input, hx, lengths=lengths, reset=reset)
         states: MaybeTensors = None
         if hx is not None:
@@ -206,8 +210,9 @@ class PlainLayerCall(LayerCall):
         if not torch.jit.is_scripting():
             if isinstance(input, PackedSequence):
                 return self._forward_packed(input, hx, lengths, reset)
-            if isinstance(input, Proxy):
-                return traced_call(self, input, hx, lengths, reset)
+            tracer = tracer_of(input, hx, lengths, reset)
+            if tracer is not None:
+                return traced_call(tracer, self, input, hx, lengths, reset)
             check_one(self._name, input, hx, lengths=lengths, reset=reset)
         states: MaybeTensors = None
         if hx is not None:
@@ -225,14 +230,20 @@ class PlainLayerCall(LayerCall):
 # ------------------------------------------------------------------------------------- functions
 
 
-def traced_call(layer: Any, input: Any, *others: Any) -> Any:
-    """A call under ``torch.fx``: leaves the layer whole, as torch does with its own, and no
-    others."""
-    tracer = input.tracer
+def tracer_of(input: Any, hx: Any, *of_rows: Any) -> Any:
+    """The tracer of ``torch.fx`` that traces any of the arguments, or None."""
+    for a in (input, *(hx if isinstance(hx, (tuple, list)) else (hx,)), *of_rows):
+        if isinstance(a, Proxy):
+            return a.tracer
+    return None
+
+
+def traced_call(tracer: Any, layer: Any, *arguments: Any) -> Any:
+    """Leaves the layer whole, as torch does with its own, and no others."""
     path = tracer.path_of_module(layer)
     if not path:
         raise TraceError(f"{type(layer).__name__}: trace the model that holds the layer")
-    return tracer.create_proxy("call_module", path, (input, *others), {})
+    return tracer.create_proxy("call_module", path, arguments, {})
 
 
 def _check_given(layer: str, **tensors: Any) -> None:
@@ -325,8 +336,8 @@ def reverse_reset(reset: Tensor, lengths: MaybeTensor) -> Tensor:
 
 
 def check_probability(layer: str, name: str, p: Any) -> None:
-    if not isinstance(p, (int, float)) or isinstance(p, bool) or not 0 <= p < 1:
-        raise ValueError(f"{layer}: {name} must be in [0, 1), got {p!r}")
+    if not isinstance(p, Real) or isinstance(p, bool) or not 0 <= float(p) <= 1:
+        raise ValueError(f"{layer}: {name} must be a number in [0, 1], got {p!r}")
 
 
 def zoneout_shares(x: Tensor, hidden: int, p: float, training: bool) -> Tensor:
