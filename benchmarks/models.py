@@ -3,20 +3,24 @@
     python benchmarks/models.py [CASE ...] [--layers N] [--budget SECONDS] [--output results.json]
 
 A step is forward, loss and backward. The model itself, the same model under ``my_ops.fast_fp32()``
-and a copy converted by ``my_ops.convert`` alternate in one process: in float32 without TF32 and
-after ``model.bfloat16()``, eager and compiled. Times are medians in milliseconds, from the call to
-the end of the GPU's work. Losses are those of some steps of SGD from the same weights. BERT, Llama
-and ViT come from transformers, built from a configuration with random weights; without a GPU they
-are tiny. CASE is a part of the cases' names, such as "bert", "bfloat16" or "vit float32 eager".
+and a copy converted by ``my_ops.convert`` take turns, each in a process of its own, as the switch
+leaves its kernels registered: in float32 without TF32 and after ``model.bfloat16()``, eager and
+compiled. Times are medians in milliseconds, from the call to the end of the GPU's work. Losses are
+those of some steps of SGD from the same weights. BERT, Llama and ViT come from transformers, built
+from a configuration with random weights; without a GPU they are tiny. CASE is a part of the cases'
+names, such as "bert", "bfloat16" or "vit float32 eager".
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import gc
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,9 @@ import my_ops
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FULL = DEVICE == "cuda"
 LOSSES = 5  # steps of SGD
+MODES = ("torch", "switch", "converted")
 Loss = Callable[[nn.Module], Tensor]
+one_step: Run | None = None  # of the model that this process has prepared
 
 
 def transformer(width: int, heads: int, inner: int, layers: int) -> dict[str, Any]:
@@ -128,58 +134,64 @@ def apart(values: list[float], reference: list[float]) -> float:
     return max(abs(value - exact) / abs(exact) for value, exact in pairs)
 
 
-def step(model: nn.Module, loss: Loss) -> Run:
+# ------------------------------------------------------------------------ in the process of a mode
+
+
+def prepare(mode: str, name: str, kind: str, way: str, layers: int | None) -> list[float]:
+    """Makes the model whose steps ``step_time`` times. Returns its losses."""
+    global one_step
+    one_step = None
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.compiler.reset()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(0)
+    model, loss = MODELS[name](layers)
+    model = model.to(DEVICE, getattr(torch, kind))
+    if mode == "switch":
+        my_ops.fast_fp32()
+    if mode == "converted":
+        my_ops.convert(model)
+    if way == "compiled":
+        model.compile()
+
     def run() -> None:
         model.zero_grad()
         loss(model).backward()
 
-    return run
+    one_step = run
+    return losses(model, loss)
 
 
-def times(runs: dict[str, Run], budget: float) -> dict[str, float]:
-    """Median milliseconds of each; the runs alternate."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+def step_time() -> float:
+    assert one_step is not None
+    one_step()  # what the other processes' turns left cold
+    synchronize()
+    start = time.perf_counter()
+    one_step()
+    synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
+# ---------------------------------------------------------------------------- in the main process
+
+
+def row(
+    processes: dict[str, ProcessPoolExecutor], case: tuple[str, str, str, int | None], budget: float
+) -> dict[str, Any]:
+    made = {mode: process.submit(prepare, mode, *case) for mode, process in processes.items()}
+    values = {mode: future.result() for mode, future in made.items()}
+    found: dict[str, list[float]] = {mode: [] for mode in processes}
     begin = time.monotonic()
     while time.monotonic() - begin < budget or len(found["torch"]) < 5:
-        for name, run in runs.items():
-            synchronize()
-            start = time.perf_counter()
-            run()
-            synchronize()
-            found[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(values) for name, values in found.items()}
-
-
-def switched(run: Callable[[], Any]) -> Callable[[], Any]:
-    def under_the_switch() -> Any:
-        with my_ops.fast_fp32():
-            return run()
-
-    return under_the_switch
-
-
-def row(name: str, kind: str, way: str, layers: int | None, budget: float) -> dict[str, Any]:
-    torch.manual_seed(0)
-    model, loss = MODELS[name](layers)
-    model = model.to(DEVICE, getattr(torch, kind))
-    converted = copy.deepcopy(model)
-    my_ops.convert(converted)
-    if way == "compiled":
-        model.compile()
-        converted.compile()
-    exact = losses(model, loss)
-    others = {
-        "switch": switched(lambda: losses(model, loss))(),
-        "converted": losses(converted, loss),
-    }
-    plain = step(model, loss)
-    runs = {"torch": plain, "switch": switched(plain), "converted": step(converted, loss)}
-    ms = times(runs, budget)
-    result: dict[str, Any] = {"case": f"{name} {kind} {way}", "torch ms": round(ms["torch"], 3)}
-    for mode, values in others.items():
+        for mode, process in processes.items():
+            found[mode].append(process.submit(step_time).result())
+    ms = {mode: statistics.median(times) for mode, times in found.items()}
+    result: dict[str, Any] = {"case": " ".join(case[:3]), "torch ms": round(ms["torch"], 3)}
+    for mode in ("switch", "converted"):
         result[f"{mode} ms"] = round(ms[mode], 3)
         result[f"x {mode}"] = round(ms["torch"] / ms[mode], 3)
-        result[f"{mode} losses apart"] = float(f"{apart(values, exact):.1e}")
+        result[f"{mode} losses apart"] = float(f"{apart(values[mode], values['torch']):.1e}")
     return result
 
 
@@ -190,13 +202,13 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=5, help="seconds of timing a case")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
+    spawn = multiprocessing.get_context("spawn")
+    processes = {mode: ProcessPoolExecutor(1, mp_context=spawn) for mode in MODES}
     rows = []
     for name, kind, way in cases():
         if not any(part in f"{name} {kind} {way}" for part in arguments.case):
             continue
-        rows.append(row(name, kind, way, arguments.layers, arguments.budget))
-        torch.compiler.reset()
+        rows.append(row(processes, (name, kind, way, arguments.layers), arguments.budget))
         shown = "  ".join(f"{key} {value}" for key, value in rows[-1].items() if key != "case")
         print(f"{rows[-1]['case']:24}", shown, flush=True)
         if arguments.output:
