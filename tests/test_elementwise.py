@@ -354,6 +354,12 @@ def test_fill_index_wrong_dtype(dtype, device):
         my_ops.fill_index(2, 3, dtype=dtype, device=device)
 
 
+@pytest.mark.parametrize("device", ["xla", "mps", torch.device("lazy", 1)], ids=str)
+def test_fill_index_on_devices_without_kernels(device):
+    with pytest.raises(NotImplementedError, match=f"fill_index: device must be .* got {device}"):
+        my_ops.fill_index(2, 3, device=device)
+
+
 def test_fill_index_dtype_is_no_dtype():
     with pytest.raises(TypeError, match=r"fill_index: dtype must be a torch\.dtype, got str"):
         my_ops.fill_index(2, 3, dtype="float32")

@@ -341,6 +341,8 @@ def fill_index(
             f"{type(device).__name__}"
         )
     device = torch.device(device)
+    if device.type not in ("cpu", "cuda", "meta"):
+        raise NotImplementedError(f"fill_index: device must be cpu, cuda or meta, got {device}")
     try:
         return ops.fill_index.default(height, width, dtype=dtype, device=device)
     except RuntimeError as error:
