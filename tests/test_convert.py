@@ -35,17 +35,17 @@ class Model(nn.Module):
         return self.norm(self.last(h))
 
 
-def made():
-    model = Model().double().eval()
-    return model, torch.randn(3, 7, 4, dtype=torch.float64)
+def made(device="cpu"):
+    model = Model().to(device, torch.float64).eval()
+    return model, torch.randn(3, 7, 4, dtype=torch.float64, device=device)
 
 
 def kinds(model):
     return {name: type(module) for name, module in model.named_modules()}
 
 
-def test_every_kind_becomes_ours_and_back():
-    model, x = made()
+def test_every_kind_becomes_ours_and_back(device):
+    model, x = made(device)
     before, want = kinds(model), model(x)
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     report = my_ops.convert(model)

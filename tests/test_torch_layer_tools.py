@@ -25,6 +25,8 @@ from test_torch_layers import (
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
+import my_ops
+
 
 @pytest.mark.parametrize("form", [{}, FORM, {"bias": False}], ids=ids)
 @pytest.mark.parametrize("name", LAYERS)
@@ -297,6 +299,50 @@ def test_traced_beside_a_constant_input(name, traced):
     graph = torch.fx.symbolic_trace(Model())
     assert [node.target for node in graph.graph.nodes if node.op == "call_module"] == ["layer"]
     assert all(map(torch.equal, flat([graph(given)]), flat([Model()(given)])))
+
+
+OURS = ["LLTMCell", "LSTMCell", "GRUCell", "LLTM", "LSTM", "GRU"]
+
+
+def traced_beside_eager(layer, x):
+    model = torch.nn.Sequential(torch.nn.Linear(INPUTS, INPUTS), layer)
+    traced = torch.fx.symbolic_trace(model)
+    assert all(map(torch.equal, flat([traced(x)]), flat([model(x)])))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_hooks_act_once_in_a_traced_model(name):
+    layer = getattr(my_ops.nn, name)(INPUTS, HIDDEN)
+    seen = []
+    layer.register_forward_pre_hook(lambda layer, args: (2 * args[0],))
+    layer.register_forward_hook(lambda layer, args, result: seen.append(args[0]))
+    traced_beside_eager(layer, torch.randn(STEPS, INPUTS))
+    assert len(seen) == 2
+    assert all(isinstance(t, torch.Tensor) for t in seen)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_subclass_in_a_traced_model(name):
+    class Doubling(getattr(my_ops.nn, name)):
+        def forward(self, input):
+            return super().forward(2 * input)
+
+    traced_beside_eager(Doubling(INPUTS, HIDDEN), torch.randn(STEPS, INPUTS))
+
+
+@pytest.mark.parametrize("name", OURS[3:])
+def test_packed_data_in_a_traced_model(name):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = getattr(my_ops.nn, name)(INPUTS, HIDDEN)
+
+        def forward(self, data):
+            packed = torch.nn.utils.rnn.PackedSequence(data, torch.tensor([3, 2]))
+            return self.layer(packed)[0].data
+
+    model, data = Model(), torch.randn(5, INPUTS)
+    assert torch.equal(torch.fx.symbolic_trace(model)(data), model(data))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -5,6 +5,7 @@ classes say what they assume: Carrying means a state ``(h, c)``, Plain a state `
 TorchScript compiles all of them, which explains how types and branches are written.
 """
 
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any, List, Optional, Tuple  # noqa: UP035  TorchScript reads these
 
@@ -26,10 +27,35 @@ MaybeTensors = Optional[Tensors]  # noqa: UP045
 MaybeFloat = Optional[float]  # noqa: UP045
 
 
+# ------------------------------------------------------------------------------------- torch.fx
+
+
+def _tracer_of(arguments: Iterable[Any]) -> Any:
+    """The tracer of ``torch.fx`` that traces any of the arguments, or None."""
+    for a in arguments:
+        if isinstance(a, Proxy):
+            return a.tracer
+        if isinstance(a, (tuple, list)):
+            tracer = _tracer_of(a)
+            if tracer is not None:
+                return tracer
+    return None
+
+
+class Whole:
+    """A module that ``torch.fx`` leaves whole, as torch's own: hooks do not see what it traces."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tracer = _tracer_of(args) or _tracer_of(kwargs.values())
+        if tracer is None:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+
+
 # ------------------------------------------------------------------------------------- one step
 
 
-class StepCall:
+class StepCall(Whole):
     """One step. ``_step`` runs the op."""
 
     _name: str
@@ -58,9 +84,6 @@ class StepCall:
 class CarryingStepCall(StepCall):
     def forward(self, input: Tensor, hx: MaybeState = None) -> State:
         if not torch.jit.is_scripting():
-            tracer = tracer_of(input, hx)
-            if tracer is not None:
-                return traced_call(tracer, self, input, hx)
             check_pair(self._name, input, hx)
         states: MaybeTensors = None
         if hx is not None:
@@ -72,9 +95,6 @@ class CarryingStepCall(StepCall):
 class PlainStepCall(StepCall):
     def forward(self, input: Tensor, hx: MaybeTensor = None) -> Tensor:
         if not torch.jit.is_scripting():
-            tracer = tracer_of(input, hx)
-            if tracer is not None:
-                return traced_call(tracer, self, input, hx)
             check_one(self._name, input, hx)
         states: MaybeTensors = None
         if hx is not None:
@@ -85,7 +105,7 @@ class PlainStepCall(StepCall):
 # ------------------------------------------------------------------------------------ all steps
 
 
-class LayerCall:
+class LayerCall(Whole):
     """All layers and directions.
 
     ``_initial`` checks a state, or makes one of zeros; ``_all_layers`` runs them.
@@ -183,9 +203,6 @@ class CarryingLayerCall(LayerCall):
         if not torch.jit.is_scripting():
             if isinstance(input, PackedSequence):
                 return self._forward_packed(input, hx, lengths, reset)
-            tracer = tracer_of(input, hx, lengths, reset)
-            if tracer is not None:
-                return traced_call(tracer, self, input, hx, lengths, reset)
             check_pair(self._name, input, hx, lengths=lengths, reset=reset)
         states: MaybeTensors = None
         if hx is not None:
@@ -210,9 +227,6 @@ class PlainLayerCall(LayerCall):
         if not torch.jit.is_scripting():
             if isinstance(input, PackedSequence):
                 return self._forward_packed(input, hx, lengths, reset)
-            tracer = tracer_of(input, hx, lengths, reset)
-            if tracer is not None:
-                return traced_call(tracer, self, input, hx, lengths, reset)
             check_one(self._name, input, hx, lengths=lengths, reset=reset)
         states: MaybeTensors = None
         if hx is not None:
@@ -230,53 +244,36 @@ class PlainLayerCall(LayerCall):
 # ------------------------------------------------------------------------------------- functions
 
 
-def tracer_of(input: Any, hx: Any, *of_rows: Any) -> Any:
-    """The tracer of ``torch.fx`` that traces any of the arguments, or None."""
-    for a in (input, *(hx if isinstance(hx, (tuple, list)) else (hx,)), *of_rows):
-        if isinstance(a, Proxy):
-            return a.tracer
-    return None
-
-
-def traced_call(tracer: Any, layer: Any, *arguments: Any) -> Any:
-    """Leaves the layer whole, as torch does with its own, and no others."""
-    path = tracer.path_of_module(layer)
-    if not path:
-        raise TraceError(f"{type(layer).__name__}: trace the model that holds the layer")
-    return tracer.create_proxy("call_module", path, arguments, {})
-
-
 def _check_given(layer: str, **tensors: Any) -> None:
     for name, t in tensors.items():
         if t is not None:
             check_tensor(layer, **{name: t})
 
 
-def _check_kind(layer: str, input: Tensor) -> None:
+def _check_input(layer: str, input: Any) -> None:
+    if isinstance(input, Proxy):
+        raise TraceError(f"{layer}: trace the model that holds the layer")
+    if not isinstance(input, Tensor):
+        check_tensor(layer, input=input)
     problem = without_kernel(input)
     if problem is not None:
         raise NotImplementedError(f"{layer}: input {problem}")
 
 
 def check_pair(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
-    if hx is None:
-        if not isinstance(input, Tensor):
-            check_tensor(layer, input=input)
-    else:
+    _check_input(layer, input)
+    if hx is not None:
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:
             got = f"{len(hx)} of them" if isinstance(hx, (tuple, list)) else type(hx).__name__
             raise TypeError(f"{layer}: hx must be a pair of tensors (h_0, c_0), got {got}")
         h_0, c_0 = hx
-        if not (isinstance(input, Tensor) and isinstance(h_0, Tensor) and isinstance(c_0, Tensor)):
-            check_tensor(layer, input=input, h_0=h_0, c_0=c_0)
-    _check_kind(layer, input)
+        if not (isinstance(h_0, Tensor) and isinstance(c_0, Tensor)):
+            check_tensor(layer, h_0=h_0, c_0=c_0)
     _check_given(layer, **of_rows)
 
 
 def check_one(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
-    if not isinstance(input, Tensor):
-        check_tensor(layer, input=input)
-    _check_kind(layer, input)
+    _check_input(layer, input)
     _check_given(layer, hx=hx, **of_rows)
 
 
