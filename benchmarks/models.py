@@ -188,7 +188,7 @@ def row(
             found[mode].append(process.submit(step_time).result())
     ms = {mode: statistics.median(times) for mode, times in found.items()}
     result: dict[str, Any] = {"case": " ".join(case[:3]), "torch ms": round(ms["torch"], 3)}
-    for mode in ("switch", "converted"):
+    for mode in MODES[1:]:
         result[f"{mode} ms"] = round(ms[mode], 3)
         result[f"x {mode}"] = round(ms["torch"] / ms[mode], 3)
         result[f"{mode} losses apart"] = float(f"{apart(values[mode], values['torch']):.1e}")

@@ -261,13 +261,18 @@ def test_shared_memory_of_gradients(name, device):
     assert grads[0].data_ptr() != grads[1].data_ptr()
 
 
-@pytest.mark.parametrize("name", [*LAYERS, *CELLS])
-def test_in_a_traced_model(name):
-    layer, _ = pair(name, "cpu", torch.float32)
+OURS = ["LLTMCell", "LSTMCell", "GRUCell", "LLTM", "LSTM", "GRU"]
+
+
+def traced_beside_eager(layer, x):
     model = torch.nn.Sequential(torch.nn.Linear(INPUTS, INPUTS), layer)
     traced = torch.fx.symbolic_trace(model)
-    x = torch.randn(STEPS, INPUTS)
     assert all(torch.equal(a, b) for a, b in zip(flat([traced(x)]), flat([model(x)]), strict=True))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_in_a_traced_model(name):
+    traced_beside_eager(getattr(my_ops.nn, name)(INPUTS, HIDDEN), torch.randn(STEPS, INPUTS))
 
 
 @pytest.mark.parametrize(
@@ -298,16 +303,8 @@ def test_traced_beside_a_constant_input(name, traced):
     }[traced]
     graph = torch.fx.symbolic_trace(Model())
     assert [node.target for node in graph.graph.nodes if node.op == "call_module"] == ["layer"]
-    assert all(map(torch.equal, flat([graph(given)]), flat([Model()(given)])))
-
-
-OURS = ["LLTMCell", "LSTMCell", "GRUCell", "LLTM", "LSTM", "GRU"]
-
-
-def traced_beside_eager(layer, x):
-    model = torch.nn.Sequential(torch.nn.Linear(INPUTS, INPUTS), layer)
-    traced = torch.fx.symbolic_trace(model)
-    assert all(map(torch.equal, flat([traced(x)]), flat([model(x)])))
+    results = zip(flat([graph(given)]), flat([Model()(given)]), strict=True)
+    assert all(torch.equal(a, b) for a, b in results)
 
 
 @pytest.mark.parametrize("name", OURS)

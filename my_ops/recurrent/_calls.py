@@ -251,9 +251,9 @@ def _check_given(layer: str, **tensors: Any) -> None:
 
 
 def _check_input(layer: str, input: Any) -> None:
-    if isinstance(input, Proxy):
-        raise TraceError(f"{layer}: trace the model that holds the layer")
     if not isinstance(input, Tensor):
+        if isinstance(input, Proxy):
+            raise TraceError(f"{layer}: trace the model that holds the layer")
         check_tensor(layer, input=input)
     problem = without_kernel(input)
     if problem is not None:
