@@ -1,4 +1,5 @@
 """Builds my_ops/_C: one module for every Python >= 3.10 and torch >= 2.10, on CPU builds too.
+Beside it, _overrides spares fast_fp32 host time with the releases of torch that it fits.
 
 MY_OPS_WITH_CUDA=1      build the CUDA kernels, or fail (the default)
                  auto   build them if the CUDA compiler works, else for the CPU only
@@ -56,25 +57,47 @@ def commit():
     return text.strip()
 
 
-def extension(cuda):
+def cxx_flags():
     import torch
-    import torch.utils.cpp_extension as cpp
 
-    macros = [("TORCH_TARGET_VERSION", TORCH_2_10)]
     # C++20 for torch's headers; no source paths in the binary. No traps on floating exceptions:
     # otherwise the loops of the CPU kernels, which compute both sides of a choice, stay scalar.
     flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-fvisibility=hidden"]
     for folder in (HERE, Path(torch.__file__).resolve().parents[1]):
         flags.append(f"-ffile-prefix-map={folder}/=")
-    # The linker strips the module, so nothing needs what -g, an option of Python's build, adds.
-    cxx = [*flags, "-Wall", "-g0"]
+    return flags
+
+
+# The linker strips the modules, so nothing needs what -g, an option of Python's build, adds.
+CXX_ALONE = ["-Wall", "-g0"]
+# libtorch.so brings libtorch_cuda.so, if it exists, into the module's scope.
+LINK = ["-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
+LINK += ["-Wl,--version-script=csrc/exports.map", "-Wl,-s"]
+
+
+def overrides():
+    """The kernels that replace torch's own on CUDA, which need torch's C++ headers."""
+    import torch.utils.cpp_extension as cpp
+
+    ext = cpp.CppExtension(
+        "my_ops._overrides",
+        ["csrc/overrides/fast_fp32.cpp"],
+        extra_compile_args={"cxx": [*cxx_flags(), *CXX_ALONE]},
+        extra_link_args=LINK,
+    )
+    ext.libraries = ["stdc++", "dl"]
+    return ext
+
+
+def extension(cuda):
+    import torch.utils.cpp_extension as cpp
+
+    macros = [("TORCH_TARGET_VERSION", TORCH_2_10)]
+    flags = cxx_flags()
+    cxx = [*flags, *CXX_ALONE]
     sources = sorted([*HERE.glob("csrc/*.cpp"), *HERE.glob("kernels/*/*_cpu.cpp")])
     kwargs = {
-        # libtorch.so brings libtorch_cuda.so, if it exists, into the module's scope.
-        "extra_link_args": [
-            *("-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"),
-            *("-Wl,--version-script=csrc/exports.map", "-Wl,-s"),
-        ],
+        "extra_link_args": LINK,
         "include_dirs": [str(HERE / "include"), str(HERE / "kernels")],
     }
     if cuda is None:
@@ -136,7 +159,7 @@ def record(cuda):
 
 
 def build():
-    """The extension and the command that compiles it; stops with a message if it cannot build."""
+    """The modules and the command that compiles them; stops with a message if it cannot build."""
     try:
         preflight.check_system()
         preflight.check_torch()
@@ -168,6 +191,7 @@ def build():
             if cuda:
                 self.compiler.compile = compile_all
             super().build_extension(ext)
+            self.compiler.compile = compile_alike
 
         def run(self):
             super().run()
@@ -177,7 +201,8 @@ def build():
 
     # Named _C.so, because it is not a Python module and belongs to no version of Python.
     command = Build.with_options(no_python_abi_suffix=True)
-    return {"ext_modules": [extension(cuda)], "cmdclass": {"build_ext": command}}
+    modules = [extension(cuda), *([overrides()] if cuda else [])]
+    return {"ext_modules": modules, "cmdclass": {"build_ext": command}}
 
 
 class Wheel(bdist_wheel):

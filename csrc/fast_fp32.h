@@ -1,16 +1,15 @@
-// Runs torch's own products (mm, bmm, addmm, baddbmm) on our kernels if the switch is on and these
-// are faster. All others go to torch's own kernels. A backend has what differs between devices:
+// Computes torch's own products (mm, bmm, addmm, baddbmm) with our kernels if the switch is on and
+// these are faster. It is asked by the kernels that replace torch's, those of
+// overrides/fast_fp32.cpp or of my_ops/_fast_fp32.py, and what it does not take goes to torch's
+// own. A backend has what differs between devices:
 //
-//   kKey                         the dispatch key
-//   on_device(tensor)            whether a tensor belongs to that key
-// run(op, product, added, out) computes the product with what is added, out.make() giving the place
-//                                for it; returns why it did not, in which case nothing is written
-//   mm_out, bmm_out, addmm_out, baddbmm_out
-//                                torch's own, of its C interface
-//   kMm, kMmOut, kBmm, kBmmOut   the C++ symbols of torch's own
+//   kKey                           the dispatch key
+//   on_device(tensor)              whether a tensor belongs to that key
+//   run(op, product, added, place) computes the product with what is added, in the tensor place();
+//                                  returns why it did not, in which case nothing is written
 //
-// Once registered, the kernels stay registered: other threads may be inside them, and kernels of
-// other packages may fall back to them. When switched off, they only call torch's.
+// Once registered, those kernels stay registered: other threads may be inside them, and kernels of
+// other packages may fall back to them.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -23,13 +22,14 @@
 #include <tuple>
 
 #include "gemm_checks.h"
+#include "overrides/fast_fp32_switch.h"
 
 namespace my_ops::fast_fp32 {
 
-#define MY_OPS_LEFT(F)                                                      \
-  F(kOther, "of another dtype, layout or shape, or into an unsuitable out") \
-  F(kPlan, "that torch computes as fast")                                   \
-  F(kPrecision, "while TF32 is allowed")                                    \
+#define MY_OPS_LEFT(F)                                               \
+  F(kOther, "of another layout or shape, or into an unsuitable out") \
+  F(kPlan, "that torch computes as fast")                            \
+  F(kPrecision, "while TF32 is allowed")                             \
   F(kFailed, "where ours failed, usually for lack of memory")
 
 // Why a product stays torch's, in the order of the checks.
@@ -110,96 +110,63 @@ inline std::optional<Added> broadcast(const Tensor& self, const Sizes& sizes) {
   return Added{.residual = values, .batch = strides[0], .row = strides[1], .col = strides[2]};
 }
 
-// A tensor as torch's C++ functions return it: an object with a destructor, in memory. Its pointer
-// is passed on to a handle.
-struct Returned {
-  void* implementation;
-  ~Returned() {}
-};
-
-// Relies on handles being addresses of torch's tensors, and on references being passed as
-// addresses. Only for releases of torch that were tested: my_ops/_fast_fp32.py.
-using NativeProduct = Returned (*)(AtenTensorHandle a, AtenTensorHandle b);
-using NativeProductOut = void* (*)(AtenTensorHandle out, AtenTensorHandle a, AtenTensorHandle b);
-
 template <typename Backend>
-class Kernels {
+class Products {
  public:
-  // native: whether to call torch's products by their C++ symbols, as the dispatcher does, which
-  // keeps the class of an error. The alternative, the C interface, keeps only an error's text.
-  static void start(bool native) {
-    if (native) {
-      find(Backend::kMm, &native_mm_);
-      find(Backend::kMmOut, &native_mm_out_);
-      find(Backend::kBmm, &native_bmm_);
-      find(Backend::kBmmOut, &native_bmm_out_);
+  // a @ b, plus self unless that is absent, for an op on tensors of this rank. Nothing if it stays
+  // torch's; otherwise out or, if that is absent, a new tensor.
+  static std::optional<Tensor> take(int64_t rank, const std::optional<Tensor>& self,
+                                    const Tensor& a, const Tensor& b,
+                                    const std::optional<Tensor>& out) {
+    if (!state().on.load(std::memory_order_relaxed)) return std::nullopt;
+    Left left;
+    try {
+      Tensor result = out.value_or(Tensor());
+      const std::optional<Left> why = run(rank, self, a, b, &result);
+      if (!why) return result;
+      left = *why;
+    } catch (const std::exception&) {  // torch's product needs less memory, or raises its own error
+      left = Left::kFailed;
     }
-    // The ops that go through Python: my_ops/_fast_fp32.py.
-    library(StableLibrary::Kind::FRAGMENT, "my_ops", nullptr)
-        .def("fast_fp32_bmm(Tensor a, Tensor b) -> Tensor")
-        .def("fast_fp32_addmm(Tensor self, Tensor a, Tensor b) -> Tensor")
-        .def(
-            "fast_fp32_addmm.out(Tensor self, Tensor a, Tensor b, *, Tensor(a!) out) -> Tensor(a!)")
-        .def("fast_fp32_baddbmm(Tensor self, Tensor a, Tensor b) -> Tensor")
-        .def(
-            "fast_fp32_baddbmm.out(Tensor self, Tensor a, Tensor b, *, Tensor(a!) out) -> "
-            "Tensor(a!)");
-    library(StableLibrary::Kind::IMPL, "my_ops", Backend::kKey)
-        .impl("fast_fp32_bmm", TORCH_BOX(&bmm))
-        .impl("fast_fp32_addmm", TORCH_BOX(&addmm))
-        .impl("fast_fp32_addmm.out", TORCH_BOX(&addmm_out))
-        .impl("fast_fp32_baddbmm", TORCH_BOX(&baddbmm))
-        .impl("fast_fp32_baddbmm.out", TORCH_BOX(&baddbmm_out));
+    count(left);
+    return std::nullopt;
   }
 
-  // Overrides aten's op of that name with ours. Returns whether there is such an op.
-  static bool override_op(std::string_view op) {
-    const auto put = [](const char* name, auto* kernel) {
-      library(StableLibrary::Kind::IMPL, "aten", Backend::kKey).impl(name, kernel);
-      return true;
+  // Registers take as an op for the kernels in Python.
+  static void define() {
+    using torch::stable::detail::StableLibrary;
+    const auto library = [](StableLibrary::Kind kind, const char* key) -> StableLibrary& {
+      // Never freed, as that would unregister its kernels.
+      return *new StableLibrary(kind, "my_ops", key, "my_ops/csrc/fast_fp32.h", __LINE__);
     };
-    if (op == "mm") return put("mm", TORCH_BOX(&mm));
-    if (op == "mm.out") return put("mm.out", TORCH_BOX(&mm_out));
-    if (op == "bmm") return put("bmm", TORCH_BOX(&bmm));
-    if (op == "bmm.out") return put("bmm.out", TORCH_BOX(&bmm_out));
-    return false;
+    library(StableLibrary::Kind::FRAGMENT, nullptr)
+        .def("fast_fp32(int rank, Tensor? self, Tensor a, Tensor b, Tensor(a!)? out) -> Tensor?");
+    library(StableLibrary::Kind::IMPL, Backend::kKey).impl("fast_fp32", TORCH_BOX(&take));
   }
 
  private:
-  using StableLibrary = torch::stable::detail::StableLibrary;
-
-  // Never freed, as that would unregister its kernels.
-  static StableLibrary& library(StableLibrary::Kind kind, const char* space, const char* key) {
-    return *new StableLibrary(kind, space, key, "my_ops/csrc/fast_fp32.h", __LINE__);
-  }
-
-  template <typename F>
-  static void find(const char* symbol, F* function) {
-    *function = reinterpret_cast<F>(dlsym(RTLD_DEFAULT, symbol));
-  }
-
   static bool is_ours(const Tensor& t, const Tensor& like) {
     return t.defined() && t.scalar_type() == ScalarType::Float && Backend::on_device(t) &&
            t.get_device_index() == like.get_device_index() && is_strided(t);
   }
 
   // Whether torch would accept these operands.
-  static bool fits(const Tensor& a, const Tensor& b, int64_t dim) {
-    return is_ours(a, a) && is_ours(b, a) && a.dim() == dim && b.dim() == dim &&
-           a.size(dim - 1) == b.size(dim - 2) && (dim == 2 || a.size(0) == b.size(0));
+  static bool fits(const Tensor& a, const Tensor& b, int64_t rank) {
+    return is_ours(a, a) && is_ours(b, a) && a.dim() == rank && b.dim() == rank &&
+           a.size(rank - 1) == b.size(rank - 2) && (rank == 2 || a.size(0) == b.size(0));
   }
 
-  static bool takes_out(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor* self) {
+  static bool takes_out(const Tensor& out, const Tensor& a, const Tensor& b,
+                        const std::optional<Tensor>& self) {
     return is_ours(out, a) && sizes_of(out) == gemm_sizes(a, b) && out.is_contiguous() &&
            !overlap(out, a) && !overlap(out, b) && !(self && overlap(out, *self));
   }
 
-  // Computes a @ b, plus self, with our kernels into out, or into a new tensor if out is undefined.
-  // Otherwise returns why not.
-  static std::optional<Left> run(const char* op, int64_t dim, const Tensor& a, const Tensor& b,
-                                 const Tensor* self, Tensor* out) {
-    if (!fits(a, b, dim) || (self && !is_ours(*self, a))) return Left::kOther;
-    if (a.numel() * b.size(dim - 1) < cuda::kTensorCoresMinWork) return Left::kPlan;
+  // take, without a look at the switch. Returns why not.
+  static std::optional<Left> run(int64_t rank, const std::optional<Tensor>& self, const Tensor& a,
+                                 const Tensor& b, Tensor* out) {
+    if (!fits(a, b, rank) || (self && !is_ours(*self, a))) return Left::kOther;
+    if (a.numel() * b.size(rank - 1) < cuda::kTensorCoresMinWork) return Left::kPlan;
     if (out->defined() && !takes_out(*out, a, b, self)) return Left::kOther;
     const Sizes sizes = gemm_sizes(a, b);
     Product p = product(a, b, *out, contiguous_strides(sizes));
@@ -208,126 +175,53 @@ class Kernels {
       const std::optional<Added> broadcast_self = broadcast(*self, sizes);
       if (!broadcast_self) return Left::kOther;
       added = *broadcast_self;
-      const bool folded = p.batch != (dim == 3 ? sizes[0] : 1);
+      const bool folded = p.batch != (rank == 3 ? sizes[0] : 1);
       if (folded && added.residual && added.batch != a.size(1) * added.row) return Left::kOther;
     }
     const auto place = [&]() -> const Tensor& {
       if (!p.out.defined()) p.out = empty(a, sizes);
       return p.out;
     };
+    const char* const op = rank == 3 ? (self ? "baddbmm" : "bmm") : (self ? "addmm" : "mm");
     const std::optional<Left> left = Backend::run(op, p, added, place);
     if (left) return left;
     *out = p.out;
-    count(Shape(op, dim == 3 ? sizes[0] : 1, sizes[dim - 2], sizes[dim - 1], p.k));
+    count(Shape(op, rank == 3 ? sizes[0] : 1, sizes[rank - 2], sizes[rank - 1], p.k));
     return std::nullopt;
   }
-
-  static bool taken(const char* op, int64_t dim, const Tensor& a, const Tensor& b,
-                    const Tensor* self, Tensor* out) {
-    if (!state().on.load(std::memory_order_relaxed)) return false;
-    std::optional<Left> left;
-    try {
-      left = run(op, dim, a, b, self, out);
-    } catch (const std::exception&) {  // torch's product needs less memory, or raises its own error
-      left = Left::kFailed;
-    }
-    if (left) count(*left);
-    return !left;
-  }
-
-  static Tensor torchs(NativeProduct native, decltype(Backend::mm_out)* shim, const char* op,
-                       const Tensor& a, const Tensor& b) {
-    if (!native) {
-      const Tensor out = room(a, b);
-      check_torch(shim(out.get(), a.get(), b.get()), op);
-      return out;
-    }
-    AtenTensorHandle handle = nullptr;
-    check_torch(aoti_torch_new_uninitialized_tensor(&handle), op);
-    Tensor result(handle);
-    *reinterpret_cast<void**>(handle) = native(a.get(), b.get()).implementation;
-    return result;
-  }
-
-  static void torchs_out(NativeProductOut native, decltype(Backend::mm_out)* shim, const char* op,
-                         const Tensor& a, const Tensor& b, const Tensor& out) {
-    if (native) {
-      native(out.get(), a.get(), b.get());
-    } else {
-      check_torch(shim(out.get(), a.get(), b.get()), op);
-    }
-  }
-
-  // A tensor for the result of torch's product. If shapes do not fit it is empty, and torch raises.
-  static Tensor room(const Tensor& a, const Tensor& b) {
-    if (a.dim() == 2 && b.dim() == 2) return empty(a, {a.size(0), b.size(1)});
-    if (a.dim() == 3 && b.dim() == 3) return empty(a, {a.size(0), a.size(1), b.size(2)});
-    return empty(a, {0});
-  }
-
-  static Tensor mm(const Tensor& a, const Tensor& b) {
-    Tensor out;
-    if (taken("mm", 2, a, b, nullptr, &out)) return out;
-    return torchs(native_mm_, &Backend::mm_out, "aten::mm", a, b);
-  }
-  static Tensor mm_out(const Tensor& a, const Tensor& b, Tensor out) {
-    if (!taken("mm", 2, a, b, nullptr, &out)) {
-      torchs_out(native_mm_out_, &Backend::mm_out, "aten::mm", a, b, out);
-    }
-    return out;
-  }
-  static Tensor bmm(const Tensor& a, const Tensor& b) {
-    Tensor out;
-    if (taken("bmm", 3, a, b, nullptr, &out)) return out;
-    return torchs(native_bmm_, &Backend::bmm_out, "aten::bmm", a, b);
-  }
-  static Tensor bmm_out(const Tensor& a, const Tensor& b, Tensor out) {
-    if (!taken("bmm", 3, a, b, nullptr, &out)) {
-      torchs_out(native_bmm_out_, &Backend::bmm_out, "aten::bmm", a, b, out);
-    }
-    return out;
-  }
-
-  // addmm of matrices and baddbmm of batches, with beta = alpha = 1. After an error, Python calls
-  // torch's product, which raises its own.
-  template <int64_t kDim>
-  static Tensor add_product(const Tensor& self, const Tensor& a, const Tensor& b, Tensor out) {
-    constexpr bool kBatched = kDim == 3;
-    constexpr const char* kOp = kBatched ? "baddbmm" : "addmm";
-    if (taken(kOp, kDim, a, b, &self, &out)) return out;
-    if (!out.defined()) out = room(a, b);
-    const auto shim = kBatched ? &Backend::baddbmm_out : &Backend::addmm_out;
-    check_torch(shim(out.get(), self.get(), a.get(), b.get()), kOp);
-    return out;
-  }
-  static Tensor addmm(const Tensor& self, const Tensor& a, const Tensor& b) {
-    return add_product<2>(self, a, b, Tensor());
-  }
-  static Tensor addmm_out(const Tensor& self, const Tensor& a, const Tensor& b, Tensor out) {
-    return add_product<2>(self, a, b, out);
-  }
-  static Tensor baddbmm(const Tensor& self, const Tensor& a, const Tensor& b) {
-    return add_product<3>(self, a, b, Tensor());
-  }
-  static Tensor baddbmm_out(const Tensor& self, const Tensor& a, const Tensor& b, Tensor out) {
-    return add_product<3>(self, a, b, out);
-  }
-
-  inline static NativeProduct native_mm_ = nullptr, native_bmm_ = nullptr;
-  inline static NativeProductOut native_mm_out_ = nullptr, native_bmm_out_ = nullptr;
 };
+
+// For the kernels in C++, which own their tensors.
+template <typename Backend>
+int take(int64_t rank, AtenTensorHandle self, AtenTensorHandle a, AtenTensorHandle b,
+         AtenTensorHandle* out) {
+  const auto tensor = [](AtenTensorHandle handle) {
+    AtenTensorHandle own = nullptr;
+    check_torch(aoti_torch_new_tensor_handle(handle, &own), "fast_fp32");
+    return Tensor(own);
+  };
+  const auto optional = [&](AtenTensorHandle handle) {
+    return handle ? std::optional(tensor(handle)) : std::nullopt;
+  };
+  const auto result =
+      Products<Backend>::take(rank, optional(self), tensor(a), tensor(b), optional(*out));
+  if (result && !*out) check_torch(aoti_torch_new_tensor_handle(result->get(), out), "fast_fp32");
+  return result.has_value();
+}
 
 }  // namespace my_ops::fast_fp32
 
 // The functions that Python calls, for one backend. A module has one backend.
 #define MY_OPS_FAST_FP32_EXPORT extern "C" __attribute__((visibility("default")))
 #define MY_OPS_FAST_FP32(Backend)                                                     \
-  MY_OPS_FAST_FP32_EXPORT int64_t my_ops_fast_fp32_start(int native) {                \
-    my_ops::fast_fp32::Kernels<Backend>::start(native);                               \
-    return my_ops::cuda::kTensorCoresMinWork;                                         \
-  }                                                                                   \
-  MY_OPS_FAST_FP32_EXPORT int my_ops_fast_fp32_override(const char* op) {             \
-    return my_ops::fast_fp32::Kernels<Backend>::override_op(op);                      \
+  MY_OPS_FAST_FP32_EXPORT const my_ops::fast_fp32::Switch* my_ops_fast_fp32_start() { \
+    my_ops::fast_fp32::Products<Backend>::define();                                   \
+    static const my_ops::fast_fp32::Switch the_switch = {                             \
+        &my_ops::fast_fp32::state().on,                                               \
+        my_ops::cuda::kTensorCoresMinWork,                                            \
+        &my_ops::fast_fp32::take<Backend>,                                            \
+    };                                                                                \
+    return &the_switch;                                                               \
   }                                                                                   \
   MY_OPS_FAST_FP32_EXPORT void my_ops_fast_fp32_set(int on) {                         \
     my_ops::fast_fp32::state().on = on;                                               \

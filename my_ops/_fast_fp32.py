@@ -1,8 +1,8 @@
 """Runs torch's own float32 products on our kernels, with one switch per process.
 
-``mm`` and ``bmm`` are overridden in C++, csrc/fast_fp32.h. ``addmm`` and ``baddbmm`` have scalar
-arguments, which torch's stable ABI cannot pass, so they go through Python. So do ops that torch
-itself overrides in Python, such as ``bmm`` for outer products (torch >= 2.13, for CUDA).
+The kernels that replace torch's are C++, csrc/overrides/fast_fp32.cpp. With a release of torch for
+which that was not tested they are Python, here. So are those of ops that torch itself overrides in
+Python, such as ``bmm`` for outer products (torch >= 2.13, for CUDA).
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from torch.compiler import is_compiling
 
 from my_ops._private import dispatch_table
 
-PRODUCTS = ("mm", "mm.out", "bmm", "bmm.out")
-SUMS = ("addmm", "addmm.out", "baddbmm", "baddbmm.out")
+OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
 SHOWN = 30  # shapes in the report's table
-TESTED_TORCH = (2, 15)  # the newest whose C++ symbols csrc/fast_fp32.h may call
+TESTED_TORCH = (210, 215)  # the releases that one compiled file of csrc/overrides was tested with
 
 
 class Taken(NamedTuple):
@@ -70,8 +69,27 @@ class Report(NamedTuple):
         return "\n".join(lines)
 
 
-def _torch_release() -> tuple[int, ...]:
-    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+class _Switch(ctypes.Structure):
+    """Of csrc/overrides/fast_fp32_switch.h."""
+
+    _fields_ = (
+        ("on", ctypes.c_void_p),
+        ("least", ctypes.c_int64),
+        ("take", ctypes.c_void_p),
+    )
+
+
+def _overrides(path: Path) -> Any:
+    """The module of csrc/overrides, or None if there is none or it does not fit this torch."""
+    try:
+        module = ctypes.CDLL(str(path))
+    except OSError:  # a build for the CPU only, or a torch that lacks one of its symbols
+        return None
+    major, minor = torch.__version__.split(".")[:2]
+    releases = 100 * int(major) + int(minor), module.my_ops_overrides_torch()
+    oldest, newest = TESTED_TORCH
+    tested = all(oldest <= release <= newest for release in releases)
+    return module if tested or releases[0] == releases[1] else None
 
 
 def _registered_at(op: str, key: str) -> Path | None:
@@ -90,7 +108,7 @@ def _is_torchs(kernel: Path | None, key: str) -> bool:
 
 
 class Switch:
-    """The switch of one dispatch key, whose kernels are in the module at ``path``."""
+    """The switch of one dispatch key, whose products the module at ``path`` computes."""
 
     def __init__(self, path: Path, key: str) -> None:
         self._path, self._key = path, key
@@ -124,9 +142,10 @@ class Switch:
         if self._key == "CUDA" and not torch.backends.cuda.is_built():
             return  # torch for the CPU only
         module.my_ops_fast_fp32_report.restype = ctypes.c_int64
-        module.my_ops_fast_fp32_start.restype = ctypes.c_int64
-        least = module.my_ops_fast_fp32_start(_torch_release() <= TESTED_TORCH)
-        kernels = {op: _registered_at(op, self._key) for op in PRODUCTS + SUMS}
+        module.my_ops_fast_fp32_start.restype = ctypes.POINTER(_Switch)
+        start = module.my_ops_fast_fp32_start()
+        overrides = _overrides(OVERRIDES)
+        kernels = {op: _registered_at(op, self._key) for op in OPS}
         self._others = tuple(op for op, at in kernels.items() if not _is_torchs(at, self._key))
         self._library = torch.library.Library("aten", "IMPL")
 
@@ -134,8 +153,13 @@ class Switch:
             for op, at in kernels.items():
                 if op in self._others:
                     continue
-                if _is_torchs_python(at) or not module.my_ops_fast_fp32_override(op.encode()):
-                    self._override_in_python(op, least)
+                names = op.encode(), self._key.encode()
+                if (
+                    overrides is None
+                    or _is_torchs_python(at)
+                    or not overrides.my_ops_overrides_put(*names, start)
+                ):
+                    self._override_in_python(op, start.contents.least)
             return 0.0
 
         with warnings.catch_warnings():
@@ -145,15 +169,15 @@ class Switch:
         self._module = module
 
     def _override_in_python(self, op: str, least: int) -> None:
-        """``least``: products with a smaller batch * m * n * k skip the plan."""
+        """``least``: products with a smaller batch * m * n * k stay torch's."""
         call_torchs = torch.library.get_kernel(f"aten::{op}", self._key).call_boxed
-        name, _, overload = op.partition(".")
-        ours = getattr(getattr(torch.ops.my_ops, f"fast_fp32_{name}"), overload or "default")
+        take = torch.ops.my_ops.fast_fp32.default
+        rank = 3 if op.startswith("b") else 2
 
         # tensors include the one that is added; rest has out, and scalars other than the default,
         # the integer 1. We never take outer products. The first test of sizes is the cheapest.
         def kernel(keys: Any, *tensors: Tensor, **rest: Any) -> Tensor:
-            *_, a, b = tensors
+            *added, a, b = tensors
             if (
                 self._on
                 and a.numel() * b.numel() >= least
@@ -163,10 +187,10 @@ class Switch:
                 and a.size(-1) > 1
                 and rest.get("beta", 1) == 1 == rest.get("alpha", 1)
             ):
-                try:
-                    return ours(*tensors, out=rest["out"]) if overload else ours(*tensors)
-                except RuntimeError:
-                    pass  # torch raises its own error below
+                out = rest.get("out")
+                taken = take(rank, added[0] if added else None, a, b, out)
+                if taken is not None:
+                    return taken if out is None else out
             return call_torchs(keys, *tensors, **rest)
 
         assert self._library is not None
@@ -197,6 +221,7 @@ class Switch:
             size = 2 * length
 
 
+OVERRIDES = Path(__file__).with_name("_overrides.so")
 _switch = Switch(Path(__file__).with_name("_C.so"), "CUDA")
 
 

@@ -2,8 +2,6 @@
 // everything about the switch except the GPU's kernels is tested on any machine.
 #include "fast_fp32.h"
 
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
-
 namespace my_ops {
 namespace {
 
@@ -11,25 +9,6 @@ int refusal = -1;  // Left of every product; -2: out of memory
 
 struct Cpu {
   static constexpr const char* kKey = "CPU";
-  static constexpr const char* kMm = "_ZN2at3cpu2mmERKNS_6TensorES3_";
-  static constexpr const char* kMmOut = "_ZN2at3cpu6mm_outERNS_6TensorERKS1_S4_";
-  static constexpr const char* kBmm = "_ZN2at3cpu3bmmERKNS_6TensorES3_";
-  static constexpr const char* kBmmOut = "_ZN2at3cpu7bmm_outERNS_6TensorERKS1_S4_";
-
-  using Handle = AtenTensorHandle;
-  static AOTITorchError mm_out(Handle out, Handle a, Handle b) {
-    return aoti_torch_cpu_mm_out(out, a, b);
-  }
-  static AOTITorchError bmm_out(Handle out, Handle a, Handle b) {
-    return aoti_torch_cpu_bmm_out(out, a, b);
-  }
-  static AOTITorchError addmm_out(Handle out, Handle self, Handle a, Handle b) {
-    return aoti_torch_cpu_addmm_out(out, self, a, b, 1, 1);
-  }
-  static AOTITorchError baddbmm_out(Handle out, Handle self, Handle a, Handle b) {
-    return aoti_torch_cpu_baddbmm_out(out, self, a, b, 1, 1);
-  }
-
   static bool on_device(const Tensor& t) { return t.is_cpu(); }
 
   template <typename Place>

@@ -1,7 +1,7 @@
 """Checks that test_fast_fp32.py runs in their own process, where torch's kernels stay overridden.
 
-On the CPU the kernels are those of fast_fp32.cpp, at the path in FAST_FP32_MODULE; otherwise they
-are CUDA's own.
+On the CPU fast_fp32.cpp computes, compiled at the path in FAST_FP32_MODULE; otherwise CUDA does.
+The kernels that replace torch's are at the path in FAST_FP32_OVERRIDES; if it has none, in Python.
 """
 
 import contextlib
@@ -24,13 +24,14 @@ import my_ops
 from my_ops import _fast_fp32
 
 MODULE = os.environ.get("FAST_FP32_MODULE")
+OVERRIDES = _fast_fp32.OVERRIDES = Path(os.environ["FAST_FP32_OVERRIDES"])
 DEVICE = "cpu" if MODULE else "cuda"
 KEY = DEVICE.upper()
 # Relative to |a| @ |b|: ten times the largest error seen, and a tenth of TF32's.
 LIMIT = 2.0**-19
 M, N, K = (160, 168, 176) if MODULE else (1024, 1024, 1024)
 BATCH = 2 if MODULE else 4
-OTHER, PLAN, PRECISION, FAILED = "of another dtype", "that torch", "while TF32", "where ours"
+OTHER, PLAN, PRECISION, FAILED = "of another layout", "that torch", "while TF32", "where ours"
 ON_CPU = pytest.mark.skipif(not MODULE, reason="asks the stand-in of the CPU")
 ON_CUDA = pytest.mark.skipif(bool(MODULE), reason="needs a CUDA device")
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -68,7 +69,9 @@ def said(call):
             return type(error), str(error)
 
 
-BEFORE = {name: said(call) for name, call in wrong_calls().items()}  # no kernel is overridden yet
+# No kernel is overridden yet.
+BEFORE = {name: said(call) for name, call in wrong_calls().items()}
+KERNELS_BEFORE = {op: _fast_fp32._registered_at(op, KEY) for op in _fast_fp32.OPS}
 
 if MODULE:
     _fast_fp32._switch = _fast_fp32.Switch(Path(MODULE), KEY)
@@ -134,6 +137,15 @@ def assert_accurate(found, a, b, added=0.0):
 
 
 # --------------------------------------------------------------------------------------- each op
+
+
+@pytest.mark.parametrize("op", _fast_fp32.OPS)
+def test_what_replaces_torchs_kernels(op):
+    """Python has what torch itself overrides in Python, as well as all ops without the module."""
+    in_python = _fast_fp32._is_torchs_python(KERNELS_BEFORE[op])
+    compiled = OVERRIDES.exists() and not in_python
+    file, _, _ = _fast_fp32._registered_at(op, KEY).name.partition(":")
+    assert file == ("fast_fp32.cpp" if compiled else "_fast_fp32.py")
 
 
 @pytest.mark.parametrize("a_transposed", [False, True])
@@ -250,12 +262,12 @@ def test_func_and_inference_mode():
 def test_what_stays_with_torch():
     a, b, added = randn(M, K), randn(K, N), randn(N)
     small = randn(32, 32)
-    with leaves(OTHER, 2):
+    with leaves(OTHER, 1):
+        torch.mm(a, b, out=randn(N, M).T)
+    with takes():
         torch.mm(a.double(), b.double())
         torch.mm(a.bfloat16(), b.bfloat16())
-    with leaves(PLAN, 1):
         assert_accurate(torch.mm(small, small), small, small)
-    with takes():
         assert_accurate(torch.addmm(small, small, small), small, small, small.double())
         half = torch.addmm(added, a, b, beta=0.5, alpha=2)
         assert_accurate(half, 2 * a, b, 0.5 * added.double())
@@ -296,7 +308,7 @@ def test_errors_are_torchs():
 def test_torch_forms_what_ours_cannot():
     refuse = ctypes.CDLL(MODULE).refuse
     a, b = randn(M, K), randn(K, N)
-    for reason, order in ((PRECISION, 2), (FAILED, -2)):
+    for reason, order in ((PLAN, 1), (PRECISION, 2), (FAILED, -2)):
         refuse(order)
         try:
             with leaves(reason, 2):

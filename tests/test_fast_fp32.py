@@ -58,13 +58,26 @@ def child(*arguments):
     return done
 
 
+# The kernels that replace torch's: the package's compiled ones, or those in Python.
+OVERRIDES = pytest.mark.parametrize("overrides", [_fast_fp32.OVERRIDES, Path("none")])
+
+
+def skip_without(overrides):
+    if overrides.name == _fast_fp32.OVERRIDES.name and not overrides.exists():
+        pytest.skip("a build for the CPU only has no overrides")
+
+
 @NEEDS_SOURCE
-def test_the_switch(module, run_pytest):
-    run_pytest(CHECKS, FAST_FP32_MODULE=str(module))
+@OVERRIDES
+def test_the_switch(module, overrides, run_pytest):
+    skip_without(overrides)
+    run_pytest(CHECKS, FAST_FP32_MODULE=str(module), FAST_FP32_OVERRIDES=str(overrides))
 
 
-def test_on_cuda(cuda, run_pytest):
-    run_pytest(CHECKS)
+@OVERRIDES
+def test_on_cuda(cuda, overrides, run_pytest):
+    skip_without(overrides)
+    run_pytest(CHECKS, FAST_FP32_OVERRIDES=str(overrides))
 
 
 SWITCHED = """
@@ -124,28 +137,29 @@ def test_what_torch_overrides_in_python_is_its_own(module):
     )
 
 
-@NEEDS_SOURCE
-def test_a_torch_whose_symbols_are_not_known(module):
-    """Then its products are called through its C interface."""
-    switched(
-        module,
-        """
-        expected = small @ small, torch.bmm(small[None], small[None])
-        _fast_fp32.TESTED_TORCH = (2, 9)
-        my_ops.fast_fp32()
-        assert torch.equal(torch.mm(small, small), expected[0])
-        assert torch.equal(torch.bmm(small[None], small[None]), expected[1])
-        out = torch.empty(4, 4)
-        assert torch.equal(torch.mm(small, small, out=out), expected[0])
-        assert torch.equal(torch.bmm(small[None], small[None], out=out[None])[0], expected[1][0])
-        for call in (lambda: torch.mm(small, small[:3]), lambda: torch.mm(small, small[0])):
-            try:
-                call()
-            except RuntimeError:
-                continue
-            raise AssertionError
-        """,
-    )
+@pytest.mark.parametrize(
+    ("running", "built", "tested", "fit"),
+    [
+        ("2.13.0+cpu", 213, (210, 215), True),
+        ("2.10.1", 215, (210, 215), True),
+        ("2.16.0a0+git1", 216, (210, 215), True),
+        ("2.16.0", 215, (210, 215), False),
+        ("2.13.0", 216, (210, 215), False),
+        ("3.1.0", 301, (210, 215), True),
+    ],
+)
+def test_releases_of_torch_that_the_overrides_fit(monkeypatch, running, built, tested, fit):
+    stand_in = SimpleNamespace(my_ops_overrides_torch=lambda: built)
+    monkeypatch.setattr(_fast_fp32.ctypes, "CDLL", lambda path: stand_in)
+    monkeypatch.setattr(_fast_fp32, "TESTED_TORCH", tested)
+    monkeypatch.setattr(torch, "__version__", running)
+    assert _fast_fp32._overrides(Path("module")) is (stand_in if fit else None)
+
+
+def test_overrides_that_do_not_load(tmp_path):
+    assert _fast_fp32._overrides(tmp_path / "none") is None
+    (tmp_path / "no_module.so").write_bytes(b"no module")
+    assert _fast_fp32._overrides(tmp_path / "no_module.so") is None
 
 
 @NEEDS_SOURCE

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import my_ops
+from my_ops import _fast_fp32
 
 PACKAGE = Path(my_ops.__file__).parent
 MODULE = PACKAGE / "_C.so"
@@ -159,6 +160,13 @@ def elf():
     return Elf(MODULE)
 
 
+@pytest.fixture(scope="module")
+def overrides():
+    if not _fast_fp32.OVERRIDES.exists():
+        pytest.skip("a build for the CPU only has no overrides")
+    return Elf(_fast_fp32.OVERRIDES)
+
+
 def test_elf_reader_reads(elf):
     assert "libc.so.6" in elf.dynamic(Elf.NEEDED)
     assert any(s.name == "aoti_torch_get_sizes" and not s.defined for s in elf.symbols())
@@ -193,6 +201,16 @@ def test_imports_only_the_stable_interface(elf):
         name for name in wanted if re.match(r"aoti_torch_get_current_cuda_stream|cu[A-Z]", name)
     ]
     assert all(wanted[name] for name in cuda)  # CPU builds of torch lack these
+
+
+def test_the_overrides_need_no_build_of_torch_in_particular(overrides):
+    """They use torch's C++ interface, but no name that only builds for CUDA or Python have."""
+    assert "libtorch.so" in overrides.dynamic(Elf.NEEDED)
+    assert overrides.dynamic(*Elf.RUNPATHS) == []
+    names = {s.name: s.defined for s in overrides.symbols()}
+    assert not any(re.match(r"_ZN2at4cuda|cu[A-Z]|\w*c10_cuda|_?Py", name) for name in names)
+    exported = {name for name, defined in names.items() if defined}
+    assert exported == {"my_ops_overrides_torch", "my_ops_overrides_put"}
 
 
 def test_no_build_paths_in_the_module():

@@ -186,6 +186,7 @@ def test_folders_are_no_files(check):
         ({"my_ops/share/cmake/my_ops/my_opsConfig.cmake": None}, "my_opsConfig.cmake is missing"),
         ({"my_ops/py.typed": None}, "my_ops/py.typed is missing"),
         ({MODULE: None}, f"{MODULE} is missing"),
+        ({"my_ops/_overrides.so": None}, "my_ops/_overrides.so is missing"),
         ({"my_ops/gemm.cu": b"//"}, "my_ops/gemm.cu is not of the source tree"),
     ],
 )
@@ -284,6 +285,19 @@ def test_module_of_python(check):
     (other,) = (Path(numpy.origin).parent / "_core").glob("_multiarray_umath*.so")
     changes = {"my_ops/_D.so": other.read_bytes()}
     assert any("_D.so uses or exports ['Py" in said for said in check("python", changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "finding"),
+    [
+        ("_ZN3c1010TensorType3getEv", "uses ['c10::TensorType::get()'] of torch"),
+        ("aoti_torch_cpu_rand_like", "needs torch 2.12.0, not 2.10"),
+    ],
+)
+def test_module_outside_the_stable_abi(check, module, tmp_path, name, finding):
+    (tmp_path / "names").write_text(f"aoti_torch_get_sizes {name}\n")
+    (found,) = check("torch", {MODULE: module("--rename-dynamic-symbols", "names")})
+    assert found.startswith(f"_C.so {finding}")
 
 
 def test_module_named_otherwise(check, contents):

@@ -1,0 +1,164 @@
+// Kernels that replace torch's mm, bmm, addmm and baddbmm for the switch of ../fast_fp32.h.
+//
+// They are a module of their own, my_ops/_overrides.so, the only one that is compiled against
+// torch's C++ headers: the stable ABI cannot pass the scalars of addmm, and a kernel in Python adds
+// 4 to 18 us to each call. It relies on the layout of torch::CppFunction and c10::Scalar, on
+// handles being addresses of torch's tensors, and on the symbols of torch's own products. All of
+// these are the same in the releases TESTED_TORCH of my_ops/_fast_fp32.py, which loads it with no
+// other.
+#include "fast_fp32_switch.h"
+
+#include <dlfcn.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+// c10::report_overflow, which c10::Scalar calls for a number that does not fit another type. Weak,
+// because torch 2.15 no longer has it. No number is converted here.
+__asm__(".weak _ZN3c1015report_overflowEPKc");
+
+namespace my_ops::fast_fp32 {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+
+const Switch* the_switch = nullptr;
+
+AtenTensorHandle handle(const Tensor& t) {
+  return reinterpret_cast<AtenTensorHandle>(const_cast<Tensor*>(&t));
+}
+
+// Whether it is worth asking. The dtype comes first, so that a product in 16 bits pays least.
+bool may_be_taken(const Tensor& a, const Tensor& b) {
+  if (!the_switch->on->load(std::memory_order_relaxed)) return false;
+  int32_t dtype = -1;
+  int64_t a_rank = 0, b_rank = 0, size = 0, columns = 0;
+  return aoti_torch_get_dtype(handle(a), &dtype) == 0 && dtype == aoti_torch_dtype_float32() &&
+         aoti_torch_get_dim(handle(a), &a_rank) == 0 && a_rank > 1 &&
+         aoti_torch_get_dim(handle(b), &b_rank) == 0 && b_rank == a_rank &&
+         aoti_torch_get_numel(handle(a), &size) == 0 &&
+         aoti_torch_get_size(handle(b), b_rank - 1, &columns) == 0 &&
+         size * columns >= the_switch->least;
+}
+
+bool may_be_taken(const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  const auto is_one = [](const Scalar& s) { return !s.isSymbolic() && s.equal(1); };
+  return may_be_taken(a, b) && is_one(beta) && is_one(alpha);
+}
+
+// The ops on tensors of one rank: mm and addmm, or bmm and baddbmm.
+template <int64_t kRank>
+struct Kernels {
+  inline static Tensor (*torchs)(const Tensor&, const Tensor&);
+  static Tensor product(const Tensor& a, const Tensor& b) {
+    Tensor result;
+    if (may_be_taken(a, b) && taken(nullptr, a, b, &result)) return result;
+    return torchs(a, b);
+  }
+
+  inline static Tensor& (*torchs_out)(const Tensor&, const Tensor&, Tensor&);
+  static Tensor& product_out(const Tensor& a, const Tensor& b, Tensor& out) {
+    if (may_be_taken(a, b) && taken_out(nullptr, a, b, out)) return out;
+    return torchs_out(a, b, out);
+  }
+
+  inline static Tensor (*torchs_sum)(const Tensor&, const Tensor&, const Tensor&, const Scalar&,
+                                     const Scalar&);
+  static Tensor sum(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
+                    const Scalar& alpha) {
+    Tensor result;
+    if (may_be_taken(a, b, beta, alpha) && taken(handle(self), a, b, &result)) return result;
+    return torchs_sum(self, a, b, beta, alpha);
+  }
+
+  inline static Tensor& (*torchs_sum_out)(const Tensor&, const Tensor&, const Tensor&,
+                                          const Scalar&, const Scalar&, Tensor&);
+  static Tensor& sum_out(const Tensor& self, const Tensor& a, const Tensor& b, const Scalar& beta,
+                         const Scalar& alpha, Tensor& out) {
+    if (may_be_taken(a, b, beta, alpha) && taken_out(handle(self), a, b, out)) return out;
+    return torchs_sum_out(self, a, b, beta, alpha, out);
+  }
+
+ private:
+  static bool taken(AtenTensorHandle self, const Tensor& a, const Tensor& b, Tensor* result) {
+    AtenTensorHandle out = nullptr;
+    if (!the_switch->take(kRank, self, handle(a), handle(b), &out)) return false;
+    *result = std::move(*reinterpret_cast<Tensor*>(out));
+    aoti_torch_delete_tensor_object(out);
+    return true;
+  }
+
+  static bool taken_out(AtenTensorHandle self, const Tensor& a, const Tensor& b, Tensor& out) {
+    AtenTensorHandle place = handle(out);
+    return the_switch->take(kRank, self, handle(a), handle(b), &place);
+  }
+};
+
+struct Override {
+  const char *op, *function;  // aten's name, and that of torch's C++ function
+  const char* arguments;      // their types, as the function's symbol spells them
+  void** torchs;
+  torch::CppFunction (*kernel)();
+};
+
+template <auto* kKernel>
+Override of(const char* op, const char* function, const char* arguments,
+            decltype(kKernel)* torchs) {
+  const auto kernel = [] { return torch::CppFunction(TORCH_FN(*kKernel)); };
+  return {op, function, arguments, reinterpret_cast<void**>(torchs), kernel};
+}
+
+#define MY_OPS_PRODUCT "RKNS_6TensorES3_"
+#define MY_OPS_SUM "RKNS_6TensorES3_S3_RKN3c106ScalarES7_"
+#define MY_OPS_OUT "RS1_"
+using One = Kernels<2>;
+using Batch = Kernels<3>;
+const Override kOverrides[] = {
+    of<&One::product>("mm", "mm", MY_OPS_PRODUCT, &One::torchs),
+    of<&One::product_out>("mm.out", "mm_outf", MY_OPS_PRODUCT MY_OPS_OUT, &One::torchs_out),
+    of<&One::sum>("addmm", "addmm", MY_OPS_SUM, &One::torchs_sum),
+    of<&One::sum_out>("addmm.out", "addmm_outf", MY_OPS_SUM MY_OPS_OUT, &One::torchs_sum_out),
+    of<&Batch::product>("bmm", "bmm", MY_OPS_PRODUCT, &Batch::torchs),
+    of<&Batch::product_out>("bmm.out", "bmm_outf", MY_OPS_PRODUCT MY_OPS_OUT, &Batch::torchs_out),
+    of<&Batch::sum>("baddbmm", "baddbmm", MY_OPS_SUM, &Batch::torchs_sum),
+    of<&Batch::sum_out>("baddbmm.out", "baddbmm_outf", MY_OPS_SUM MY_OPS_OUT,
+                        &Batch::torchs_sum_out),
+};
+
+// Registers a kernel in place of torch's own, which it calls by its symbol. Returns whether torch
+// has that.
+bool put(const Override& override, std::string_view key) {
+  const std::string space = key == "CUDA" ? "4cuda" : "3cpu", function = override.function;
+  const std::string symbol =
+      "_ZN2at" + space + std::to_string(function.size()) + function + "E" + override.arguments;
+  *override.torchs = dlsym(RTLD_DEFAULT, symbol.c_str());
+  if (!*override.torchs) return false;
+  // Never freed, as that would unregister the kernel.
+  auto* const library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::parseDispatchKey(std::string(key)),
+                         "my_ops/csrc/overrides/fast_fp32.cpp", __LINE__);
+  library->impl(override.op, override.kernel());
+  return true;
+}
+
+}  // namespace
+}  // namespace my_ops::fast_fp32
+
+// The release of torch whose headers it was compiled against: 210 for 2.10.
+extern "C" __attribute__((visibility("default"))) int my_ops_overrides_torch() {
+  return 100 * TORCH_VERSION_MAJOR + TORCH_VERSION_MINOR;
+}
+
+// Replaces torch's kernel of an op. Returns whether it could. A process has one key and one switch.
+extern "C" __attribute__((visibility("default"))) int my_ops_overrides_put(
+    const char* op, const char* key, const my_ops::fast_fp32::Switch* given) {
+  my_ops::fast_fp32::the_switch = given;
+  for (const auto& override : my_ops::fast_fp32::kOverrides) {
+    if (std::string_view(op) == override.op) return my_ops::fast_fp32::put(override, key);
+  }
+  return false;
+}

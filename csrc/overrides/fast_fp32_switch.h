@@ -1,0 +1,22 @@
+// What the module that computes (../fast_fp32.h) gives to the one whose kernels replace torch's.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace my_ops::fast_fp32 {
+
+struct Switch {
+  const std::atomic<bool>* on;
+  // Products whose batch * m * n * k is smaller stay torch's.
+  int64_t least;
+  // Computes a @ b, plus self unless that is null, for an op on tensors of this rank, into *out or,
+  // if that is null, into a new tensor, whose handle it puts there. Returns whether it did so;
+  // otherwise the product is torch's.
+  int (*take)(int64_t rank, AtenTensorHandle self, AtenTensorHandle a, AtenTensorHandle b,
+              AtenTensorHandle* out);
+};
+
+}  // namespace my_ops::fast_fp32
