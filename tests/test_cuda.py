@@ -218,10 +218,43 @@ def test_conditional_node_of_a_graph(name, hidden, cuda, captures):
             assert_equal(tuple(got), want)
 
 
+@pytest.mark.parametrize("name", ["LLTM", "LSTM", "GRU"])
+def test_draws_in_a_graph(name, cuda, captures):
+    """Each replay of a captured training step draws anew, the same after the same seed."""
+    options = {"dropout": 0.3, "zoneout": 0.3, "weight_dropout": 0.3, "num_layers": 2}
+    layer = getattr(my_ops.nn, name)(5, 8, **options, device=cuda)
+    x = torch.randn(6, 4, 5, device=cuda)
+
+    def run():
+        leaves = {key: p.detach().requires_grad_() for key, p in layer.named_parameters()}
+        output, _ = torch.func.functional_call(layer, leaves, (x,))
+        return output, *torch.autograd.grad(output.square().sum(), list(leaves.values()))
+
+    warm_up(run)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+
+    def replay():
+        graph.replay()
+        return [t.detach().clone() for t in captured]
+
+    torch.manual_seed(3)
+    first, second = replay(), replay()
+    torch.manual_seed(3)
+    again = replay()
+    torch.manual_seed(3)
+    eager = run()
+    for one, other, same, exact in zip(first, second, again, eager, strict=True):
+        assert not torch.equal(one, other)
+        assert torch.equal(one, same)
+        torch.testing.assert_close(one, exact, rtol=TRAINING_LIMIT, atol=TRAINING_LIMIT)
+
+
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
-def test_make_graphed_callables(cuda, captures):
-    layer = my_ops.nn.LLTM(5, 8, device=cuda)
-    plain = my_ops.nn.LLTM(5, 8, device=cuda)
+@pytest.mark.parametrize("name", ["LLTM", "LSTM", "GRU"])
+def test_make_graphed_callables(name, cuda, captures):
+    layer, plain = (getattr(my_ops.nn, name)(5, 8, device=cuda) for _ in range(2))
     plain.load_state_dict(layer.state_dict())
     graphed = torch.cuda.make_graphed_callables(layer, (torch.randn(6, 4, 5, device=cuda),))
     input = torch.randn(6, 4, 5, device=cuda)

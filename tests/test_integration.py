@@ -338,23 +338,29 @@ def test_inductor_package(tmp_path, device):
                     getattr(my_ops.nn, name)(4, 4) for name in ("LLTM", "LSTM", "GRU")
                 )
 
-            def forward(self, x):
+            def forward(self, x, lengths, reset):
                 y = self.embed(x)
                 for layer in self.layers:
-                    y = layer(y)[0]
+                    y = layer(y, lengths=lengths, reset=reset)[0]
                 return my_ops.round_ste(my_ops.custom_add(y, my_ops.d_sigmoid(y))) + y
 
         device, path = sys.argv[1:]
-        model, x = Model().to(device).eval(), torch.randn(5, 2, 3, device=device)
-        sizes = {k: torch.export.Dim(name, min=2, max=99) for k, name in enumerate("tb")}
+        def inputs(steps, batch):
+            lengths = torch.randint(0, steps + 1, (batch,), device=device)
+            reset = torch.rand(steps, batch, device=device) < 0.3
+            return torch.randn(steps, batch, 3, device=device), lengths, reset
+
+        model = Model().to(device).eval()
+        t, b = (torch.export.Dim(name, min=2, max=99) for name in "tb")
+        shapes = ({0: t, 1: b}, {0: b}, {0: t, 1: b})
         with torch.no_grad():
-            program = torch.export.export(model, (x,), dynamic_shapes=(sizes,))
+            program = torch.export.export(model, inputs(5, 2), dynamic_shapes=shapes)
             path = torch._inductor.aoti_compile_and_package(program, package_path=path)
             loaded = torch._inductor.aoti_load_package(path)
-            for input in (x, torch.randn(9, 7, 3, device=device)):
-                got = loaded(input)
+            for arguments in (inputs(5, 2), inputs(9, 7)):
+                got = loaded(*arguments)
                 got = got[0] if isinstance(got, (list, tuple)) else got
-                torch.testing.assert_close(got, model(input), rtol=2.0**-21, atol=2.0**-21)
+                torch.testing.assert_close(got, model(*arguments), rtol=2.0**-21, atol=2.0**-21)
         print("as eager")
     """
     command = [sys.executable, "-c", textwrap.dedent(script), device, str(tmp_path / "model.pt2")]

@@ -152,6 +152,34 @@ def test_dropout_draws_as_torch_does(name):
     close(layer.eval()(x, hx), like.eval()(x, hx))
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_dropout_acts_between_layers(name, device):
+    """Values and gradients are those of single layers with torch's dropout between them."""
+    layer, _ = pair(name, device, dropout=0.4, num_layers=3)
+    x, _ = drawn(name, layer, device)
+    singles = []
+    for k in range(3):
+        single = LAYERS[name][0](HIDDEN if k else INPUTS, HIDDEN, device=device, dtype=x.dtype)
+        for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            setattr(single, f"{kind}_l0", getattr(layer, f"{kind}_l{k}"))
+        singles.append(single)
+
+    def one_by_one(y):
+        for k, single in enumerate(singles):
+            y, _ = single(torch.nn.functional.dropout(y, 0.4) if k else y)
+        return y
+
+    results = []
+    for run in (lambda x: layer(x)[0], one_by_one):
+        torch.manual_seed(3)
+        leaf = x.detach().requires_grad_()
+        output = run(leaf)
+        results.append(
+            (output, torch.autograd.grad(output.sin().sum(), [leaf, *layer.parameters()]))
+        )
+    close(*results)
+
+
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_projections_are_torch_s_own(batch_first, given, device):

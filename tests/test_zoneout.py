@@ -117,6 +117,22 @@ def test_weight_dropout(name, device):
     assert all(map(torch.equal, seeded(layer.eval(), x), seeded(plain, x)))
 
 
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_gradients_of_weight_dropout(name, device):
+    form = {"num_layers": 2, "bidirectional": True}
+    layer = made(name, device, weight_dropout=0.5, **form)
+    x = torch.randn(7, 3, 5, dtype=torch.float64, device=device)
+    parameters = dict(layer.named_parameters())
+    torch.manual_seed(3)
+    dropped = {n: F.dropout(p, 0.5) if "weight_hh" in n else p for n, p in parameters.items()}
+    want, _ = torch.func.functional_call(made(name, device, **form), dropped, (x,))
+    got = seeded(layer, x)[0]
+    assert torch.equal(got, want)
+    grads = (torch.autograd.grad(y.sin().sum(), list(parameters.values())) for y in (got, want))
+    for ours, exact in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=LIMIT, atol=LIMIT)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_certain_zoneout(name, training, device):

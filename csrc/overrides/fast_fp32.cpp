@@ -16,9 +16,13 @@
 #include <string_view>
 #include <utility>
 
-// c10::report_overflow, which c10::Scalar calls for a number that does not fit another type. Weak,
-// because torch 2.15 no longer has it. No number is converted here.
-__asm__(".weak _ZN3c1015report_overflowEPKc");
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+// c10::Scalar calls it for a number that does not fit another type, which does not happen here. It
+// is weak because torch 2.15 no longer has it.
+namespace c10 {
+[[gnu::weak]] void report_overflow(const char* name);
+}
+#endif
 
 namespace my_ops::fast_fp32 {
 namespace {
