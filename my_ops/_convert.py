@@ -22,7 +22,10 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 # Attributes of our layers that torch's do not have.
-OPTIONS = ("weight_dropout", "zoneout", "_has_weight_dropout", "_has_zoneout")
+OPTIONS = (
+    *("weight_dropout", "zoneout"),
+    *("_has_dropout", "_has_weight_dropout", "_has_zoneout"),
+)
 
 
 @dataclass(frozen=True)

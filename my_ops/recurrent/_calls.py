@@ -114,6 +114,7 @@ class LayerCall(Whole):
     _name: str
     input_size: int
     dropout: float
+    _has_dropout: bool
     training: bool
     batch_first: bool
 
@@ -156,7 +157,8 @@ class LayerCall(Whole):
 
     def _next_input(self, outputs: Tensors) -> Tensor:
         """The input of a layer, from the outputs of the directions of the layer before."""
-        return F.dropout(torch.cat(outputs, 2), self.dropout, self.training)
+        x = torch.cat(outputs, 2)
+        return F.dropout(x, self.dropout, self.training) if self._has_dropout else x
 
     def _run_packed(
         self, input: PackedSequence, states: Any, lengths: Any, reset: Any

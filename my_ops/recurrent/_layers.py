@@ -248,10 +248,6 @@ class CarryingLayer(CarryingLayerCall, nn.Module):
         output = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
         return output, [stacked(h_n), stacked(c_n)]
 
-    def _next_input(self, outputs: Tensors) -> Tensor:
-        x = torch.cat(outputs, 2)
-        return F.dropout(x, self.dropout, self.training) if self._has_dropout else x
-
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"
         defaults = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0}

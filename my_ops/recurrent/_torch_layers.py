@@ -30,12 +30,13 @@ class TorchLayer(LayerCall, nn.RNNBase):
 
     __constants__ = [  # noqa: RUF012
         *(*nn.RNNBase.__constants__, "_name", "_hidden_messages"),
-        *("_has_weight_dropout", "_has_zoneout"),
+        *("_has_dropout", "_has_weight_dropout", "_has_zoneout"),
     ]
     _name: str
     _hidden_messages: list[str]  # torch's messages for each state, with {} for the shapes
-    # _each_layer checks these instead of the probabilities: torch.compile would recompile for a
+    # The layers check these instead of the probabilities: torch.compile would compile again for a
     # float that is compared. These are the values of a layer that convert made of torch's.
+    _has_dropout: bool = True
     _has_weight_dropout: bool = False
     _has_zoneout: bool = False
     weight_dropout: float = 0.0
@@ -47,6 +48,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
             value = float(value)
             if value > 0.0 and self.proj_size > 0:
                 raise ValueError(f"{self._name}: {name} must be 0 with proj_size > 0, got {value}")
+        if name in ("dropout", "weight_dropout", "zoneout"):
             super().__setattr__(f"_has_{name}", value > 0.0)
         super().__setattr__(name, value)
 
