@@ -46,7 +46,7 @@ class Report(NamedTuple):
 
     on: bool
     taken: tuple[Taken, ...]
-    left: dict[str, int]  # how many products stayed torch's while it was on, for each reason
+    left: dict[str, int]  # how many large float32 products stayed torch's, for each reason
     others: tuple[str, ...]  # ops that keep the kernel of another package
 
     def __str__(self) -> str:
