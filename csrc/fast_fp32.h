@@ -92,6 +92,14 @@ inline bool is_strided(const Tensor& t) {
          layout == aoti_torch_layout_strided();
 }
 
+// Whether its dimensions have names, as torch before 2.13 allows.
+inline bool is_named(const Tensor& t) {
+  using HasNames = bool (*)(const void* implementation);
+  static const auto has_names =
+      reinterpret_cast<HasNames>(dlsym(RTLD_DEFAULT, "_ZN2at4impl9has_namesEPKN3c1010TensorImplE"));
+  return has_names && has_names(*reinterpret_cast<void* const*>(t.get()));
+}
+
 // self broadcast to sizes, or nothing if it cannot be.
 inline std::optional<Added> broadcast(const Tensor& self, const Sizes& sizes) {
   const auto rank = static_cast<int64_t>(sizes.size()), missing = rank - self.dim();
@@ -132,22 +140,10 @@ class Products {
     return std::nullopt;
   }
 
-  // Registers take as an op for the kernels in Python.
-  static void define() {
-    using torch::stable::detail::StableLibrary;
-    const auto library = [](StableLibrary::Kind kind, const char* key) -> StableLibrary& {
-      // Never freed, as that would unregister its kernels.
-      return *new StableLibrary(kind, "my_ops", key, "my_ops/csrc/fast_fp32.h", __LINE__);
-    };
-    library(StableLibrary::Kind::FRAGMENT, nullptr)
-        .def("fast_fp32(int rank, Tensor? self, Tensor a, Tensor b, Tensor(a!)? out) -> Tensor?");
-    library(StableLibrary::Kind::IMPL, Backend::kKey).impl("fast_fp32", TORCH_BOX(&take));
-  }
-
  private:
   static bool is_ours(const Tensor& t, const Tensor& like) {
     return t.defined() && t.scalar_type() == ScalarType::Float && Backend::on_device(t) &&
-           t.get_device_index() == like.get_device_index() && is_strided(t);
+           t.get_device_index() == like.get_device_index() && is_strided(t) && !is_named(t);
   }
 
   // Whether torch would accept these operands.
@@ -209,18 +205,28 @@ int take(int64_t rank, AtenTensorHandle self, AtenTensorHandle a, AtenTensorHand
   return result.has_value();
 }
 
+// Registers take as an op for the kernels in Python, and returns what those in C++ need.
+template <typename Backend>
+Switch start() {
+  using torch::stable::detail::StableLibrary;
+  const auto library = [](StableLibrary::Kind kind, const char* key) -> StableLibrary& {
+    // Never freed, as that would unregister its kernels.
+    return *new StableLibrary(kind, "my_ops", key, "my_ops/csrc/fast_fp32.h", __LINE__);
+  };
+  library(StableLibrary::Kind::FRAGMENT, nullptr)
+      .def("fast_fp32(int rank, Tensor? self, Tensor a, Tensor b, Tensor(a!)? out) -> Tensor?");
+  library(StableLibrary::Kind::IMPL, Backend::kKey)
+      .impl("fast_fp32", TORCH_BOX(&Products<Backend>::take));
+  return {&state().on, cuda::kTensorCoresMinWork, &take<Backend>};
+}
+
 }  // namespace my_ops::fast_fp32
 
 // The functions that Python calls, for one backend. A module has one backend.
 #define MY_OPS_FAST_FP32_EXPORT extern "C" __attribute__((visibility("default")))
 #define MY_OPS_FAST_FP32(Backend)                                                     \
   MY_OPS_FAST_FP32_EXPORT const my_ops::fast_fp32::Switch* my_ops_fast_fp32_start() { \
-    my_ops::fast_fp32::Products<Backend>::define();                                   \
-    static const my_ops::fast_fp32::Switch the_switch = {                             \
-        &my_ops::fast_fp32::state().on,                                               \
-        my_ops::cuda::kTensorCoresMinWork,                                            \
-        &my_ops::fast_fp32::take<Backend>,                                            \
-    };                                                                                \
+    static const auto the_switch = my_ops::fast_fp32::start<Backend>();               \
     return &the_switch;                                                               \
   }                                                                                   \
   MY_OPS_FAST_FP32_EXPORT void my_ops_fast_fp32_set(int on) {                         \

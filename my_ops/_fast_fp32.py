@@ -26,7 +26,8 @@ from my_ops._private import dispatch_table
 
 OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
 SHOWN = 30  # shapes in the report's table
-TESTED_TORCH = (210, 215)  # the releases that one compiled file of csrc/overrides was tested with
+# The releases with which csrc/overrides, compiled with another of them, was tested.
+TESTED_TORCH = (210, 215)
 
 
 class Taken(NamedTuple):
@@ -69,8 +70,8 @@ class Report(NamedTuple):
         return "\n".join(lines)
 
 
-class _Switch(ctypes.Structure):
-    """Of csrc/overrides/fast_fp32_switch.h."""
+class _NativeSwitch(ctypes.Structure):
+    """``Switch`` of csrc/overrides/fast_fp32_switch.h."""
 
     _fields_ = (
         ("on", ctypes.c_void_p),
@@ -142,8 +143,8 @@ class Switch:
         if self._key == "CUDA" and not torch.backends.cuda.is_built():
             return  # torch for the CPU only
         module.my_ops_fast_fp32_report.restype = ctypes.c_int64
-        module.my_ops_fast_fp32_start.restype = ctypes.POINTER(_Switch)
-        start = module.my_ops_fast_fp32_start()
+        module.my_ops_fast_fp32_start.restype = ctypes.POINTER(_NativeSwitch)
+        native = module.my_ops_fast_fp32_start()
         overrides = _overrides(OVERRIDES)
         kernels = {op: _registered_at(op, self._key) for op in OPS}
         self._others = tuple(op for op, at in kernels.items() if not _is_torchs(at, self._key))
@@ -156,10 +157,11 @@ class Switch:
                 names = op.encode(), self._key.encode()
                 if (
                     overrides is None
+                    or at is None
                     or _is_torchs_python(at)
-                    or not overrides.my_ops_overrides_put(*names, start)
+                    or not overrides.my_ops_overrides_put(*names, native)
                 ):
-                    self._override_in_python(op, start.contents.least)
+                    self._override_in_python(op, native.contents.least)
             return 0.0
 
         with warnings.catch_warnings():

@@ -1,7 +1,8 @@
 """Checks that test_fast_fp32.py runs in their own process, where torch's kernels stay overridden.
 
-On the CPU fast_fp32.cpp computes, compiled at the path in FAST_FP32_MODULE; otherwise CUDA does.
-The kernels that replace torch's are at the path in FAST_FP32_OVERRIDES; if it has none, in Python.
+On the CPU fast_fp32_cpu.cpp computes, compiled at the path in FAST_FP32_MODULE; otherwise CUDA
+does. The kernels that replace torch's are at the path in FAST_FP32_OVERRIDES; if it has none, in
+Python.
 """
 
 import contextlib
@@ -265,12 +266,14 @@ def test_what_stays_with_torch():
     with leaves(OTHER, 1):
         torch.mm(a, b, out=randn(N, M).T)
     with takes():
+        before = my_ops.fast_fp32.report().left
         torch.mm(a.double(), b.double())
         torch.mm(a.bfloat16(), b.bfloat16())
+        torch.mm(randn(M * K, 1), randn(1, N))
+        torch.mm(small, small)
+        assert my_ops.fast_fp32.report().left == before
         assert_accurate(torch.mm(small, small), small, small)
         assert_accurate(torch.addmm(small, small, small), small, small, small.double())
-        half = torch.addmm(added, a, b, beta=0.5, alpha=2)
-        assert_accurate(half, 2 * a, b, 0.5 * added.double())
         torch.addmm(added.bfloat16(), a.bfloat16(), b.bfloat16())
         torch.addmm(added + 0j, a + 0j, b + 0j, alpha=1j)
         torch.mm(a[:, :0], b[:0])
@@ -280,6 +283,50 @@ def test_what_stays_with_torch():
     with takes("mm"):
         negative = torch.mm(torch._neg_view(a), b)
     assert_accurate(negative, -a, b)
+
+
+@pytest.mark.parametrize("into_out", [False, True])
+@pytest.mark.parametrize("scalars", [(0.5, 1), (1, 2), (2, 0.5), (0, 1), (1, 0), (True, 1)])
+@pytest.mark.parametrize("op", ["addmm", "baddbmm"])
+def test_other_scalars_stay_with_torch(op, scalars, into_out):
+    a, b, added = randn(BATCH, M, K), randn(BATCH, K, N), randn(N)
+    if op == "addmm":
+        a, b = a[0], b[0]
+    beta, alpha = scalars
+    more = {"out": a.new_empty(*a.shape[:-1], N)} if into_out else {}
+    before = counts()
+    found = getattr(torch, op)(added, a, b, beta=beta, alpha=alpha, **more)
+    assert_accurate(found, float(alpha) * a, b, float(beta) * added.double())
+    assert counts() == before or beta is True
+
+
+def test_nothing_else_holds_a_result():
+    a, b = randn(BATCH, M, K), randn(BATCH, K, N)
+    one, all_ = a.new_empty(M, N), a.new_empty(BATCH, M, N)
+    with takes("mm", "bmm", "addmm", "baddbmm", "mm", "bmm", "addmm", "baddbmm"):
+        results = [
+            *(torch.mm(a[0], b[0]), torch.bmm(a, b)),
+            *(torch.addmm(b[0, 0], a[0], b[0]), torch.baddbmm(b[0, 0], a, b)),
+        ]
+        torch.mm(a[0], b[0], out=one)
+        torch.bmm(a, b, out=all_)
+        torch.addmm(b[0, 0], a[0], b[0], out=one)
+        torch.baddbmm(b[0, 0], a, b, out=all_)
+    assert {t._use_count() for t in (a, b, one, all_, *results)} == {1}
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "refine_names") or not OVERRIDES.exists(),
+    reason="names are of torch before 2.13, whose kernels in Python do not know them",
+)
+@pytest.mark.filterwarnings("ignore:Named tensors")
+def test_named_dimensions():
+    a, b = randn(M, K).refine_names("rows", "k"), randn(K, N).refine_names("k", "columns")
+    with takes():
+        assert torch.mm(a, b).names == ("rows", "columns")
+        assert torch.addmm(randn(M, N), a, b).names == ("rows", "columns")
+        with pytest.raises(RuntimeError, match="names"):
+            torch.mm(a, b.rename("k", "rows"))
 
 
 def test_out_as_torch_alone_takes_it():
@@ -428,28 +475,40 @@ def test_data_parallel(sharded, mesh):
     assert_accurate(found.full_tensor() if sharded else found, grad.mT, x)
 
 
-def test_beside_an_override_made_later():
-    a, b = randn(M, K), randn(K, N)
-    ours = torch.library.get_kernel("aten::mm", KEY)
+@pytest.mark.parametrize("op", _fast_fp32.OPS)
+def test_beside_an_override_made_later(op):
+    """It reaches ours through torch's boxed calls."""
+    name, _, overload = op.partition(".")
+    a, b = randn(BATCH, M, K), randn(BATCH, K, N)
+    if "bmm" not in op.removeprefix("add"):
+        a, b = a[0], b[0]
+    added = (b.flatten()[:N],) if "add" in op else ()
+    ours = torch.library.get_kernel(f"aten::{op}", KEY)
     seen = []
 
-    def theirs(keys, a, b):
-        if a.dtype == torch.float32:  # not the reference
-            seen.append(a.shape)
-        return ours.call_boxed(keys, a, b)
+    def theirs(keys, *tensors, **rest):
+        if tensors[-1].dtype == torch.float32:  # not the reference
+            seen.append(op)
+        return ours.call_boxed(keys, *tensors, **rest)
+
+    def check():
+        more = {"out": a.new_empty(*a.shape[:-1], N)} if overload else {}
+        found = getattr(torch, name)(*added, a, b, **more)
+        assert_accurate(found, a, b, sum(t.double() for t in added))
+        assert found._use_count() == 1
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl("mm", theirs, KEY, with_keyset=True, allow_override=True)
+    library.impl(op, theirs, KEY, with_keyset=True, allow_override=True)
     try:
-        with takes("mm"):
-            torch.mm(a, b)
+        with takes(name):
+            check()
         with my_ops.fast_fp32(False):
-            assert_accurate(torch.mm(a, b), a, b)
+            check()
         assert len(seen) == 2
     finally:
         library._destroy()
-    with takes("mm"):
-        torch.mm(a, b)
+    with takes(name):
+        check()
     assert len(seen) == 2
 
 

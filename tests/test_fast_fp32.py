@@ -27,7 +27,7 @@ NEEDS_SOURCE = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory):
-    """fast_fp32.cpp, compiled: the switch, with a stand-in on the CPU for our kernels."""
+    """fast_fp32_cpu.cpp, compiled: the switch, with a stand-in on the CPU for our kernels."""
     path = tmp_path_factory.mktemp("fast_fp32") / "fast_fp32.so"
     flags = ["-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"]
     folders = [ROOT / "csrc", ROOT / "include", ROOT / "kernels", *cpp_extension.include_paths()]
@@ -36,7 +36,7 @@ def module(tmp_path_factory):
         [
             *("c++", *flags, "-DTORCH_TARGET_VERSION=0x020a000000000000"),
             *(f"-I{folder}" for folder in folders),
-            *(str(HERE / "fast_fp32.cpp"), "-o", str(path)),
+            *(str(HERE / "fast_fp32_cpu.cpp"), "-o", str(path)),
             *(*libraries, "-Wl,--no-as-needed", "-ltorch"),
         ],
         capture_output=True,
@@ -160,6 +160,41 @@ def test_overrides_that_do_not_load(tmp_path):
     assert _fast_fp32._overrides(tmp_path / "none") is None
     (tmp_path / "no_module.so").write_bytes(b"no module")
     assert _fast_fp32._overrides(tmp_path / "no_module.so") is None
+
+
+@NEEDS_SOURCE
+def test_without_torch_s_table_of_kernels(module):
+    """What was registered before is called, whoever registered it."""
+    switched(
+        module,
+        """
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("mm", lambda a, b: a + b, "CPU", allow_override=True)
+        _fast_fp32.dispatch_table = lambda op: ""
+        my_ops.fast_fp32()
+        assert torch.equal(torch.mm(small, small), small + small)
+        torch.mm(a, a)
+        assert [taken.op for taken in my_ops.fast_fp32.report().taken] == ["mm"]
+        """,
+    )
+
+
+@NEEDS_SOURCE
+def test_after_a_first_call_that_failed(module):
+    switched(
+        module,
+        """
+        dispatch_table, _fast_fp32.dispatch_table = _fast_fp32.dispatch_table, None
+        try:
+            my_ops.fast_fp32()
+        except TypeError:
+            pass
+        _fast_fp32.dispatch_table = dispatch_table
+        my_ops.fast_fp32()
+        torch.mm(a, a)
+        assert [taken.op for taken in my_ops.fast_fp32.report().taken] == ["mm"]
+        """,
+    )
 
 
 @NEEDS_SOURCE

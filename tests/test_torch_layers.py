@@ -152,6 +152,16 @@ def test_dropout_draws_as_torch_does(name):
     close(layer.eval()(x, hx), like.eval()(x, hx))
 
 
+@pytest.mark.parametrize("wrong", [-0.5, 1.5, float("nan"), None, "0.5"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_wrong_dropout_set_later(name, wrong, device):
+    """The call raises, as that of torch's layer does."""
+    layer, _ = pair(name, device, num_layers=2)
+    layer.dropout = wrong
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        layer(*drawn(name, layer, device))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_dropout_acts_between_layers(name, device):
     """Values and gradients are those of single layers with torch's dropout between them."""

@@ -2,16 +2,17 @@
 //
 // They are a module of their own, my_ops/_overrides.so, the only one that is compiled against
 // torch's C++ headers: the stable ABI cannot pass the scalars of addmm, and a kernel in Python adds
-// 2 to 11 us to each call. It relies on the layout of torch::CppFunction and c10::Scalar, on
-// handles being addresses of torch's tensors, and on the symbols of torch's own products. These
-// are the same in the releases TESTED_TORCH of my_ops/_fast_fp32.py, which uses it with those and
-// with the release of its headers.
+// 2 to 11 us to each call. It relies on the layout of torch::CppFunction, c10::Scalar, c10::IValue
+// and intrusive pointers, on handles being addresses of torch's tensors, and on the symbols of
+// torch's own products. These are the same in the releases TESTED_TORCH of my_ops/_fast_fp32.py,
+// which uses it with those and with the release of its headers.
 #include "fast_fp32_switch.h"
 
 #include <dlfcn.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,14 +37,16 @@ AtenTensorHandle handle(const Tensor& t) {
   return reinterpret_cast<AtenTensorHandle>(const_cast<Tensor*>(&t));
 }
 
-// Whether it is worth asking. The dtype comes first, so that a product in 16 bits pays least.
+// Whether it is worth asking: never for outer products. The dtype comes first, so that a product in
+// 16 bits pays least.
 bool may_be_taken(const Tensor& a, const Tensor& b) {
   if (!the_switch->on->load(std::memory_order_relaxed)) return false;
   int32_t dtype = -1;
-  int64_t a_rank = 0, b_rank = 0, size = 0, columns = 0;
+  int64_t a_rank = 0, b_rank = 0, k = 0, size = 0, columns = 0;
   return aoti_torch_get_dtype(handle(a), &dtype) == 0 && dtype == aoti_torch_dtype_float32() &&
          aoti_torch_get_dim(handle(a), &a_rank) == 0 && a_rank > 1 &&
          aoti_torch_get_dim(handle(b), &b_rank) == 0 && b_rank == a_rank &&
+         aoti_torch_get_size(handle(a), a_rank - 1, &k) == 0 && k > 1 &&
          aoti_torch_get_numel(handle(a), &size) == 0 &&
          aoti_torch_get_size(handle(b), b_rank - 1, &columns) == 0 &&
          size * columns >= the_switch->least;
@@ -135,17 +138,17 @@ const Override kOverrides[] = {
 
 // Registers a kernel in place of torch's own, which it calls by its symbol. Returns whether torch
 // has that.
-bool put(const Override& override, std::string_view key) {
-  const std::string space = key == "CUDA" ? "4cuda" : "3cpu", function = override.function;
+bool put(const Override& one, std::string_view key) {
+  const std::string space = key == "CUDA" ? "4cuda" : "3cpu", function = one.function;
   const std::string symbol =
-      "_ZN2at" + space + std::to_string(function.size()) + function + "E" + override.arguments;
-  *override.torchs = dlsym(RTLD_DEFAULT, symbol.c_str());
-  if (!*override.torchs) return false;
+      "_ZN2at" + space + std::to_string(function.size()) + function + "E" + one.arguments;
+  *one.torchs = dlsym(RTLD_DEFAULT, symbol.c_str());
+  if (!*one.torchs) return false;
   // Never freed, as that would unregister the kernel.
   auto* const library =
       new torch::Library(torch::Library::IMPL, "aten", c10::parseDispatchKey(std::string(key)),
                          "my_ops/csrc/overrides/fast_fp32.cpp", __LINE__);
-  library->impl(override.op, override.kernel());
+  library->impl(one.op, one.kernel());
   return true;
 }
 
@@ -161,8 +164,11 @@ extern "C" __attribute__((visibility("default"))) int my_ops_overrides_torch() {
 extern "C" __attribute__((visibility("default"))) int my_ops_overrides_put(
     const char* op, const char* key, const my_ops::fast_fp32::Switch* given) {
   my_ops::fast_fp32::the_switch = given;
-  for (const auto& override : my_ops::fast_fp32::kOverrides) {
-    if (std::string_view(op) == override.op) return my_ops::fast_fp32::put(override, key);
+  try {
+    for (const auto& one : my_ops::fast_fp32::kOverrides) {
+      if (std::string_view(op) == one.op) return my_ops::fast_fp32::put(one, key);
+    }
+  } catch (const std::exception&) {  // the op has another schema in this torch
   }
   return false;
 }

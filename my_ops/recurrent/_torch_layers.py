@@ -49,7 +49,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
             if value > 0.0 and self.proj_size > 0:
                 raise ValueError(f"{self._name}: {name} must be 0 with proj_size > 0, got {value}")
         if name in ("dropout", "weight_dropout", "zoneout"):
-            super().__setattr__(f"_has_{name}", value > 0.0)
+            super().__setattr__(f"_has_{name}", bool(value != 0.0))  # torch checks dropout itself
         super().__setattr__(name, value)
 
     def _direction(
