@@ -122,11 +122,11 @@ template <typename Backend>
 class Products {
  public:
   // a @ b, plus self unless that is absent, for an op on tensors of this rank. Nothing if it stays
-  // torch's; otherwise out or, if that is absent, a new tensor.
+  // torch's; otherwise out or, if that is absent, a new tensor. Whoever asks has looked at the
+  // switch and at the least size.
   static std::optional<Tensor> take(int64_t rank, const std::optional<Tensor>& self,
                                     const Tensor& a, const Tensor& b,
                                     const std::optional<Tensor>& out) {
-    if (!state().on.load(std::memory_order_relaxed)) return std::nullopt;
     Left left;
     try {
       Tensor result = out.value_or(Tensor());
@@ -158,11 +158,10 @@ class Products {
            !overlap(out, a) && !overlap(out, b) && !(self && overlap(out, *self));
   }
 
-  // take, without a look at the switch. Returns why not.
+  // What take does. Returns why it did not.
   static std::optional<Left> run(int64_t rank, const std::optional<Tensor>& self, const Tensor& a,
                                  const Tensor& b, Tensor* out) {
     if (!fits(a, b, rank) || (self && !is_ours(*self, a))) return Left::kOther;
-    if (a.numel() * b.size(rank - 1) < cuda::kTensorCoresMinWork) return Left::kPlan;
     if (out->defined() && !takes_out(*out, a, b, self)) return Left::kOther;
     const Sizes sizes = gemm_sizes(a, b);
     Product p = product(a, b, *out, contiguous_strides(sizes));

@@ -186,12 +186,16 @@ def test_folders_are_no_files(check):
         ({"my_ops/share/cmake/my_ops/my_opsConfig.cmake": None}, "my_opsConfig.cmake is missing"),
         ({"my_ops/py.typed": None}, "my_ops/py.typed is missing"),
         ({MODULE: None}, f"{MODULE} is missing"),
-        ({"my_ops/_overrides.so": None}, "my_ops/_overrides.so is missing"),
         ({"my_ops/gemm.cu": b"//"}, "my_ops/gemm.cu is not of the source tree"),
     ],
 )
 def test_files(check, changes, finding):
     assert any(finding in said for said in check("contents", changes))
+
+
+def test_a_build_for_cuda_without_overrides(check, contents):
+    changes = {"my_ops/_overrides.so": None, **recorded(contents, nvcc="13.0.88")}
+    assert "my_ops/_overrides.so is missing" in check("contents", changes)
 
 
 def test_classifier_that_the_index_refuses(check, contents):
