@@ -1,5 +1,6 @@
 // Recurrent ops on CUDA, for any cell. Pre-activations and c are float for the 16-bit types. Float
-// products have torch's precision, but those of the persistent kernels float's.
+// products have torch's precision, but those of the persistent kernels float's; while torch allows
+// TF32, many rows go step by step where that is faster.
 #pragma once
 
 #include "gemm_cuda.h"
@@ -79,10 +80,7 @@ class Cuda {
 
   bool sequence(const SequenceTensors& s) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
-    const auto supported = [&]<typename T>() {
-      return cuda::recurrent_sequence_supported<Cell, T>(Pass::kForward, batch, hidden);
-    };
-    return persistent(s.output, supported, [&]<typename T>() {
+    return in_one_launch(s.output, Pass::kForward, batch, hidden, [&]<typename T>() {
       const Tensor gates_x = gates_of_input(*this, s);
       const Tensor h0 = aligned(s.h0), weights = row_major(s.weights.h);
       const auto c0 = aligned(s.c0), zoneout = aligned(s.masks.zoneout);
@@ -112,10 +110,7 @@ class Cuda {
   }
 
   bool sequence_backward(const SequenceBackwardTensors& s) const {
-    const auto supported = [&]<typename T>() {
-      return cuda::recurrent_sequence_supported<Cell, T>(Pass::kBackward, s.batch, s.hidden);
-    };
-    return persistent(s.saved, supported, [&]<typename T>() {
+    return in_one_launch(s.saved, Pass::kBackward, s.batch, s.hidden, [&]<typename T>() {
       const auto dense = [](const std::optional<Tensor>& t) { return aligned(as_contiguous(t)); };
       const auto grad_output = dense(s.grad_output), grad_h_n = dense(s.grad_h_n),
                  grad_c_n = dense(s.grad_c_n), carried = aligned(s.carried),
@@ -153,16 +148,24 @@ class Cuda {
 
  private:
   // Calls f if the persistent kernels take the problem. like has its dtype, and is empty if it is.
-  template <typename Supported, typename F>
-  static bool persistent(const Tensor& like, const Supported& supported, const F& f) {
+  template <typename F>
+  static bool in_one_launch(const Tensor& like, Pass pass, int64_t batch, int64_t hidden,
+                            const F& f) {
     bool taken = false;
     dispatch_floating<CudaTypes>(like.scalar_type(), [&]<typename T>() {
       if constexpr (!std::is_same_v<T, double>) {
-        taken = like.numel() > 0 && supported.template operator()<T>();
+        taken = like.numel() > 0 && persistent<T>(pass, batch, hidden);
         if (taken) f.template operator()<T>();
       }
     });
     return taken;
+  }
+  template <typename T>
+  static bool persistent(Pass pass, int64_t batch, int64_t hidden) {
+    if (!cuda::recurrent_sequence_supported<Cell, T>(pass, batch, hidden)) return false;
+    return !std::is_same_v<T, float> ||
+           !cuda::recurrent_steps_faster_in_tf32<Cell>(pass, batch, hidden) ||
+           !library_rounds().value_or(false);
   }
   static Tensor aligned(const Tensor& t) {
     const bool fits = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;

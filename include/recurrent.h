@@ -324,6 +324,11 @@ cudaError_t recurrent_weights_backward(const RecurrentWeightsBackward<T>& args,
 template <typename Cell, typename T>
 bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden);
 
+// Whether a product in TF32 and a kernel for each step are faster than all steps in one launch,
+// which in float computes at full accuracy.
+template <typename Cell>
+bool recurrent_steps_faster_in_tf32(Pass pass, int64_t batch, int64_t hidden);
+
 // Bytes of scratch memory, aligned to 16. The launcher initialises it. Launches that may overlap
 // need one each.
 template <typename Cell, typename T>

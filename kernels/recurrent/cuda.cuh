@@ -74,6 +74,14 @@ bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden) {
   return plan.kind != RecurrentPlan::Kind::kNone;
 }
 
+template <typename Cell>
+bool recurrent_steps_faster_in_tf32(Pass pass, int64_t batch, int64_t hidden) {
+  RecurrentPlan plan;
+  return steps_faster_in_tf32(kCellFacts<Cell>, pass, batch, hidden) &&
+         plan_for_current_device<Cell, float>(pass, 1, batch, hidden, plan) == cudaSuccess &&
+         plan.kind == RecurrentPlan::Kind::kWarpgroup;
+}
+
 template <typename Cell, typename T>
 size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int64_t hidden) {
   if (steps <= 0 || batch <= 0 || hidden <= 0) return 0;
@@ -143,11 +151,12 @@ cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args
   template cudaError_t my_ops::cuda::recurrent_sequence_backward<Cell>(                           \
       const RecurrentSequenceBackward<T>&, void*, cudaStream_t);
 
-#define MY_OPS_RECURRENT_CUDA(Cell)                 \
-  MY_OPS_RECURRENT_STEP(Cell, double, double)       \
-  MY_OPS_RECURRENT_STEP(Cell, float, float)         \
-  MY_OPS_RECURRENT_STEP(Cell, __half, float)        \
-  MY_OPS_RECURRENT_STEP(Cell, __nv_bfloat16, float) \
-  MY_OPS_RECURRENT_SEQUENCE(Cell, float)            \
-  MY_OPS_RECURRENT_SEQUENCE(Cell, __half)           \
+#define MY_OPS_RECURRENT_CUDA(Cell)                                                         \
+  template bool my_ops::cuda::recurrent_steps_faster_in_tf32<Cell>(Pass, int64_t, int64_t); \
+  MY_OPS_RECURRENT_STEP(Cell, double, double)                                               \
+  MY_OPS_RECURRENT_STEP(Cell, float, float)                                                 \
+  MY_OPS_RECURRENT_STEP(Cell, __half, float)                                                \
+  MY_OPS_RECURRENT_STEP(Cell, __nv_bfloat16, float)                                         \
+  MY_OPS_RECURRENT_SEQUENCE(Cell, float)                                                    \
+  MY_OPS_RECURRENT_SEQUENCE(Cell, __half)                                                   \
   MY_OPS_RECURRENT_SEQUENCE(Cell, __nv_bfloat16)
