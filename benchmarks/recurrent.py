@@ -6,14 +6,16 @@
 float32 layers with many rows while torch allows TF32 in products. ``sweep``: sizes drawn evenly on
 a logarithmic scale. ``reset``: a layer with resets, beside the same layer without. ``host``: short
 training steps on the host's clock. ``memory``: what a layer holds between forward and backward,
-the output included, in MiB. Times are medians of alternating runs, in microseconds; those of the
-GPU but for ``host``. Except for ``high`` the layers of both are called with their defaults, with
-the TF32 that each is allowed.
+the output included, in MiB. ``converted``: torch's layers, also of two directions and of several
+layers, before and after ``my_ops.convert``. Times are medians of alternating runs, in microseconds;
+those of the GPU but for ``host``. Except for ``high`` the layers of both are called with their
+defaults, with the TF32 that each is allowed.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -50,6 +52,8 @@ HIGH = [(512, 64, 1024), (512, 256, 1024), (128, 8000, 256), (128, 1024, 512)]
 STEPS, SIZES = (16, 64, 256, 1024), (32, 96, 256, 768, 2048)
 BATCHES = (1, 4, 16, 64, 256, 1024, 8192)
 MOST = 1 << 38  # multiply-adds of a forward pass in the sweep
+FORMS = ((1, False), (1, True), (2, True))  # layers, and whether bidirectional
+MOST_CONVERTED = 1 << 30  # of batch times hidden squared
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LAYERS = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "LLTM": torch.nn.LSTM}
 GATES = {"LSTM": 4, "GRU": 3, "LLTM": 3}
@@ -106,6 +110,38 @@ def sweep() -> Iterator[Case]:
                     for dtype in DTYPES:
                         for name in ("LSTM", "GRU"):
                             yield from cases(name, steps, batch, size, dtype)
+
+
+def converted() -> Iterator[Case]:
+    def times(name: str, dtype: torch.dtype, batch: int, size: int, *form: Any) -> Iterator[Case]:
+        layers, bidirectional = form
+        x = torch.randn(64, batch, size, device="cuda", dtype=dtype)
+        theirs = LAYERS[name](
+            size, size, layers, bidirectional=bidirectional, device="cuda", dtype=dtype
+        )
+        ours = copy.deepcopy(theirs)
+        my_ops.convert(ours)
+        leaf = x.clone().requires_grad_()
+        grad = torch.cat([x] * (2 if bidirectional else 1), 2)
+
+        def inference(layer: Any) -> Run:
+            return torch.no_grad()(lambda: layer(x))
+
+        def training(layer: Any) -> Run:
+            return lambda: layer(leaf)[0].backward(grad)
+
+        what = f"{name} {name_of(dtype)} B{batch} H{size} layers {layers}"
+        what += " bidirectional" * bidirectional
+        for way, run in (("forward", inference), ("forward + backward", training)):
+            yield Case(f"{what} {way}", run(ours), {"torch.nn": run(theirs)})
+
+    for form in FORMS:
+        for dtype in DTYPES:
+            for name in ("LSTM", "GRU"):
+                for batch in (1, 16, 64, 256, 1024, 8192):
+                    for size in (32, 96, 128, 256, 512, 1024, 1536):
+                        if batch * size * size <= MOST_CONVERTED:
+                            yield from times(name, dtype, batch, size, *form)
 
 
 def with_resets(name: str, steps: int, batch: int, size: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -177,6 +213,7 @@ def main() -> None:
         "table": table,
         "high": high,
         "sweep": sweep,
+        "converted": converted,
         "reset": reset,
     }
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])

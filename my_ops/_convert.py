@@ -24,7 +24,7 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
 # Attributes of our layers that torch's do not have.
 OPTIONS = (
     *("weight_dropout", "zoneout"),
-    *("_has_dropout", "_has_weight_dropout", "_has_zoneout"),
+    *("_has_dropout", "_has_weight_dropout", "_has_zoneout", "_was_torchs"),
 )
 
 
@@ -103,6 +103,8 @@ def convert(model: nn.Module) -> Conversion:
         report._modules.append((module, kind))
     for module, kind in report._modules:
         module.__class__ = KINDS[kind]
+        if isinstance(module, nn.RNNBase):
+            module._was_torchs = True
     return report
 
 

@@ -147,7 +147,8 @@ def without_autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def _fp32_precision(backend: str, op: str) -> str:
-    return torch.backends.cuda.matmul.fp32_precision
+    of = torch.backends.cudnn.rnn if op == "rnn" else torch.backends.cuda.matmul
+    return of.fp32_precision
 
 
 # Takes a sixth of the property's time.

@@ -2,13 +2,16 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
+from my_ops.recurrent import _cudnn
 
 OURS = {
     nn.Linear: my_ops.nn.Linear,
@@ -243,3 +246,140 @@ def test_undo_takes_our_options_away():
     assert layer.zoneout == layer.weight_dropout == 0.0
     x = torch.randn(5, 2, 4)
     assert torch.equal(layer(x)[0], layer(x)[0])
+
+
+# ------------------------------------------------------------------- what still goes to cuDNN
+
+
+@pytest.mark.parametrize(
+    "mode, hidden, steps, batch, directions, grad, faster",
+    [
+        ("LSTM", 256, 128, 8000, 1, False, False),
+        ("LSTM", 256, 128, 8000, 1, True, True),
+        ("LSTM", 256, 128, 511, 2, True, False),
+        ("LSTM", 256, 128, 512, 2, True, True),
+        ("GRU", 256, 128, 1 << 20, 1, True, False),
+        ("GRU", 768, 16, 1023, 1, False, False),
+        ("GRU", 768, 16, 1024, 1, False, True),
+        ("LSTM", 1025, 1, 3, 1, False, False),
+        ("LSTM", 1025, 1, 4, 1, False, True),
+        ("GRU", 4096, 9, 15, 1, True, False),
+        ("GRU", 4096, 9, 16, 1, True, True),
+        ("LSTM", 96, 128, 64, 1, False, True),
+        ("LSTM", 96, 127, 64, 1, False, False),
+        ("LSTM", 96, 1, 64, 1, True, True),
+        ("LSTM", 64, 128, 64, 1, True, False),
+        ("GRU", 128, 128, 256, 1, False, False),
+        ("GRU", 128, 128, 256, 2, False, True),
+        ("GRU", 129, 128, 256, 2, False, False),
+    ],
+)
+def test_where_cudnn_is_faster(mode, hidden, steps, batch, directions, grad, faster):
+    assert _cudnn._faster(mode, hidden, steps, batch, directions, grad) is faster
+
+
+class Ops(TorchDispatchMode):
+    """Records the names of the ops that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.names.add(op.name())
+        return op(*args, **(kwargs or {}))
+
+
+def runs_cudnn(call):
+    with Ops() as ops:
+        call()
+    ours = any(name.startswith("my_ops::") for name in ops.names)
+    theirs = "aten::_cudnn_rnn" in ops.names
+    assert ours != theirs
+    return theirs
+
+
+def converted(kind, *sizes, **options):
+    layer = kind(*sizes, device="cuda", **options)
+    my_ops.convert(layer)
+    return layer
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_cudnn_gives_what_it_gave(kind, packed, cuda, monkeypatch):
+    """With gradients, and without a copy of the weights, of which torch warns."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    layer = kind(24, 1032, num_layers=2, bidirectional=True)
+    my_ops.convert(layer)
+    layer.to(cuda)
+    theirs = kind(24, 1032, num_layers=2, bidirectional=True, device=cuda)
+    theirs.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 8, 24, device=cuda)
+    if packed:
+        x = nn.utils.rnn.pack_padded_sequence(
+            x, torch.tensor([3, 1, 2, 3, 3, 1, 2, 2]), enforce_sorted=False
+        )
+    assert runs_cudnn(lambda: layer(x))
+    found = []
+    for each in (layer, theirs):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            output, last = each(x)
+        data = output.data if packed else output
+        data.square().sum().backward()
+        states = last if kind is nn.LSTM else (last,)
+        found.append([data, *states, *(p.grad for p in each.parameters())])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_other_calls_of_a_converted_layer_are_ours(cuda, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    x = torch.randn(2, 16, 24, device=cuda)
+    layer = converted(nn.LSTM, 24, 1032)
+    assert runs_cudnn(lambda: layer(x))
+    small = torch.randn(2, 3, 24, device=cuda)
+    assert not runs_cudnn(lambda: layer(small))
+    fresh = my_ops.nn.LSTM(24, 1032, device=cuda)
+    assert not runs_cudnn(lambda: fresh(x))
+    lengths = torch.full((16,), 2, device=cuda)
+    assert not runs_cudnn(lambda: layer(x, lengths=lengths))
+    reset = torch.zeros(2, 16, dtype=torch.bool, device=cuda)
+    assert not runs_cudnn(lambda: layer(x, reset=reset))
+    with torch.autocast(cuda):
+        assert not runs_cudnn(lambda: layer(x))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        assert not runs_cudnn(lambda: layer(x))
+    with torch.backends.cudnn.flags(enabled=False):
+        assert not runs_cudnn(lambda: layer(x))
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert not runs_cudnn(lambda: layer(x))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    assert not runs_cudnn(lambda: layer.eval()(x))  # cuDNN has no backward there
+    with torch.no_grad():
+        assert runs_cudnn(lambda: layer(x))
+    layer.train().zoneout = 0.1
+    assert not runs_cudnn(lambda: layer(x))
+
+
+def test_torchs_tools_on_a_layer_that_calls_cudnn(cuda, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    layer = converted(nn.GRU, 8, 1032)
+    x = torch.randn(2, 16, 8, device=cuda)
+    want = my_ops.nn.GRU(8, 1032, device=cuda)
+    want.load_state_dict(layer.state_dict())
+    want, close = want(x)[0], {"rtol": 1e-5, "atol": 1e-5}
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x)[0], want, **close)
+    exported = torch.export.export(layer, (x,)).module()
+    torch.testing.assert_close(exported(x)[0], want, **close)
+    torch.testing.assert_close(torch.jit.script(layer)(x)[0], want, **close)
+    torch.testing.assert_close(torch.jit.trace(layer, (x,), check_trace=False)(x)[0], want, **close)
+    pair = torch.stack([x, x])
+    found = torch.vmap(lambda one: layer(one)[0])(pair)
+    torch.testing.assert_close(found, torch.stack([want, want]), **close)
+    _, tangent = torch.func.jvp(lambda one: layer(one)[0].sum(), (x,), (torch.ones_like(x),))
+    assert tangent.isfinite()
+    copied = copy.deepcopy(layer)
+    assert runs_cudnn(lambda: copied(x))
+    assert runs_cudnn(lambda: pickle.loads(pickle.dumps(layer))(x))

@@ -11,6 +11,7 @@ from typing import Any, Tuple  # noqa: UP035  TorchScript reads these
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from my_ops.recurrent._calls import (
     LayerCall,
@@ -23,6 +24,7 @@ from my_ops.recurrent._calls import (
     stacked,
     zoneout_shares,
 )
+from my_ops.recurrent._cudnn import cudnn_is_faster
 
 
 class TorchLayer(LayerCall, nn.RNNBase):
@@ -39,6 +41,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
     _has_dropout: bool = True
     _has_weight_dropout: bool = False
     _has_zoneout: bool = False
+    _was_torchs: bool = False  # before convert; such a layer may call cuDNN
     weight_dropout: float = 0.0
     zoneout: float = 0.0
 
@@ -65,9 +68,10 @@ class TorchLayer(LayerCall, nn.RNNBase):
         raise NotImplementedError
 
     def flatten_parameters(self) -> None:
-        """Does nothing without projections: my_ops does not need the parameters in a single block
-        of memory, where some would not be aligned."""
-        if self.proj_size > 0:
+        """As torch's, for layers that may call cuDNN: those with projections, and converted ones.
+        Others do not need the parameters in a single block of memory, where some would not be
+        aligned."""
+        if self.proj_size > 0 or self._was_torchs:
             super().flatten_parameters()
 
     def _in_a_row(self) -> Tensors:
@@ -98,10 +102,64 @@ class TorchLayer(LayerCall, nn.RNNBase):
             self.check_hidden_size(s, (cells, x.size(1), sizes[k]), self._hidden_messages[k])
         return states
 
+    def _projected(self, x: Tensor, states: Tensors) -> Tuple[Tensor, Tensors]:  # noqa: UP006
+        """All layers with projections, which run torch's own op."""
+        raise NotImplementedError
+
+    def _torchs(
+        self, data: Tensor, batch_sizes: Tensor | None, states: Tensors
+    ) -> tuple[Tensor, Tensors]:
+        """torch's own op for all layers, for a batch or for packed data."""
+        of_layer = (self._in_a_row(), self.bias, self.num_layers, self.dropout)
+        more = (*of_layer, self.training, self.bidirectional)
+        op = getattr(torch, self.mode.lower())
+        hx = states if len(states) > 1 else states[0]
+        if batch_sizes is None:
+            output, *last = op(data, hx, *more, False)  # batch_first
+        else:
+            output, *last = op(data, batch_sizes, hx, *more)
+        return output, last
+
+    def _check_projected(self, lengths: MaybeTensor, reset: MaybeTensor) -> None:
+        if lengths is not None or reset is not None:
+            raise ValueError(f"{self._name}: lengths and reset must be None with proj_size > 0")
+
+    def _as_before(
+        self, data: Any, batch_sizes: Any, states: Any, lengths: Any, reset: Any
+    ) -> bool:
+        """Whether to call cuDNN, as a converted layer did."""
+        if not self._was_torchs or self._has_weight_dropout or self._has_zoneout:
+            return False
+        if lengths is not None or reset is not None:
+            return False
+        return cudnn_is_faster(self, data, batch_sizes, states)
+
     def _all_layers(
         self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor
     ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
+        if self.proj_size > 0:
+            self._check_projected(lengths, reset)
+            return self._projected(x, states)
+        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what follows an and
+            if self._as_before(x, None, states, lengths, reset):
+                return self._torchs(x, None, states)
         return self._each_layer(x, states, lengths, reset)
+
+    def _run_packed(
+        self, input: PackedSequence, states: Any, lengths: Any, reset: Any
+    ) -> tuple[PackedSequence, list[Tensor]]:
+        data, batch_sizes, sorted_indices, unsorted_indices = input
+        if self.proj_size > 0:
+            self._check_projected(lengths, reset)
+        elif not self._as_before(data, batch_sizes, states or (), lengths, reset):
+            return super()._run_packed(input, states, lengths, reset)
+        states = self._initial(data[None, : batch_sizes[0]], states, False)
+        if sorted_indices is not None:
+            states = [s.index_select(1, sorted_indices) for s in states]
+        output, last = self._torchs(data, batch_sizes, states)
+        if unsorted_indices is not None:
+            last = [s.index_select(1, unsorted_indices) for s in last]
+        return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), last
 
     def _each_layer(
         self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor

@@ -5,7 +5,6 @@ from typing import Any, Tuple  # noqa: UP035  TorchScript reads these
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops.recurrent._calls import (
@@ -246,14 +245,7 @@ class LSTM(CarryingLayerCall, TorchLayer):
             )
         return [output, h, c]
 
-    # -------------------------------------------------------------------------- projections
-
-    def _all_layers(
-        self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor
-    ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
-        if self.proj_size == 0:
-            return self._each_layer(x, states, lengths, reset)
-        check_without_rows(lengths, reset)
+    def _projected(self, x: Tensor, states: Tensors) -> Tuple[Tensor, Tensors]:  # noqa: UP006
         output, h, c = torch.lstm(
             x,
             states,
@@ -266,33 +258,3 @@ class LSTM(CarryingLayerCall, TorchLayer):
             False,  # batch_first
         )
         return output, [h, c]
-
-    def _run_packed(
-        self, input: PackedSequence, states: Any, lengths: Any, reset: Any
-    ) -> tuple[PackedSequence, list[Tensor]]:
-        if self.proj_size == 0:
-            return super()._run_packed(input, states, lengths, reset)
-        check_without_rows(lengths, reset)
-        data, batch_sizes, sorted_indices, unsorted_indices = input
-        states = self._initial(data[None, : batch_sizes[0]], states, False)
-        if sorted_indices is not None:
-            states = [s.index_select(1, sorted_indices) for s in states]
-        output, *last = torch.lstm(
-            data,
-            batch_sizes,
-            states,
-            self._in_a_row(),
-            self.bias,
-            self.num_layers,
-            self.dropout,
-            self.training,
-            self.bidirectional,
-        )
-        if unsorted_indices is not None:
-            last = [s.index_select(1, unsorted_indices) for s in last]
-        return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), last
-
-
-def check_without_rows(lengths: MaybeTensor, reset: MaybeTensor) -> None:
-    if lengths is not None or reset is not None:
-        raise ValueError("LSTM: lengths and reset must be None with proj_size > 0")
