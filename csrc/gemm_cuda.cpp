@@ -27,8 +27,10 @@ void library_gemm(const Product& p) {
   torch::stable::copy_(out, float_product(a_matrices(p), b_matrices(p)));
 }
 
-void compute(const Tensor& a, const Tensor& b, const Tensor& out,
-             const std::optional<Name>& precision, const Device& device) {
+}  // namespace
+
+void gemm_into(const Tensor& a, const Tensor& b, const Tensor& out,
+               const std::optional<Name>& precision, const Device& device) {
   const Product p = product(a, b, out);
   dispatch_floating<CudaTypes>(out.scalar_type(), [&]<typename T>() {
     auto args = gemm_args<T, T>(p, precision);
@@ -38,16 +40,18 @@ void compute(const Tensor& a, const Tensor& b, const Tensor& out,
     if (plan.library == cuda::LibraryCall::kTf32 && tf32_gemm(p, 0)) return;
     if (plan.library != cuda::LibraryCall::kConverted) return library_gemm(p);
     const Operands converted = of_one_dtype(a, b);
-    compute(converted.a, converted.b, out, precision, device);
+    gemm_into(converted.a, converted.b, out, precision, device);
   });
 }
+
+namespace {
 
 void gemm_out(const Tensor& a, const Tensor& b, Tensor out, const std::optional<Name>& precision) {
   check_gemm(a, b, "gemm");
   check_precision(precision, "gemm");
   check_out(out, a, b, "gemm");
   const Device device(a);
-  compute(a, b, out, precision, device);
+  gemm_into(a, b, out, precision, device);
 }
 
 Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precision) {
@@ -55,7 +59,7 @@ Tensor gemm(const Tensor& a, const Tensor& b, const std::optional<Name>& precisi
   check_precision(precision, "gemm");
   const Device device(a);
   const Tensor out = empty(wider(a, b), gemm_sizes(a, b));
-  compute(a, b, out, precision, device);
+  gemm_into(a, b, out, precision, device);
   return out;
 }
 

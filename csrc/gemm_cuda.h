@@ -135,6 +135,10 @@ inline cuda::GemmPlan planned_as_torchs(cuda::GemmArgs<float, float>* args, cons
   return plan;
 }
 
+// out = a @ b, as the op gemm, for arguments that were checked.
+void gemm_into(const Tensor& a, const Tensor& b, const Tensor& out,
+               const std::optional<Name>& precision, const Device& device);
+
 // Runs a plan; its kernel must not be kLibrary.
 template <typename T, typename Out>
 void launch_plan(const cuda::GemmArgs<T, Out>& args, const cuda::GemmPlan& plan, const Tensor& like,

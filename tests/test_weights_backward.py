@@ -16,9 +16,18 @@ op = torch.ops.my_ops.recurrent_weights_backward
 CELL = {cell.name: cell for cell in CELLS}
 LAYERS = {"lltm": my_ops.nn.LLTM, "lstm": my_ops.nn.LSTM, "gru": my_ops.nn.GRU}
 
-# steps, batch, inputs, hidden: parts of tiles, slices of k, no rows, no steps, no columns
+# steps, batch, inputs, hidden: parts of tiles, slices of k, products on CUDA, no rows, no steps, no
+# columns
 SIZES = [(4, 3, 5, 7), (1, 1, 1, 1), (5, 13, 33, 65), (4, 16, 40, 96), (3, 70, 32, 32)]
-SIZES += [(4, 16, 300, 512), (0, 3, 4, 5), (3, 0, 4, 5), (3, 2, 4, 0), (3, 2, 0, 4)]
+SIZES += [
+    (4, 16, 300, 512),
+    (9, 40, 24, 33),
+    (3, 100, 64, 128),
+    (0, 3, 4, 5),
+    (3, 0, 4, 5),
+    (3, 2, 4, 0),
+    (3, 2, 0, 4),
+]
 NAMES = ["grad_input", "grad_weight_x", "grad_weight_h", "grad_bias_x", "grad_bias_h"]
 
 # Of an element, relative to the sum of its products' sizes, in units of eps: at most four times the
@@ -143,11 +152,11 @@ def gradients(name, sizes, dtype, device, how):
 @pytest.mark.parametrize(
     "how", [{}, {"with_reset": True}, {"batch_first": True}, {"bias": False}, {"num_layers": 2}]
 )
+@pytest.mark.parametrize("sizes", [(4, 5, 24, 40), (6, 50, 24, 40)])
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_get_the_same_gradients(name, how, dtype, device, monkeypatch):
-    sizes = (4, 5, 24, 40)
+def test_layers_get_the_same_gradients(name, sizes, how, dtype, device, monkeypatch):
     got = gradients(name, sizes, dtype, device, how)
-    monkeypatch.setattr(_weights_backward, "FEW_ROWS", -1)
+    monkeypatch.setattr(_weights_backward, "takes", lambda *_: False)
     for result, want in zip(got, gradients(name, sizes, dtype, device, how), strict=True):
         assert result.stride() == want.stride()
         bound = 8 * torch.finfo(dtype).eps * want.abs().max().item()
@@ -157,6 +166,10 @@ def test_layers_get_the_same_gradients(name, how, dtype, device, monkeypatch):
 class Watched(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))
+
+
+def never(x):
+    return torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
 
 
 def test_which_calls_take_it(device, monkeypatch):
@@ -172,12 +185,18 @@ def test_which_calls_take_it(device, monkeypatch):
             torch.autograd.grad(output.sum(), layer.weight_ih_l0, create_graph=create_graph)
         return bool(taken)
 
-    assert takes(_weights_backward.FEW_ROWS)
-    assert not takes(_weights_backward.FEW_ROWS + 4)
+    few, on_gpu = _weights_backward.FEW_ROWS, device == "cuda"
+    assert takes(few)
+    assert takes(few + 4) == on_gpu
+    assert takes(few, reset=never)
+    assert not takes(few + 4, reset=never)
     assert not takes(4, lengths=lambda x: torch.ones(1, dtype=torch.int64, device=x.device))
     assert not takes(4, create_graph=True)
     assert not takes(4, context=Watched)
     monkeypatch.setitem(_weights_backward.MOST_WORK, device, 4 * 20 * (2 * 3 + 5))
+    assert takes(4)
+    assert takes(8) == on_gpu
+    layer.bias_ih_l0.requires_grad_(False)
     assert takes(4)
     assert not takes(8)
     layer.requires_grad_(False)

@@ -198,7 +198,9 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                 trains
                 and lengths is None
                 and not by_formula
-                and _weights_backward.takes(cell, grad, input, h0, output, *parameters)
+                and _weights_backward.takes(
+                    cell, grad, input, h0, reset, needs[start:end], output, *parameters
+                )
             ):
                 grad_input, grad_parameters = _weights_backward.gradients(
                     cell, grad, input, h0, output, reset, needs[0], *parameters

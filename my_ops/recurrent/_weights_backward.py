@@ -1,5 +1,5 @@
-"""The gradients of a layer's input and parameters from those of its terms, by one op for few rows,
-which on CUDA is one launch. Otherwise they are the products of ``_weights.py``."""
+"""The gradients of a layer's input and parameters from those of its terms, by one op. Where it is
+not the faster call they are the products of ``_weights.py``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from my_ops.ops._common import are_plain, fake, ops
 from my_ops.recurrent._cell import Cell
 from my_ops.recurrent._checks import check_weights_backward
 
-# Up to here, as measured, it saves 0.1 to 0.6 ms of the host's time on CUDA, and costs up to 17 us
-# of the GPU's.
+# Up to here it is one launch on CUDA, as csrc/recurrent_weights_backward_cuda.cpp decides, and the
+# faster call on the CPU.
 FEW_ROWS = 256
 MOST_WORK = {"cuda": 1 << 28, "cpu": math.inf}  # multiply-adds of all products
 
@@ -32,13 +32,22 @@ def _(*given: Any) -> tuple[Tensor, ...]:
     return tuple(grad_gates.new_empty(size) for size in sizes)
 
 
-def takes(cell: Cell, grad: Tensor, input: Tensor, h0: Tensor, *others: Tensor | None) -> bool:
-    """Whether it is the faster call, for plain tensors that nothing traces or watches."""
+def takes(
+    cell: Cell,
+    grad: Tensor,
+    input: Tensor,
+    h0: Tensor,
+    reset: Tensor | None,
+    needs: Sequence[bool],
+    *others: Tensor | None,
+) -> bool:
+    """Whether it is the faster call, for plain tensors that nothing traces or watches. ``needs``:
+    which parameters need a gradient. It computes all, and would clear h in another pass."""
     if is_compiling() or not are_plain(grad, input, h0, *others):
         return False
     steps, batch, _ = grad.shape
-    most = MOST_WORK.get(grad.device.type, 0)
-    if steps * batch > FEW_ROWS or cell.work(input, h0) > most:
+    few = steps * batch <= FEW_ROWS and cell.work(input, h0) <= MOST_WORK.get(grad.device.type, 0)
+    if not few and not (grad.is_cuda and reset is None and all(needs)):
         return False
     return not (tracing() or dispatch_modes() or transforms_active())
 
