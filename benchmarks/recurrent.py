@@ -7,15 +7,15 @@ float32 layers with many rows while torch allows TF32 in products. ``sweep``: si
 a logarithmic scale. ``reset``: a layer with resets, beside the same layer without. ``host``: short
 training steps on the host's clock. ``memory``: what a layer holds between forward and backward,
 the output included, in MiB. ``converted``: torch's layers, also of two directions and of several
-layers, before and after ``my_ops.convert``. Times are medians of alternating runs, in microseconds;
-those of the GPU but for ``host``. Except for ``high`` the layers of both are called with their
-defaults, with the TF32 that each is allowed.
+layers, before and after ``my_ops.convert``. ``converted_host``: short ones on the host's clock.
+Times are medians of alternating runs, in microseconds; those of the GPU but for ``host`` and
+``converted_host``. Except for ``high`` the layers of both are called with their defaults, with the
+TF32 that each is allowed.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -112,36 +112,43 @@ def sweep() -> Iterator[Case]:
                             yield from cases(name, steps, batch, size, dtype)
 
 
+def before_and_after(
+    name: str, dtype: torch.dtype, steps: int, batch: int, size: int, layers: int, both: bool
+) -> Iterator[Case]:
+    x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
+    options: Any = {"bidirectional": both, "device": "cuda", "dtype": dtype}
+    theirs, ours = (LAYERS[name](size, size, layers, **options) for _ in range(2))
+    my_ops.convert(ours)
+    leaf, grad = x.clone().requires_grad_(), torch.cat([x, x], 2) if both else x
+
+    def inference(layer: Any) -> Run:
+        return torch.no_grad()(lambda: layer(x))
+
+    def training(layer: Any) -> Run:
+        return lambda: layer(leaf)[0].backward(grad)
+
+    what = f"{name} {name_of(dtype)} T{steps} B{batch} H{size}"
+    what += f" {layers} layers" * (layers > 1) + " bidirectional" * both
+    for way, run in (("forward", inference), ("forward + backward", training)):
+        yield Case(f"{what} {way}", run(ours), {"torch.nn": run(theirs)})
+
+
 def converted() -> Iterator[Case]:
-    def times(name: str, dtype: torch.dtype, batch: int, size: int, *form: Any) -> Iterator[Case]:
-        layers, bidirectional = form
-        x = torch.randn(64, batch, size, device="cuda", dtype=dtype)
-        theirs = LAYERS[name](
-            size, size, layers, bidirectional=bidirectional, device="cuda", dtype=dtype
-        )
-        ours = copy.deepcopy(theirs)
-        my_ops.convert(ours)
-        leaf = x.clone().requires_grad_()
-        grad = torch.cat([x] * (2 if bidirectional else 1), 2)
-
-        def inference(layer: Any) -> Run:
-            return torch.no_grad()(lambda: layer(x))
-
-        def training(layer: Any) -> Run:
-            return lambda: layer(leaf)[0].backward(grad)
-
-        what = f"{name} {name_of(dtype)} B{batch} H{size} layers {layers}"
-        what += " bidirectional" * bidirectional
-        for way, run in (("forward", inference), ("forward + backward", training)):
-            yield Case(f"{what} {way}", run(ours), {"torch.nn": run(theirs)})
-
     for form in FORMS:
         for dtype in DTYPES:
             for name in ("LSTM", "GRU"):
                 for batch in (1, 16, 64, 256, 1024, 8192):
                     for size in (32, 96, 128, 256, 512, 1024, 1536):
                         if batch * size * size <= MOST_CONVERTED:
-                            yield from times(name, dtype, batch, size, *form)
+                            yield from before_and_after(name, dtype, 64, batch, size, *form)
+
+
+def converted_host() -> Iterator[Case]:
+    for form in FORMS:
+        for dtype in (torch.float16, torch.float32):
+            for name in ("LSTM", "GRU"):
+                for sizes in ((8, 16, 32), (64, 16, 32), (64, 16, 128)):
+                    yield from before_and_after(name, dtype, *sizes, *form)
 
 
 def with_resets(name: str, steps: int, batch: int, size: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -217,19 +224,21 @@ def main() -> None:
         "reset": reset,
     }
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("family", nargs="*", choices=[*on_gpu, "host", "memory"])
+    parser.add_argument("family", nargs="*", choices=[*on_gpu, "host", "converted_host", "memory"])
     parser.add_argument("--budget", type=float, default=0.6, help="seconds a case")
     parser.add_argument("--alone", action="store_true", help="without peers, to compare builds")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     by_gpu = partial(gpu_times, budget=arguments.budget)
     by_host = partial(wall_times, calls=100)
+    shortly = partial(wall_times, calls=40, rounds=5)
     families = {
         **{
             name: partial(timed, family(), by_gpu, arguments.alone)
             for name, family in on_gpu.items()
         },
         "host": partial(timed, host(), by_host, arguments.alone),
+        "converted_host": partial(timed, converted_host(), shortly, arguments.alone),
         "memory": memory,
     }
     sections: dict[str, Any] = {}

@@ -251,31 +251,59 @@ def test_undo_takes_our_options_away():
 # ------------------------------------------------------------------- what still goes to cuDNN
 
 
+HALF, FLOAT = torch.float16, torch.float32
+
+
 @pytest.mark.parametrize(
-    "mode, hidden, steps, batch, directions, grad, faster",
+    "mode, dtype, hidden, steps, batch, directions, grad, faster",
     [
-        ("LSTM", 256, 128, 8000, 1, False, False),
-        ("LSTM", 256, 128, 8000, 1, True, True),
-        ("LSTM", 256, 128, 511, 2, True, False),
-        ("LSTM", 256, 128, 512, 2, True, True),
-        ("GRU", 256, 128, 1 << 20, 1, True, False),
-        ("GRU", 768, 16, 1023, 1, False, False),
-        ("GRU", 768, 16, 1024, 1, False, True),
-        ("LSTM", 1025, 1, 3, 1, False, False),
-        ("LSTM", 1025, 1, 4, 1, False, True),
-        ("GRU", 4096, 9, 15, 1, True, False),
-        ("GRU", 4096, 9, 16, 1, True, True),
-        ("LSTM", 96, 128, 64, 1, False, True),
-        ("LSTM", 96, 127, 64, 1, False, False),
-        ("LSTM", 96, 1, 64, 1, True, True),
-        ("LSTM", 64, 128, 64, 1, True, False),
-        ("GRU", 128, 128, 256, 1, False, False),
-        ("GRU", 128, 128, 256, 2, False, True),
-        ("GRU", 129, 128, 256, 2, False, False),
+        ("LSTM", FLOAT, 256, 128, 8000, 1, False, False),
+        ("LSTM", FLOAT, 256, 128, 8000, 1, True, True),
+        ("LSTM", FLOAT, 256, 128, 511, 2, True, False),
+        ("LSTM", FLOAT, 256, 128, 512, 2, True, True),
+        ("GRU", FLOAT, 256, 128, 1 << 20, 1, True, False),
+        ("GRU", FLOAT, 768, 16, 1023, 1, False, False),
+        ("GRU", FLOAT, 768, 16, 1024, 1, False, True),
+        ("LSTM", FLOAT, 1025, 1, 3, 1, False, False),
+        ("LSTM", FLOAT, 1025, 1, 4, 1, False, True),
+        ("GRU", FLOAT, 4096, 9, 15, 1, True, False),
+        ("GRU", FLOAT, 4096, 9, 16, 1, True, True),
+        ("GRU", FLOAT, 4096, 9, 1, 2, True, True),
+        ("LSTM", FLOAT, 96, 128, 64, 1, False, True),
+        ("LSTM", FLOAT, 96, 127, 64, 1, False, False),
+        ("LSTM", FLOAT, 96, 1, 64, 1, True, True),
+        ("LSTM", FLOAT, 64, 128, 64, 1, True, False),
+        ("GRU", FLOAT, 128, 128, 256, 1, False, False),
+        ("GRU", FLOAT, 128, 128, 256, 2, False, True),
+        ("GRU", FLOAT, 129, 128, 256, 2, False, False),
+        ("LSTM", HALF, 1025, 9, 32, 2, True, True),
+        ("LSTM", HALF, 1025, 9, 31, 2, True, False),
+        ("LSTM", HALF, 1025, 9, 99, 1, True, False),
+        ("LSTM", HALF, 1024, 9, 9999, 2, True, False),
+        ("LSTM", torch.float64, 1025, 9, 99, 2, True, False),
     ],
 )
-def test_where_cudnn_is_faster(mode, hidden, steps, batch, directions, grad, faster):
-    assert _cudnn._faster(mode, hidden, steps, batch, directions, grad) is faster
+def test_where_cudnn_is_faster(mode, dtype, hidden, steps, batch, directions, grad, faster):
+    call = _cudnn.Call(mode, dtype, hidden, steps, batch, directions, directions == 2, grad)
+    assert _cudnn.faster_on_gpu(call, tf32=True) is faster
+    assert _cudnn.faster_on_gpu(call, tf32=False) is (faster and dtype == HALF)
+
+
+@pytest.mark.parametrize(
+    "dtype, hidden, several, grad, bound",
+    [
+        (FLOAT, 128, True, False, True),
+        (FLOAT, 129, True, False, False),
+        (FLOAT, 128, False, False, False),
+        (FLOAT, 128, True, True, False),
+        (HALF, 128, True, False, True),
+        (torch.bfloat16, 128, True, False, False),
+        (torch.float64, 128, True, False, False),
+    ],
+)
+def test_where_the_host_bounds(dtype, hidden, several, grad, bound):
+    call = _cudnn.Call("GRU", dtype, hidden, 64, 16, 1, several, grad)
+    assert _cudnn.bound_by_host(call) is bound
 
 
 class Ops(TorchDispatchMode):
@@ -360,6 +388,27 @@ def test_other_calls_of_a_converted_layer_are_ours(cuda, monkeypatch):
         assert runs_cudnn(lambda: layer(x))
     layer.train().zoneout = 0.1
     assert not runs_cudnn(lambda: layer(x))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_short_layers_that_the_host_bounds(packed, cuda, captures):
+    """A graph costs no time of the host."""
+    layer = converted(nn.GRU, 8, 16, bidirectional=not packed)
+    x = torch.randn(4, 3, 8, device=cuda)
+    if packed:
+        x = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2, 1]))
+    assert not runs_cudnn(lambda: layer(x))
+    with torch.no_grad():
+        assert runs_cudnn(lambda: layer(x))
+        assert not runs_cudnn(lambda: layer.double()(x.to(torch.float64)))
+        if not packed:
+            layer.float()
+            want, graph = layer(x)[0], torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                assert not runs_cudnn(lambda: layer(x))
+                got = layer(x)[0]
+            graph.replay()
+            torch.testing.assert_close(got, want)
 
 
 def test_torchs_tools_on_a_layer_that_calls_cudnn(cuda, monkeypatch):
