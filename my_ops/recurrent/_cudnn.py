@@ -15,8 +15,16 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from my_ops._private import any_autocast, forward_mode, fp32_precision, tracing, transforms_active
+from my_ops._private import (
+    any_autocast,
+    any_requires_grad,
+    forward_mode,
+    fp32_precision,
+    tracing,
+    transforms_active,
+)
 from my_ops.ops._checks import HALF
+from my_ops.recurrent._weights_backward import FEW_ROWS
 
 # From how many rows on TF32 is faster, for hidden sizes up to the key. A row is a sequence of the
 # batch in one direction. By mode and whether there is a gradient.
@@ -35,10 +43,11 @@ _SOME_ROWS = {
     ("GRU", True): range(97, 129),
 }
 _MANY_STEPS = 128
-# Two directions at a time are faster with more units than this, in 16 bits from so many rows on.
-_UNITS_TOGETHER, _ROWS_TOGETHER = 1024, 64
+# In 16 bits two directions at a time are faster from so many rows on, for sizes from the key on.
+_ROWS_TOGETHER = {1025: 64, 1024: 2048}
 # Up to so many steps times units, several layers or directions are bound by the host, and cuDNN's
-# are a single op. In bfloat16 torch copies their weights.
+# are a single op; but not while the gradients of the parameters are one launch. In bfloat16 torch
+# copies the weights.
 _SHORT = 8192
 
 
@@ -55,21 +64,22 @@ class Call(NamedTuple):
 
 def bound_by_host(call: Call) -> bool:
     """Whether cuDNN takes less of the host's time, and that is what counts."""
-    short = call.several and not call.grad and call.steps * call.hidden <= _SHORT
-    return short and call.dtype in (torch.float32, torch.float16)
+    if not call.several or call.steps * call.hidden > _SHORT:
+        return False
+    few = call.grad and call.steps * call.batch <= FEW_ROWS
+    return not few and call.dtype in (torch.float32, torch.float16)
 
 
 def faster_on_gpu(call: Call, tf32: bool) -> bool:
     """Whether cuDNN is, which in float32 may use TF32."""
-    rows = call.batch * call.directions
-    together = call.directions == 2 and call.hidden > _UNITS_TOGETHER
+    rows, both = call.batch * call.directions, call.directions == 2
     if call.dtype in HALF:
-        return together and rows >= _ROWS_TOGETHER
+        return both and any(call.hidden >= h and rows >= n for h, n in _ROWS_TOGETHER.items())
     if call.dtype != torch.float32 or not tf32:
         return False
     which = call.mode, call.grad
     least = next(rows for size, rows in _LEAST_ROWS[which].items() if call.hidden <= size)
-    if together or rows >= least:
+    if rows >= least or (both and call.hidden > 1024):
         return True
     some = 64 <= call.batch <= 128 * call.directions and call.hidden in _SOME_ROWS[which]
     return some and (call.grad or call.steps >= _MANY_STEPS)
@@ -79,10 +89,10 @@ def cudnn_is_faster(
     layer: Any, data: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor]
 ) -> bool:
     """For a batch, ``(steps, batch, input_size)``, or for packed data with ``batch_sizes``."""
-    if is_compiling() or not data.is_cuda or not torch.backends.cudnn.enabled:
+    if is_compiling() or not data.is_cuda:
         return False
-    tensors = [data, *states, *layer._in_a_row()]
-    grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    tensors = [data, *states, *layer._flat_weights]
+    grad = torch.is_grad_enabled() and any_requires_grad(*tensors)
     if grad and not layer.training:  # cuDNN would refuse backward
         return False
     if batch_sizes is None:
@@ -91,7 +101,8 @@ def cudnn_is_faster(
         steps, batch = len(batch_sizes), int(batch_sizes[0])
     directions = 2 if layer.bidirectional else 1
     several = batch_sizes is not None or layer.num_layers * directions > 1
-    call = Call(layer.mode, data.dtype, layer.hidden_size, steps, batch, directions, several, grad)
+    form = directions, several, grad
+    call = Call(layer.mode, data.dtype, layer.hidden_size, steps, batch, *form)
     of_rnn, of_products = (fp32_precision("cuda", op) for op in ("rnn", "matmul"))
     tf32 = of_rnn == "tf32" and of_products != "tf32"
     counts_host = bound_by_host(call) and not torch.cuda.is_current_stream_capturing()
@@ -99,4 +110,5 @@ def cudnn_is_faster(
         return False
     if not all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors):
         return False
-    return not (tracing() or any_autocast() or transforms_active() or forward_mode())
+    watched = tracing() or any_autocast() or transforms_active() or forward_mode()
+    return torch.backends.cudnn.enabled and not watched
