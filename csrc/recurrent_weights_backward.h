@@ -1,8 +1,10 @@
-// The gradients of a recurrent layer's input and parameters from those of its terms: arguments and
-// checks. my_ops/recurrent/_checks.py makes the same checks of fake tensors.
+// The gradients of a recurrent layer's input and parameters from those of its terms: arguments,
+// checks and the computation by products. my_ops/recurrent/_checks.py makes the same checks of fake
+// tensors.
 #pragma once
 
 #include "recurrent_ops.h"
+#include "recurrent_steps.h"
 
 namespace my_ops {
 
@@ -56,6 +58,77 @@ inline WeightsBackward weights_backward_arguments(StableIValue* stack) {
   a.gates = given.integer();
   check_weights_backward(a);
   return a;
+}
+
+// Contiguous; without a weight the input's is empty.
+struct WeightsGradients {
+  Tensor input, w_x, w_h, bias_x, bias_h;
+};
+
+inline void give(StableIValue* stack, const WeightsGradients& g) {
+  give(stack, g.input, g.w_x, g.w_h, g.bias_x, g.bias_h);
+}
+
+// Rows [first, first + count) of a contiguous tensor.
+inline Tensor some_rows(const Tensor& t, int64_t first, int64_t count) {
+  Sizes sizes = sizes_of(t);
+  sizes[0] = count;
+  return as_strided(t, sizes, contiguous_strides(sizes), first * (t.dim() > 1 ? t.size(1) : 1));
+}
+
+inline Tensor joined(const std::vector<Tensor>& parts, int64_t dim = 0) {
+  return aten("aten::cat", "", parts, dim);
+}
+
+// The rows of a contiguous tensor from `first` on, then those before.
+inline Tensor rotated(const Tensor& t, int64_t first) {
+  if (first == 0) return t;
+  return joined({some_rows(t, first, t.size(0) - first), some_rows(t, 0, first)});
+}
+
+// h before every step, (steps * batch, hidden).
+inline Tensor before_steps(const WeightsBackward& a) {
+  const Tensor output = all_steps(as_contiguous(a.output));
+  if (output.size(0) == 0) return output;
+  const int64_t rows = output.size(0);
+  const Tensor h = joined({as_contiguous(a.h0), some_rows(output, 0, rows - a.batch())});
+  if (a.reset) {
+    aten("aten::masked_fill_", "Tensor", h, as_strided(as_contiguous(*a.reset), {rows, 1}, {1, 1}),
+         zeros(h, {}, h.scalar_type()));
+  }
+  return h;
+}
+
+// product(a, b) is a @ b, and sum(a), of contiguous rows, their sum.
+template <typename Product, typename Sum>
+WeightsGradients weights_gradients(const WeightsBackward& a, const Product& product,
+                                   const Sum& sum) {
+  const int64_t rows = a.steps() * a.batch(), gates = a.rows(), all = a.columns();
+  const Tensor grad = all_steps(as_contiguous(a.grad_gates));
+  const Tensor x = all_steps(as_contiguous(a.input));
+  const auto columns = [&](int64_t first, int64_t count) {
+    return as_strided(grad, {rows, count}, {all, 1}, first);
+  };
+  // The last gates' shares of the input come first. Either those or the weights are put in order.
+  const int64_t alone = all - gates;
+  const bool ordered = alone > 0 && rows <= 2 * a.inputs();
+  const Tensor of_x =
+      ordered ? joined({columns(alone, gates - alone), columns(0, alone)}, 1) : columns(0, gates);
+  const Tensor of_h = columns(alone, gates);
+  const int64_t first = ordered ? 0 : alone;  // of the weights' rows in of_x
+  WeightsGradients grads{.input = empty(grad, {0})};
+  if (a.weight_x) {
+    const Tensor& w = *a.weight_x;
+    const Tensor as_shares = first == 0 ? w : rotated(as_contiguous(w), gates - first);
+    const Sizes sizes = sizes_of(a.input);
+    grads.input = as_strided(product(of_x, as_shares), sizes, contiguous_strides(sizes));
+  }
+  grads.w_x = rotated(product(transposed(of_x), x), first);
+  grads.w_h = product(transposed(of_h), before_steps(a));
+  const Tensor sums = sum(grad);
+  grads.bias_x = rotated(some_rows(sums, 0, gates), alone);
+  grads.bias_h = copy(some_rows(sums, alone, gates), sums.scalar_type());
+  return grads;
 }
 
 }  // namespace my_ops
