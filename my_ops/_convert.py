@@ -75,8 +75,13 @@ def convert(model: nn.Module) -> Conversion:
     modules, modules whose ``forward`` was replaced or that have an attribute ``zoneout`` or
     ``weight_dropout``, modules being quantized, modules for which my_ops has no kernel, Linear
     layers without a weight, and those of 16 bits whose features are multiples of 8, which would
-    call torch's own product. A converted LSTM or GRU computes strict float32 where cuDNN used TF32;
-    with hundreds of rows that takes longer.
+    call torch's own product.
+
+    A converted LSTM or GRU calls cuDNN, as before, where that is faster: in float32 with many rows
+    or more than 1024 units, while torch lets cuDNN use TF32 and products not; in 16 bits with two
+    directions of at least 1024 units; and for short sequences in several layers or directions.
+    These calls have no second derivative, as before; ``torch.backends.cudnn.flags(enabled=False)``
+    makes them ours. All other calls in float32 have its full accuracy.
 
     Args:
         model: any module, which may itself be one of these layers.

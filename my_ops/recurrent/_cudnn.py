@@ -46,9 +46,9 @@ _MANY_STEPS = 128
 # In 16 bits two directions at a time are faster from so many rows on, for sizes from the key on.
 _ROWS_TOGETHER = {1025: 64, 1024: 2048}
 # Up to so many steps times units, several layers or directions are bound by the host, and cuDNN's
-# are a single op; but not while the gradients of the parameters are one launch. In bfloat16 torch
-# copies the weights.
-_SHORT = 8192
+# are a single op. Training steps are with so many sequences, and not while the gradients of the
+# parameters are one launch. In bfloat16 torch copies the weights.
+_SHORT, _SHORT_BATCH = 8192, 256
 
 
 class Call(NamedTuple):
@@ -66,8 +66,9 @@ def bound_by_host(call: Call) -> bool:
     """Whether cuDNN takes less of the host's time, and that is what counts."""
     if not call.several or call.steps * call.hidden > _SHORT:
         return False
-    few = call.grad and call.steps * call.batch <= FEW_ROWS
-    return not few and call.dtype in (torch.float32, torch.float16)
+    if call.grad and (call.steps * call.batch <= FEW_ROWS or call.batch > _SHORT_BATCH):
+        return False
+    return call.dtype in (torch.float32, torch.float16)
 
 
 def faster_on_gpu(call: Call, tf32: bool) -> bool:
