@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
-from my_ops.recurrent import _cudnn
+from my_ops.recurrent import _cudnn, _torch_layers
 
 OURS = {
     nn.Linear: my_ops.nn.Linear,
@@ -271,6 +271,7 @@ HALF, FLOAT = torch.float16, torch.float32
         ("GRU", FLOAT, 4096, 9, 1, 2, True, True),
         ("LSTM", FLOAT, 96, 128, 64, 1, False, True),
         ("LSTM", FLOAT, 96, 127, 64, 1, False, False),
+        ("LSTM", FLOAT, 96, 64, 64, 2, False, True),
         ("LSTM", FLOAT, 96, 1, 64, 1, True, True),
         ("LSTM", FLOAT, 64, 128, 64, 1, True, False),
         ("GRU", FLOAT, 128, 128, 256, 1, False, False),
@@ -282,6 +283,12 @@ HALF, FLOAT = torch.float16, torch.float32
         ("LSTM", HALF, 1024, 9, 1024, 2, True, True),
         ("LSTM", HALF, 1024, 9, 1023, 2, True, False),
         ("LSTM", HALF, 1023, 9, 1024, 2, True, False),
+        ("LSTM", HALF, 128, 9, 1024, 2, False, True),
+        ("LSTM", HALF, 128, 9, 1023, 2, False, False),
+        ("LSTM", HALF, 129, 9, 1024, 2, False, False),
+        ("LSTM", HALF, 128, 9, 1024, 2, True, False),
+        ("GRU", HALF, 128, 9, 1024, 2, False, False),
+        ("LSTM", torch.bfloat16, 128, 9, 1024, 2, False, False),
         ("LSTM", torch.float64, 1025, 9, 99, 2, True, False),
     ],
 )
@@ -299,9 +306,10 @@ def test_where_cudnn_is_faster(mode, dtype, hidden, steps, batch, directions, gr
         (FLOAT, 128, 4, False, False, False),
         (FLOAT, 128, 4, True, True, False),
         (FLOAT, 128, 5, True, True, True),
-        (FLOAT, 128, 256, True, True, True),
-        (FLOAT, 128, 257, True, True, False),
-        (FLOAT, 128, 257, True, False, True),
+        (FLOAT, 128, 64, True, True, True),
+        (FLOAT, 128, 65, True, True, False),
+        (FLOAT, 128, 65, True, False, False),
+        (FLOAT, 64, 65, True, False, True),
         (HALF, 128, 4, True, False, True),
         (torch.bfloat16, 128, 4, True, False, False),
         (torch.float64, 128, 4, True, False, False),
@@ -310,6 +318,68 @@ def test_where_cudnn_is_faster(mode, dtype, hidden, steps, batch, directions, gr
 def test_where_the_host_bounds(dtype, hidden, batch, several, grad, bound):
     call = _cudnn.Call("GRU", dtype, hidden, 64, batch, 1, several, grad)
     assert _cudnn.bound_by_host(call) is bound
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """Converted layers call torch's op. The list has an element for each call."""
+    calls = []
+    monkeypatch.setattr(
+        _torch_layers,
+        "parameters_for_cudnn",
+        lambda layer, *_: calls.append(1) or layer._in_a_row(),
+    )
+    return calls
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("how", ["batch", "batch_first", "one", "packed", "unsorted"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_torchs_op_gives_what_torchs_layer_does(
+    kind, how, with_state, training, bias, device, forced
+):
+    dropout = 0.4 if device == "cpu" else 0.0  # cuDNN draws from a state of its own
+    options = {"bidirectional": True, "dropout": dropout, "bias": bias}
+    layer = kind(3, 4, 2, batch_first=how == "batch_first", device=device, **options)
+    layer.train(training)
+    theirs = copy.deepcopy(layer)
+    for each in (layer, theirs):
+        each.flatten_parameters()
+    my_ops.convert(layer)
+    batch = () if how == "one" else (5,)
+    x = torch.randn(5, 6, 3) if how == "batch_first" else torch.randn(6, *batch, 3)
+    x = x.to(device)
+    if how in ("packed", "unsorted"):
+        lengths = torch.tensor([6, 4, 4, 2, 1] if how == "packed" else [2, 6, 1, 4, 4])
+        x = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=how == "packed")
+    hx = None
+    if with_state:
+        hx = torch.randn(4, *batch, 4, device=device)
+        hx = (hx, torch.randn_like(hx)) if kind is nn.LSTM else hx
+    found = []
+    for each in (layer, theirs):
+        torch.manual_seed(1)
+        output, last = each(x, hx)
+        found.append((tuple(output), last))
+    assert forced
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_what_torchs_layers_do_not_take_is_ours(device, forced):
+    layer = nn.LSTM(3, 4, device=device)
+    my_ops.convert(layer)
+    x = torch.randn(6, 5, 3, device=device)
+    layer(x, lengths=torch.full((5,), 6, device=device))
+    layer(x, reset=torch.zeros(6, 5, dtype=torch.bool, device=device))
+    for option in ("zoneout", "weight_dropout"):
+        setattr(layer, option, 0.5)
+        layer(x)
+        setattr(layer, option, 0.0)
+    assert not forced
+    layer(x)
+    assert forced
 
 
 class Ops(TorchDispatchMode):
@@ -394,6 +464,18 @@ def test_other_calls_of_a_converted_layer_are_ours(cuda, monkeypatch):
         assert runs_cudnn(lambda: layer(x))
     layer.train().zoneout = 0.1
     assert not runs_cudnn(lambda: layer(x))
+    layer.zoneout = 0.0
+    assert runs_cudnn(lambda: layer(x))
+    with pytest.raises(RuntimeError, match="lstm: h0 must have the dtype of input"):
+        layer(x, (torch.zeros(1, 16, 1032, device=cuda).double(),) * 2)
+    empty = layer(x[:0])[0]
+    assert empty.shape == (0, 16, 1032)
+    packed = nn.utils.rnn.pack_padded_sequence(x[..., :3], torch.full((16,), 2))
+    with pytest.raises(ValueError, match="LSTM: input must have input_size = 24"):
+        layer(packed)
+    layer.eval().requires_grad_(False)
+    own = {name: p.clone().requires_grad_() for name, p in layer.named_parameters()}
+    assert not runs_cudnn(lambda: torch.func.functional_call(layer, own, (x,)))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -417,7 +499,7 @@ def test_short_layers_that_the_host_bounds(packed, cuda, captures):
             torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)  # in TF32
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
 def test_torchs_tools_on_a_layer_that_calls_cudnn(cuda, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     layer = converted(nn.GRU, 8, 1032)

@@ -35,7 +35,8 @@ _LEAST_ROWS: dict[tuple[str, bool], dict[float, float]] = {
     ("GRU", True): {384: inf, 640: 512, 1024: 256, inf: 16},
 }
 # Small sizes for which it is faster with batches of 64 to 128 sequences, or 256 if it runs two
-# directions at a time. Forward only in many steps, where launches no longer count.
+# directions at a time. Forward only where launches no longer count: in so many steps, or half as
+# many of two directions.
 _SOME_ROWS = {
     ("LSTM", False): range(65, 97),
     ("LSTM", True): range(65, 97),
@@ -43,12 +44,13 @@ _SOME_ROWS = {
     ("GRU", True): range(97, 129),
 }
 _MANY_STEPS = 128
-# In 16 bits two directions at a time are faster from so many rows on, for sizes from the key on.
+# In 16 bits two directions at a time are faster from so many rows on, for sizes from the key on. In
+# float16 they are forward in small LSTMs with many sequences; in bfloat16 torch copies the weights.
 _ROWS_TOGETHER = {1025: 64, 1024: 2048}
-# Up to so many steps times units, several layers or directions are bound by the host, and cuDNN's
-# are a single op. Training steps are with so many sequences, and not while the gradients of the
-# parameters are one launch. In bfloat16 torch copies the weights.
-_SHORT, _SHORT_BATCH = 8192, 256
+_SMALL_LSTM, _MANY_SEQUENCES = 128, 1024
+# Several layers or directions are bound by the host up to so many steps times units, and so many
+# elements of an output; cuDNN's are a single op.
+_SHORT, _FEW_ELEMENTS = 1 << 13, 1 << 19
 
 
 class Call(NamedTuple):
@@ -64,42 +66,55 @@ class Call(NamedTuple):
 
 def bound_by_host(call: Call) -> bool:
     """Whether cuDNN takes less of the host's time, and that is what counts."""
-    if not call.several or call.steps * call.hidden > _SHORT:
+    short = call.steps * call.hidden
+    if not call.several or short > _SHORT or short * call.batch > _FEW_ELEMENTS:
         return False
-    if call.grad and (call.steps * call.batch <= FEW_ROWS or call.batch > _SHORT_BATCH):
+    if call.grad and call.steps * call.batch <= FEW_ROWS:  # one launch for the gradients
         return False
     return call.dtype in (torch.float32, torch.float16)
 
 
 def faster_on_gpu(call: Call, tf32: bool) -> bool:
     """Whether cuDNN is, which in float32 may use TF32."""
-    rows, both = call.batch * call.directions, call.directions == 2
+    which, both = (call.mode, call.grad), call.directions == 2
+    rows = call.batch * call.directions
     if call.dtype in HALF:
+        small = which == ("LSTM", False) and call.hidden <= _SMALL_LSTM
+        if small and call.dtype == torch.float16:
+            return both and call.batch >= _MANY_SEQUENCES
         return both and any(call.hidden >= h and rows >= n for h, n in _ROWS_TOGETHER.items())
     if call.dtype != torch.float32 or not tf32:
         return False
-    which = call.mode, call.grad
     least = next(rows for size, rows in _LEAST_ROWS[which].items() if call.hidden <= size)
     if rows >= least or (both and call.hidden > 1024):
         return True
     some = 64 <= call.batch <= 128 * call.directions and call.hidden in _SOME_ROWS[which]
-    return some and (call.grad or call.steps >= _MANY_STEPS)
+    return some and (call.grad or call.steps * call.directions >= _MANY_STEPS)
 
 
-def cudnn_is_faster(
+def _needs_grad(tensors: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any_requires_grad(*tensors)
+
+
+def parameters_for_cudnn(
     layer: Any, data: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor]
-) -> bool:
-    """For a batch, ``(steps, batch, input_size)``, or for packed data with ``batch_sizes``."""
-    if is_compiling() or not data.is_cuda:
-        return False
-    tensors = [data, *states, *layer._flat_weights]
-    grad = torch.is_grad_enabled() and any_requires_grad(*tensors)
+) -> list[Tensor] | None:
+    """The parameters of all layers if cuDNN is faster, for a batch ``(steps, batch, input_size)``
+    or for packed data with ``batch_sizes``."""
+    if is_compiling() or tracing() or not data.is_cuda or data.numel() == 0:
+        return None
+    if any_autocast() or transforms_active() or forward_mode():
+        return None
+    given = [data, *states]
+    grad = _needs_grad([*given, *layer._flat_weights])
     if grad and not layer.training:  # cuDNN would refuse backward
-        return False
+        return None
     if batch_sizes is None:
         steps, batch = data.shape[:2]
-    else:
+    elif data.dim() == 2 and data.size(1) == layer.input_size:
         steps, batch = len(batch_sizes), int(batch_sizes[0])
+    else:
+        return None
     directions = 2 if layer.bidirectional else 1
     several = batch_sizes is not None or layer.num_layers * directions > 1
     form = directions, several, grad
@@ -108,8 +123,15 @@ def cudnn_is_faster(
     tf32 = of_rnn == "tf32" and of_products != "tf32"
     counts_host = bound_by_host(call) and not torch.cuda.is_current_stream_capturing()
     if not counts_host and not faster_on_gpu(call, tf32):
-        return False
-    if not all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors):
-        return False
-    watched = tracing() or any_autocast() or transforms_active() or forward_mode()
-    return torch.backends.cudnn.enabled and not watched
+        return None
+    # With hooks, and those of functional_call. Our own ops have the messages for what does not fit.
+    parameters: list[Tensor] = layer._in_a_row()
+    tensors = [*given, *parameters]
+    for t in tensors:
+        if type(t) not in (Tensor, torch.nn.Parameter):
+            return None
+        if t.dtype != data.dtype or t.device != data.device:
+            return None
+    if _needs_grad(tensors) != grad or not torch.backends.cudnn.enabled:
+        return None
+    return parameters

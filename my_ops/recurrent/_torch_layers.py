@@ -24,7 +24,7 @@ from my_ops.recurrent._calls import (
     stacked,
     zoneout_shares,
 )
-from my_ops.recurrent._cudnn import cudnn_is_faster
+from my_ops.recurrent._cudnn import parameters_for_cudnn
 
 
 class TorchLayer(LayerCall, nn.RNNBase):
@@ -107,10 +107,10 @@ class TorchLayer(LayerCall, nn.RNNBase):
         raise NotImplementedError
 
     def _torchs(
-        self, data: Tensor, batch_sizes: Tensor | None, states: Tensors
+        self, data: Tensor, batch_sizes: Tensor | None, states: Tensors, parameters: Tensors
     ) -> tuple[Tensor, Tensors]:
         """torch's own op for all layers, for a batch or for packed data."""
-        of_layer = (self._in_a_row(), self.bias, self.num_layers, self.dropout)
+        of_layer = (parameters, self.bias, self.num_layers, self.dropout)
         more = (*of_layer, self.training, self.bidirectional)
         op = getattr(torch, self.mode.lower())
         hx = states if len(states) > 1 else states[0]
@@ -124,15 +124,15 @@ class TorchLayer(LayerCall, nn.RNNBase):
         if lengths is not None or reset is not None:
             raise ValueError(f"{self._name}: lengths and reset must be None with proj_size > 0")
 
-    def _as_before(
+    def _for_cudnn(
         self, data: Any, batch_sizes: Any, states: Any, lengths: Any, reset: Any
-    ) -> bool:
-        """Whether to call cuDNN, as a converted layer did."""
+    ) -> list[Tensor] | None:
+        """The parameters, if a converted layer calls cuDNN as before."""
         if not self._was_torchs or self._has_weight_dropout or self._has_zoneout:
-            return False
+            return None
         if lengths is not None or reset is not None:
-            return False
-        return cudnn_is_faster(self, data, batch_sizes, states)
+            return None
+        return parameters_for_cudnn(self, data, batch_sizes, states)
 
     def _all_layers(
         self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor
@@ -140,9 +140,10 @@ class TorchLayer(LayerCall, nn.RNNBase):
         if self.proj_size > 0:
             self._check_projected(lengths, reset)
             return self._projected(x, states)
-        if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript compiles what follows an and
-            if self._as_before(x, None, states, lengths, reset):
-                return self._torchs(x, None, states)
+        if not torch.jit.is_scripting():
+            parameters = self._for_cudnn(x, None, states, lengths, reset)
+            if parameters is not None:
+                return self._torchs(x, None, states, parameters)
         return self._each_layer(x, states, lengths, reset)
 
     def _run_packed(
@@ -151,12 +152,16 @@ class TorchLayer(LayerCall, nn.RNNBase):
         data, batch_sizes, sorted_indices, unsorted_indices = input
         if self.proj_size > 0:
             self._check_projected(lengths, reset)
-        elif not self._as_before(data, batch_sizes, states or (), lengths, reset):
-            return super()._run_packed(input, states, lengths, reset)
+            parameters = self._in_a_row()
+        else:
+            found = self._for_cudnn(data, batch_sizes, states or (), lengths, reset)
+            if found is None:
+                return super()._run_packed(input, states, lengths, reset)
+            parameters = found
         states = self._initial(data[None, : batch_sizes[0]], states, False)
         if sorted_indices is not None:
             states = [s.index_select(1, sorted_indices) for s in states]
-        output, last = self._torchs(data, batch_sizes, states)
+        output, last = self._torchs(data, batch_sizes, states, parameters)
         if unsorted_indices is not None:
             last = [s.index_select(1, unsorted_indices) for s in last]
         return PackedSequence(output, batch_sizes, sorted_indices, unsorted_indices), last
