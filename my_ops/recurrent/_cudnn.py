@@ -92,10 +92,6 @@ def faster_on_gpu(call: Call, tf32: bool) -> bool:
     return some and (call.grad or call.steps * call.directions >= _MANY_STEPS)
 
 
-def _needs_grad(tensors: Sequence[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any_requires_grad(*tensors)
-
-
 def parameters_for_cudnn(
     layer: Any, data: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor]
 ) -> list[Tensor] | None:
@@ -105,10 +101,6 @@ def parameters_for_cudnn(
         return None
     if any_autocast() or transforms_active() or forward_mode():
         return None
-    given = [data, *states]
-    grad = _needs_grad([*given, *layer._flat_weights])
-    if grad and not layer.training:  # cuDNN would refuse backward
-        return None
     if batch_sizes is None:
         steps, batch = data.shape[:2]
     elif data.dim() == 2 and data.size(1) == layer.input_size:
@@ -117,21 +109,27 @@ def parameters_for_cudnn(
         return None
     directions = 2 if layer.bidirectional else 1
     several = batch_sizes is not None or layer.num_layers * directions > 1
-    form = directions, several, grad
-    call = Call(layer.mode, data.dtype, layer.hidden_size, steps, batch, *form)
+    sizes = layer.hidden_size, steps, batch, directions, several
     of_rnn, of_products = (fp32_precision("cuda", op) for op in ("rnn", "matmul"))
     tf32 = of_rnn == "tf32" and of_products != "tf32"
-    counts_host = bound_by_host(call) and not torch.cuda.is_current_stream_capturing()
-    if not counts_host and not faster_on_gpu(call, tf32):
+    eager = not torch.cuda.is_current_stream_capturing()
+
+    def faster(grad: bool) -> bool:
+        call = Call(layer.mode, data.dtype, *sizes, grad)
+        return (eager and bound_by_host(call)) or faster_on_gpu(call, tf32)
+
+    recorded = torch.is_grad_enabled()
+    if not (faster(False) or (recorded and faster(True))):
         return None
-    # With hooks, and those of functional_call. Our own ops have the messages for what does not fit.
     parameters: list[Tensor] = layer._in_a_row()
-    tensors = [*given, *parameters]
-    for t in tensors:
+    tensors = [data, *states, *parameters]
+    for t in tensors:  # for what does not fit, our own ops have the messages
         if type(t) not in (Tensor, torch.nn.Parameter):
             return None
         if t.dtype != data.dtype or t.device != data.device:
             return None
-    if _needs_grad(tensors) != grad or not torch.backends.cudnn.enabled:
+    grad = recorded and any_requires_grad(*tensors)
+    refused = grad and not layer.training  # backward, by cuDNN
+    if refused or not faster(grad) or not torch.backends.cudnn.enabled:
         return None
     return parameters
