@@ -59,6 +59,19 @@ LAYERS = {"LSTM": torch.nn.LSTM, "GRU": torch.nn.GRU, "LLTM": torch.nn.LSTM}
 GATES = {"LSTM": 4, "GRU": 3, "LLTM": 3}
 
 
+def ways(x: Tensor, grad: Tensor) -> list[tuple[str, Callable[[Any], Run]]]:
+    """Inference and a training step of a layer, with that gradient of its output."""
+    leaf = x.clone().requires_grad_()
+
+    def inference(layer: Any) -> Run:
+        return torch.no_grad()(lambda: layer(x))
+
+    def training(layer: Any) -> Run:
+        return lambda: layer(leaf)[0].backward(grad)
+
+    return [("forward", inference), ("forward + backward", training)]
+
+
 def cases(
     name: str, steps: int, batch: int, size: int, dtype: torch.dtype, high: bool = False
 ) -> Iterator[Case]:
@@ -67,15 +80,7 @@ def cases(
     ours = getattr(my_ops.nn, name)(size, size, device="cuda", dtype=dtype)
     theirs = LAYERS[name](size, size, device="cuda", dtype=dtype)
     theirs.flatten_parameters()
-    grad, leaf = torch.randn_like(x), x.clone().requires_grad_()
-
-    def inference(layer: Any) -> Run:
-        return torch.no_grad()(lambda: layer(x))
-
-    def training(layer: Any) -> Run:
-        return lambda: layer(leaf)[0].backward(grad)
-
-    for way, run, passes in (("forward", inference, 1), ("forward + backward", training, 3)):
+    for (way, run), passes in zip(ways(x, torch.randn_like(x)), (1, 3), strict=True):
         peers = {"cuDNN": run(theirs)}
         if high:
             peers["my_ops strict"] = run(ours)
@@ -119,17 +124,9 @@ def before_and_after(
     options: Any = {"bidirectional": both, "device": "cuda", "dtype": dtype}
     theirs, ours = (LAYERS[name](size, size, layers, **options) for _ in range(2))
     my_ops.convert(ours)
-    leaf, grad = x.clone().requires_grad_(), torch.cat([x, x], 2) if both else x
-
-    def inference(layer: Any) -> Run:
-        return torch.no_grad()(lambda: layer(x))
-
-    def training(layer: Any) -> Run:
-        return lambda: layer(leaf)[0].backward(grad)
-
     what = f"{name} {name_of(dtype)} T{steps} B{batch} H{size}"
     what += f" {layers} layers" * (layers > 1) + " bidirectional" * both
-    for way, run in (("forward", inference), ("forward + backward", training)):
+    for way, run in ways(x, torch.cat([x, x], 2) if both else x):
         yield Case(f"{what} {way}", run(ours), {"torch.nn": run(theirs)})
 
 

@@ -79,9 +79,9 @@ def convert(model: nn.Module) -> Conversion:
 
     A converted LSTM or GRU calls cuDNN, as before, where that is faster: in float32 with many rows
     or more than 1024 units, while torch lets cuDNN use TF32 and products not; in 16 bits with two
-    directions of at least 1024 units; and for small calls of several layers or directions. These
-    calls have no second derivative, as before; ``torch.backends.cudnn.flags(enabled=False)`` makes
-    them ours.
+    directions of at least 1024 units; and for small calls of several layers or directions, or with
+    packed data. These calls have no second derivative, as before;
+    ``torch.backends.cudnn.flags(enabled=False)`` makes them ours.
 
     Args:
         model: any module, which may itself be one of these layers.
