@@ -90,6 +90,7 @@ def overrides():
 
 
 def extension(cuda):
+    import torch
     import torch.utils.cpp_extension as cpp
 
     macros = [("TORCH_TARGET_VERSION", TORCH_2_10)]
@@ -118,6 +119,8 @@ def extension(cuda):
     # The module contains the CUDA runtime, so torch's own CUDA version does not matter. preflight
     # has checked that nvcc works with the host compiler.
     cpp._check_cuda_version = lambda *_: None
+    # Only with this does BuildExtension tell ninja which headers a .cu file includes.
+    torch.version.cuda = torch.version.cuda or toolkit.version
     names = ", ".join(archs)
     ext = cpp.CUDAExtension(
         "my_ops._C",
