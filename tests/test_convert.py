@@ -293,30 +293,46 @@ HALF, FLOAT = torch.float16, torch.float32
     ],
 )
 def test_where_cudnn_is_faster(mode, dtype, hidden, steps, batch, directions, grad, faster):
-    call = _cudnn.Call(mode, dtype, hidden, steps, batch, directions, directions == 2, grad)
+    call = _cudnn.Call(mode, dtype, hidden, steps, batch, 1, directions, False, grad)
     assert _cudnn.faster_on_gpu(call, tf32=True) is faster
     assert _cudnn.faster_on_gpu(call, tf32=False) is (faster and dtype == HALF)
+
+
+def test_where_cudnn_is_faster_in_later_layers():
+    def faster(hidden=193, batch=1024, layers=2, directions=2, grad=True):
+        call = _cudnn.Call("GRU", FLOAT, hidden, 64, batch, layers, directions, False, grad)
+        return _cudnn.faster_on_gpu(call, tf32=True)
+
+    assert faster()
+    assert not faster(hidden=192)
+    assert not faster(batch=1023)
+    assert not faster(layers=1)
+    assert not faster(directions=1)
+    assert not faster(grad=False)
 
 
 @pytest.mark.parametrize(
     "dtype, hidden, batch, several, grad, bound",
     [
-        (FLOAT, 128, 4, True, False, True),
-        (FLOAT, 129, 4, True, False, False),
-        (FLOAT, 128, 4, False, False, False),
-        (FLOAT, 128, 4, True, True, False),
-        (FLOAT, 128, 5, True, True, True),
-        (FLOAT, 128, 64, True, True, True),
-        (FLOAT, 128, 65, True, True, False),
-        (FLOAT, 128, 65, True, False, False),
-        (FLOAT, 64, 65, True, False, True),
-        (HALF, 128, 4, True, False, True),
-        (torch.bfloat16, 128, 4, True, False, False),
-        (torch.float64, 128, 4, True, False, False),
+        (FLOAT, 128, 4, (2, 1, False), False, True),
+        (FLOAT, 128, 4, (1, 2, False), False, True),
+        (FLOAT, 128, 4, (1, 1, True), False, True),
+        (FLOAT, 128, 4, (1, 1, False), False, False),
+        (FLOAT, 129, 4, (2, 1, False), False, False),
+        (FLOAT, 128, 4, (2, 1, False), True, False),
+        (FLOAT, 128, 5, (2, 1, False), True, True),
+        (FLOAT, 128, 64, (2, 1, False), True, True),
+        (FLOAT, 128, 65, (2, 1, False), True, False),
+        (FLOAT, 128, 65, (2, 1, False), False, False),
+        (FLOAT, 64, 65, (2, 1, False), False, True),
+        (HALF, 128, 4, (2, 1, False), False, True),
+        (torch.bfloat16, 128, 4, (2, 1, False), False, False),
+        (torch.float64, 128, 4, (2, 1, False), False, False),
     ],
 )
 def test_where_the_host_bounds(dtype, hidden, batch, several, grad, bound):
-    call = _cudnn.Call("GRU", dtype, hidden, 64, batch, 1, several, grad)
+    """``several``: layers, directions, whether packed."""
+    call = _cudnn.Call("GRU", dtype, hidden, 64, batch, *several, grad)
     assert _cudnn.bound_by_host(call) is bound
 
 

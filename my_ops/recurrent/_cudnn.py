@@ -44,6 +44,8 @@ _SOME_ROWS = {
     ("GRU", True): range(97, 129),
 }
 _MANY_STEPS = 128
+# In training from so many rows on, for larger sizes, if the next layer reads two directions.
+_WIDE_INPUT, _MANY_ROWS = 192, 2048
 # In 16 bits two directions at a time are faster from so many rows on, for sizes from the key on. In
 # float16 they are forward in small LSTMs with many sequences; in bfloat16 torch copies the weights.
 _ROWS_TOGETHER = {1025: 64, 1024: 2048}
@@ -59,15 +61,17 @@ class Call(NamedTuple):
     hidden: int
     steps: int
     batch: int
+    layers: int
     directions: int
-    several: bool  # layers, directions, or rows with lengths of their own
+    packed: bool
     grad: bool
 
 
 def bound_by_host(call: Call) -> bool:
     """Whether cuDNN takes less of the host's time, and that is what counts."""
+    several = call.packed or call.layers * call.directions > 1
     short = call.steps * call.hidden
-    if not call.several or short > _SHORT or short * call.batch > _FEW_ELEMENTS:
+    if not several or short > _SHORT or short * call.batch > _FEW_ELEMENTS:
         return False
     if call.grad and call.steps * call.batch <= FEW_ROWS:  # one launch for the gradients
         return False
@@ -87,6 +91,8 @@ def faster_on_gpu(call: Call, tf32: bool) -> bool:
         return False
     least = next(rows for size, rows in _LEAST_ROWS[which].items() if call.hidden <= size)
     if rows >= least or (both and call.hidden > 1024):
+        return True
+    if both and call.layers > 1 and call.grad and call.hidden > _WIDE_INPUT and rows >= _MANY_ROWS:
         return True
     some = 64 <= call.batch <= 128 * call.directions and call.hidden in _SOME_ROWS[which]
     return some and (call.grad or call.steps * call.directions >= _MANY_STEPS)
@@ -108,28 +114,26 @@ def parameters_for_cudnn(
     else:
         return None
     directions = 2 if layer.bidirectional else 1
-    several = batch_sizes is not None or layer.num_layers * directions > 1
-    sizes = layer.hidden_size, steps, batch, directions, several
-    of_rnn, of_products = (fp32_precision("cuda", op) for op in ("rnn", "matmul"))
-    tf32 = of_rnn == "tf32" and of_products != "tf32"
+    sizes = layer.hidden_size, steps, batch, layer.num_layers, directions, batch_sizes is not None
+    tf32 = fp32_precision("cuda", "rnn") == "tf32" != fp32_precision("cuda", "matmul")
     eager = not torch.cuda.is_current_stream_capturing()
 
-    def faster(grad: bool) -> bool:
+    def is_faster(grad: bool) -> bool:
         call = Call(layer.mode, data.dtype, *sizes, grad)
         return (eager and bound_by_host(call)) or faster_on_gpu(call, tf32)
 
     recorded = torch.is_grad_enabled()
-    if not (faster(False) or (recorded and faster(True))):
+    faster = is_faster(False), recorded and is_faster(True)  # without a gradient, and with one
+    if not any(faster):
         return None
     parameters: list[Tensor] = layer._in_a_row()
     tensors = [data, *states, *parameters]
+    dtype, device = data.dtype, data.device
     for t in tensors:  # for what does not fit, our own ops have the messages
-        if type(t) not in (Tensor, torch.nn.Parameter):
-            return None
-        if t.dtype != data.dtype or t.device != data.device:
+        if type(t) not in (Tensor, torch.nn.Parameter) or t.dtype != dtype or t.device != device:
             return None
     grad = recorded and any_requires_grad(*tensors)
     refused = grad and not layer.training  # backward, by cuDNN
-    if refused or not faster(grad) or not torch.backends.cudnn.enabled:
+    if refused or not faster[grad] or not torch.backends.cudnn.enabled:
         return None
     return parameters

@@ -5,7 +5,6 @@ draws, copies and saves them, but neither a ``torch.nn.LSTM`` nor a ``torch.nn.G
 does not trace these or their subclasses.
 """
 
-from itertools import chain
 from typing import Any, Tuple  # noqa: UP035  TorchScript reads these
 
 import torch
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from my_ops._private import weights_in_a_row
 from my_ops.recurrent._calls import (
     LayerCall,
     MaybeTensor,
@@ -79,7 +79,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
         if torch.jit.is_scripting():
             return self._flat_weights  # type: ignore[return-value]
         else:
-            return list(chain.from_iterable(self.all_weights))
+            return weights_in_a_row(self)
 
     def _sizes(self) -> list[int]:
         """The size of each state."""
