@@ -8,6 +8,7 @@ were timed on an H200.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
@@ -54,6 +55,8 @@ _SMALL_LSTM, _MANY_SEQUENCES = 128, 1024
 # elements of an output; cuDNN's are a single op.
 _SHORT, _FEW_ELEMENTS = 1 << 13, 1 << 19
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 
 class Call(NamedTuple):
     mode: str
@@ -98,14 +101,19 @@ def faster_on_gpu(call: Call, tf32: bool) -> bool:
     return some and (call.grad or call.steps * call.directions >= _MANY_STEPS)
 
 
+@lru_cache(maxsize=256)  # such Python counts where the host bounds
+def _is_faster(call: Call, tf32: bool, eager: bool) -> bool:
+    return (eager and bound_by_host(call)) or faster_on_gpu(call, tf32)
+
+
 def parameters_for_cudnn(
     layer: Any, data: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor]
 ) -> list[Tensor] | None:
     """The parameters of all layers if cuDNN is faster, for a batch ``(steps, batch, input_size)``
     or for packed data with ``batch_sizes``."""
-    if is_compiling() or tracing() or not data.is_cuda or data.numel() == 0:
+    if is_compiling() or type(data) not in _PLAIN or not data.is_cuda or data.numel() == 0:
         return None
-    if any_autocast() or transforms_active() or forward_mode():
+    if tracing() or any_autocast() or transforms_active() or forward_mode():
         return None
     if batch_sizes is None:
         steps, batch = data.shape[:2]
@@ -114,23 +122,22 @@ def parameters_for_cudnn(
     else:
         return None
     directions = 2 if layer.bidirectional else 1
-    sizes = layer.hidden_size, steps, batch, layer.num_layers, directions, batch_sizes is not None
+    sizes = layer.mode, data.dtype, layer.hidden_size, steps, batch, layer.num_layers, directions
+    packed = batch_sizes is not None
     tf32 = fp32_precision("cuda", "rnn") == "tf32" != fp32_precision("cuda", "matmul")
     eager = not torch.cuda.is_current_stream_capturing()
-
-    def is_faster(grad: bool) -> bool:
-        call = Call(layer.mode, data.dtype, *sizes, grad)
-        return (eager and bound_by_host(call)) or faster_on_gpu(call, tf32)
-
     recorded = torch.is_grad_enabled()
-    faster = is_faster(False), recorded and is_faster(True)  # without a gradient, and with one
+    faster = (  # without a gradient, and with one
+        _is_faster(Call(*sizes, packed, False), tf32, eager),
+        recorded and _is_faster(Call(*sizes, packed, True), tf32, eager),
+    )
     if not any(faster):
         return None
     parameters: list[Tensor] = layer._in_a_row()
     tensors = [data, *states, *parameters]
     dtype, device = data.dtype, data.device
     for t in tensors:  # for what does not fit, our own ops have the messages
-        if type(t) not in (Tensor, torch.nn.Parameter) or t.dtype != dtype or t.device != device:
+        if type(t) not in _PLAIN or t.dtype != dtype or t.device != device:
             return None
     grad = recorded and any_requires_grad(*tensors)
     refused = grad and not layer.training  # backward, by cuDNN
