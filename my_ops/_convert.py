@@ -72,10 +72,10 @@ def convert(model: nn.Module) -> Conversion:
     This happens in place. Each module stays the same object, with its parameters, buffers, hooks,
     device and mode; only its class changes. So optimizers, state dicts and references to it stay
     valid. These modules are left as they are, and reported: instances of a subclass, parametrized
-    modules, modules whose ``forward`` was replaced or that have an attribute ``zoneout`` or
-    ``weight_dropout``, modules being quantized, modules for which my_ops has no kernel, Linear
-    layers without a weight, and those of 16 bits whose features are multiples of 8, which would
-    call torch's own product.
+    modules, modules whose ``forward`` was replaced or that have an attribute of their own with the
+    name of one of ours, such as ``zoneout``, modules being quantized, modules for which my_ops has
+    no kernel, Linear layers without a weight, and those of 16 bits whose features are multiples of
+    8, which would call torch's own product.
 
     A converted LSTM or GRU calls cuDNN, as before, where that is faster: in float32 with many rows
     or more than 1024 units, while torch lets cuDNN use TF32 and products not; in 16 bits with two
@@ -124,8 +124,8 @@ def _reason_to_leave(module: nn.Module, kind: type[nn.Module]) -> str | None:
         return "as it is being quantized"
     if getattr(module, "proj_size", 0) > 0:
         return "as it has projections, which run torch's own LSTM"
-    for name in OPTIONS:
-        if name in module.__dict__:
+    for name in module.__dict__:
+        if hasattr(KINDS[kind], name) and not hasattr(kind, name):
             return f"as it has an attribute {name} of its own"
     for name, t in module.named_parameters(recurse=False):
         if type(t) not in (nn.Parameter, torch.Tensor) and not hasattr(t, "placements"):

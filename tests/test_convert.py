@@ -168,8 +168,8 @@ def without_weight(layer):
     return layer
 
 
-def with_zoneout(layer):
-    layer.zoneout = 0.5
+def with_own(name, layer):
+    setattr(layer, name, 0.5)
     return layer
 
 
@@ -202,7 +202,9 @@ def sparse(layer):
         (sparse(nn.Linear(4, 3)), "as its weight is of layout torch.sparse_coo"),
         (nn.Linear(16, 8).bfloat16(), "as its products of 16 bits are torch's own"),
         (without_weight(nn.Linear(4, 3)), "as it has no weight"),
-        (with_zoneout(nn.GRU(4, 3)), "as it has an attribute zoneout of its own"),
+        (with_own("zoneout", nn.GRU(4, 3)), "as it has an attribute zoneout of its own"),
+        (with_own("_step", nn.LSTMCell(4, 3)), "as it has an attribute _step of its own"),
+        (with_own("_direction", nn.LSTM(4, 3)), "as it has an attribute _direction of its own"),
     ],
     ids=lambda value: value.rsplit(" ", 1)[-1] if isinstance(value, str) else "",
 )
