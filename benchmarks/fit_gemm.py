@@ -30,8 +30,7 @@ BY_HAND = {
     # Below this, one product instead of three may have a larger error than cuBLAS with TF32
     # (tests/test_gemm_tf32.py, test_high_of_random_shapes).
     "fp32_sm90.single_min_work": 4e9,
-    # A plan is timed with the slices that START gives to its tile; results/log/slices.json has the
-    # times of others.
+    # A plan is timed with the slices that START gives to its tile, not with others.
     "fp32_sm90.more_waves_min_gain": 0.04,
 }
 GUARDED, MOST = "bench", 0.01  # in these families no product may take longer by more than this

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from bench import GEMM_SIZES, sweep_sizes
 from gemm_costs import DEFAULT, ROOT, START, Numbers, Planner, Problem, Row, flat, load, problem_of
-from measure import Run, environment, gpu_times
+from measure import Run, environment, gpu_times, save
 
 ALWAYS, NEVER = 0, 1 << 40  # a lower limit; for an upper limit the two are swapped
 
@@ -288,8 +288,5 @@ def measure(results: Path) -> None:
     done = sorted((row for row in rows if "us" in row), key=json.dumps)
     record = environment()
     path = results / f"{record['gpu'].lower().replace(' ', '-')}.json"
-    head = json.dumps({"environment": record, "device": facts, "plans": names}, indent=1)
-    lines = ",\n  ".join(json.dumps(row) for row in done)
-    results.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{head[:-2]},\n "products": [\n  {lines}\n ]\n}}\n')
+    save(path, {"device": facts, "plans": names, "products": done}, record)
     print(f"{path}: {len(done)} products")

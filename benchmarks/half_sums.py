@@ -1,6 +1,6 @@
 """What it costs, and what it gains, that cuBLAS adds no slices of a 16-bit product in 16 bits.
 
-    python benchmarks/half_sums.py --output benchmarks/results/log/half_sums.json
+    python benchmarks/half_sums.py --output half_sums.json
 
 Times torch.mm with torch's settings, without reduced-precision reductions, and with a float32
 result that is then rounded. Errors are of the largest of one product, relative to the sum of

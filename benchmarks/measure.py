@@ -199,6 +199,28 @@ def environment() -> dict[str, Any]:
     return record
 
 
-def save(path: Path, sections: dict[str, Any]) -> None:
+def one_row_a_line(value: Any, indent: str = "") -> str:
+    """JSON with a line for whatever holds no object: rows, and lists of numbers."""
+
+    def holds_objects(part: Any) -> bool:
+        inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        return any(isinstance(each, dict) or holds_objects(each) for each in inside)
+
+    if not holds_objects(value):
+        return json.dumps(value)
+    deeper = f"{indent} "
+    if isinstance(value, dict):
+        left, right = "{}"
+        parts = [f"{json.dumps(k)}: {one_row_a_line(v, deeper)}" for k, v in value.items()]
+    else:
+        left, right = "[]"
+        parts = [one_row_a_line(v, deeper) for v in value]
+    lines = ",\n".join(deeper + part for part in parts)
+    return f"{left}\n{lines}\n{indent}{right}"
+
+
+def save(path: Path, results: dict[str, Any], record: dict[str, Any] | None = None) -> None:
+    """Writes results as JSON, with the environment: this one, if no record of one is given."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"environment": environment(), **sections}, indent=1) + "\n")
+    text = one_row_a_line({"environment": record or environment(), **results})
+    path.write_text(f"{text}\n")

@@ -1,6 +1,6 @@
 """What an epilogue for SwiGLU could save: ``silu(gate) * up`` of one product's two halves.
 
-    python benchmarks/swiglu.py --output benchmarks/results/log/swiglu.json
+    python benchmarks/swiglu.py --output swiglu.json
 
 Times the product, the activation after it, by ATen and as Inductor fuses it, and writing the
 results alone, which bounds the activation of a product that need not be kept.
