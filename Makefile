@@ -137,22 +137,22 @@ OF_CALLS := autocast autograd c_api convert elementwise fake_kernels gemm gemm_m
 asan: build/tools
 	$(BUILD_WITH_CFLAGS)
 	$(IN_BUILD) $(SANITIZED) $(PYTEST_HERE) \
-	  $(patsubst %,../tests/test_%.py,$(OF_CALLS))
+	  $(patsubst %,../tests/*/test_%.py,$(OF_CALLS))
 	$(IN_BUILD) $(SANITIZED) python ../tests/fuzz.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED))
 
 tsan: build/tools
 	$(BUILD_WITH_CFLAGS)
 	g++ -shared -fPIC -std=c++20 -g $(CFLAGS) tests/parallel_for.cpp -o build/tsan/parallel_for.so
 	$(IN_BUILD) $(SANITIZED) $(PYTEST_HERE) --capture=sys \
-	  -k 'thread or test_elementwise or test_lltm or test_lstm_gru' $(addprefix ../tests/test_,\
+	  -k 'thread or test_elementwise or test_lltm or test_lstm_gru' $(addprefix ../tests/*/test_,\
 	  $(addsuffix .py,elementwise lltm lstm_gru registration integration autocast))
 
 # Which lines and branches of Python and of the CPU build's C++ the suite reaches, into
 # benchmarks/results/coverage.json. Without the tests of what the module opens and holds, which is
 # more here.
 COVERAGE := python -m coverage
-ABOUT_THE_MODULE := test_security.py test_wheel.py::test_this_build_passes \
-  test_wheel.py::test_path_of_the_build_machine
+ABOUT_THE_MODULE := package/test_security.py package/test_wheel.py::test_this_build_passes \
+  package/test_wheel.py::test_path_of_the_build_machine
 coverage: CFLAGS := --coverage -fprofile-update=atomic
 coverage: LDFLAGS := --coverage
 coverage: build/tools

@@ -28,7 +28,7 @@ NOISE = 0.02  # in the logarithm of a time
 LEAST_SIGMAS = 1  # a gain must exceed its spread among the products that change by this factor
 BY_HAND = {
     # Below this, one product instead of three may have a larger error than cuBLAS with TF32
-    # (tests/test_gemm_tf32.py, test_high_of_random_shapes).
+    # (tests/ops/test_gemm_tf32.py, test_high_of_random_shapes).
     "fp32_sm90.single_min_work": 4e9,
     # A plan is timed with the slices that START gives to its tile, not with others.
     "fp32_sm90.more_waves_min_gain": 0.04,

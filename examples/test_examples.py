@@ -314,7 +314,7 @@ def test_new_cell(tmp_path):
         ("lltm_cell_forward", "must be new, and csrc/bindings.cpp has"),
         ("store", "must be new, and kernels/common/numeric.cuh has"),
         ("stream", "must be new, and csrc/binding_cuda.h has"),
-        ("bounds", "must be new, and there is a file tests/test_bounds.py"),
+        ("bounds", "must be new, and there is a file tests/ops/test_bounds.py"),
         ("delete", "must be no word of Python or C++"),
         ("lambda", "must be no word of Python or C++"),
         ("Square", "must be lower-case words joined by _"),

@@ -12,11 +12,14 @@ from pathlib import Path
 
 # cuBLAS reads this when it starts. Without it, deterministic mode refuses matrix products.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-sys.path.insert(0, str(Path(__file__).parent))  # for samples.py, under any import mode
 
 import hypothesis
 import pytest
 import torch
+
+# For samples.py, and for what one test module takes from another, under any import mode.
+HERE = Path(__file__).parent
+sys.path[:0] = map(str, (HERE, *sorted({path.parent for path in HERE.glob("*/test_*.py")})))
 
 pytest.register_assert_rewrite("samples", "strided", "precision")
 

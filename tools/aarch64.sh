@@ -53,7 +53,7 @@ python tools/check_wheel.py dist/aarch64/*.whl
 "${install[@]}" --no-deps --reinstall dist/aarch64/*.whl
 
 tests=$PWD/tests config=$PWD/pyproject.toml
-if (($# == 0)); then set -- "$tests"/test_{elementwise,c_api}.py -k 'not cuda'; fi
+if (($# == 0)); then set -- "$tests"/ops/test_{elementwise,c_api}.py -k 'not cuda'; fi
 cd "$work" # in the source tree, Python would import its my_ops instead of the wheel's
 export PYTHONPATH=$work/site OMP_NUM_THREADS=1
 python=(qemu-aarch64-static -L "$work/root" "$work/root/usr/bin/python3.11")

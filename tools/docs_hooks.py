@@ -98,7 +98,7 @@ def operators() -> str:
 
 
 def check_tests(page: str, markdown: str) -> None:
-    for path, name in re.findall(r"(tests/\w+\.py)::(\w+)", markdown):
+    for path, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", markdown):
         if not re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE):
             raise ValueError(f"{page}: no test {path}::{name}")
 

@@ -1,6 +1,6 @@
 """Draws the pictures of the guide that show no measurements, light and dark, into docs/images.
 
-tests/test_docs.py fails if a file differs from what this writes.
+tests/package/test_docs.py fails if a file differs from what this writes.
 """
 
 from __future__ import annotations

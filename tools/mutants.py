@@ -275,6 +275,14 @@ def copy_tree():
     return watched, state
 
 
+def test_files(names):
+    return [
+        str(path.relative_to(HERE))
+        for name in names
+        for path in HERE.glob(f"tests/*/test_{name}.py")
+    ]
+
+
 def watch_tests():
     """Returns the time and the lines of each test of a copy of the tree, if it builds and all tests
     pass."""
@@ -283,7 +291,7 @@ def watch_tests():
         raise SystemExit(f"mutants: the tree itself does not build: see {LOG}")
     if watched is None:
         print("Running the tests, watched: about 15 minutes", flush=True)
-        files = [f"tests/test_{name}.py" for name in sorted(set(" ".join(TESTS.values()).split()))]
+        files = test_files(sorted(set(" ".join(TESTS.values()).split())))
         if not tests_pass(files, "-p", "watch_tests"):
             raise SystemExit(f"mutants: before any change tests fail: see {LOG}")
         watched = json.loads(FOUND.read_text()) | {"state": state}
@@ -307,7 +315,7 @@ def statement(source, line):
 def tests_of(path, source, line, watched):
     """The tests that run the line, and the others of its file; in each group, fast files first."""
     prefix = next(prefix for prefix in TESTS if str(path).startswith(prefix))
-    files = [f"tests/test_{name}.py" for name in TESTS[prefix].split()]
+    files = test_files(TESTS[prefix].split())
     running, seconds = set(), watched["seconds"]
     if path.suffix == ".py":
         first, last = statement(source, line)

@@ -69,7 +69,7 @@ OP = Kind(
     next="""\
 Next, put your formula into my_ops/reference.py, into the kernels, and into the gradients and the
 docstring in my_ops/ops/{name}.py. Then build, and run pytest -k {name}. If the formula rounds more
-often than x * x, raise LIMIT in tests/test_{name}.py, as the comment there says.
+often than x * x, raise LIMIT in tests/ops/test_{name}.py, as the comment there says.
 If it takes other arguments than one tensor x, also change the schemas in csrc/bindings.cpp and the
 call in tests/samples.py. Then it needs its own rules in my_ops/_vmap.py and my_ops/distributed.py
 instead of the two names in my_ops/ops/_common.py.
@@ -147,7 +147,7 @@ def {name}(
 """,
             )
         ],
-        "tests/test_reset.py": [
+        "tests/layers/test_reset.py": [
             ("}\nLIMIT = ", '    "{name}": my_ops.nn.{class_},\n'),
         ],
         "docs/reference.md": [
@@ -157,10 +157,12 @@ def {name}(
     },
     next="""\
 Next, put your formula into my_ops/reference.py, kernels/recurrent/cells/{name}.h and
-my_ops/recurrent/{name}.py, and a step of it into test_one_step_by_hand in tests/test_{name}.py.
-Then build, and run pytest tests/test_{name}.py, then pytest -k {name}.
+my_ops/recurrent/{name}.py, and a step of it into test_one_step_by_hand in
+tests/layers/test_{name}.py.
+Then build, and run pytest tests/layers/test_{name}.py, then pytest -k {name}.
 If the cell carries no c, or reads more in backward, also change the schemas in csrc/bindings.cpp;
-GRU's are an example. With another number of gates, also change the rest of tests/test_{name}.py.
+GRU's are an example. With another number of gates, also change the rest of
+tests/layers/test_{name}.py.
 Not written: functions in my_ops/include/my_ops/ops.h, rows in benchmarks and tools/measured.py,
 a line in CHANGELOG.md.""",
 )

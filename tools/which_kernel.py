@@ -1,7 +1,7 @@
 """Writes which kernel takes which product into docs/which_kernel.md and its picture.
 
-The answers come from the plan of the installed my_ops, on any machine. tests/test_docs.py fails if
-the page differs from what this writes.
+The answers come from the plan of the installed my_ops, on any machine.
+tests/package/test_docs.py fails if the page differs from what this writes.
 """
 
 from __future__ import annotations

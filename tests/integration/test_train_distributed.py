@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("matplotlib")  # for char_lm.py, whose model it trains
 pytest.importorskip("tqdm")
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT = 1e-6  # for losses, printed with six decimals
 STEPS = 6
 

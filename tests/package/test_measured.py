@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results/nvidia-h200-recurrent.json"
 pytestmark = pytest.mark.skipif(not RESULTS.is_file(), reason="needs the repository")
 NAMES = "LSTM", "GRU", "LLTM"

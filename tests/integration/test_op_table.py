@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-TABLE = Path(__file__).resolve().parents[1] / "tools" / "op_table.py"
+TABLE = Path(__file__).resolve().parents[2] / "tools" / "op_table.py"
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,7 @@ def test_data_loader_workers(start):
         got = torch.cat(list(loader))
         assert torch.equal(got, torch.arange(8.0).add(1)[:, None, None].expand(8, 3, 3))
     """
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     run_python(script.replace("START", repr(start)), PYTHONPATH=path)
 

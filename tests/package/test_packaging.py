@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
     not (REPOSITORY / "setup.py").exists(), reason="needs the source tree"
 )

@@ -17,7 +17,7 @@ from my_ops import _fast_fp32
 
 PACKAGE = Path(my_ops.__file__).parent
 MODULE = PACKAGE / "_C.so"
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 IN_REPOSITORY = pytest.mark.skipif(
     not (REPOSITORY / "kernels").is_dir(), reason="needs the source tree"

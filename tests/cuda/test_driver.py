@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (REPOSITORY / "csrc").is_dir(), reason="needs the source tree")
 sys.path.insert(0, str(REPOSITORY / "tools/build"))
 

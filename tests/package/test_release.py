@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
     not (REPOSITORY / ".github").is_dir(), reason="needs the repository"
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
     not (ROOT / "tools").is_dir() or not shutil.which("gcov") or not shutil.which("c++filt"),
     reason="needs the repository, gcov and c++filt",
@@ -49,7 +49,11 @@ def test_kernels_never_launched_are_named(prefixes, tmp_path, monkeypatch):
 
 
 def test_launched_kernels_are_recorded(cuda, run_pytest, tmp_path):
-    one = str(ROOT / "tests/test_elementwise.py"), "-k", "test_fill_index_values and cuda and 31"
+    one = (
+        str(ROOT / "tests/ops/test_elementwise.py"),
+        "-k",
+        "test_fill_index_values and cuda and 31",
+    )
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     options = "-p", "record_kernels", "--kernels", str(tmp_path / "names")
     run_pytest(*options, *one, PYTHONPATH=path)

@@ -15,7 +15,7 @@ from test_package import MODULE, PACKAGE, Elf
 
 import my_ops
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 CALLS = """
 import samples
 

@@ -43,7 +43,7 @@ def run_checked(script):
     alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [sys.executable, "-c", start + textwrap.dedent(script)],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         env={**os.environ, **malloc, **alone},
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ import pytest
 
 from my_ops import _explain
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (REPOSITORY / "docs").is_dir(), reason="needs the repository")
 
 sys.path.insert(0, str(REPOSITORY / "tools"))

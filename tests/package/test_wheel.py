@@ -15,7 +15,7 @@ import pytest
 
 import my_ops
 
-CHECK = Path(__file__).resolve().parents[1] / "tools/check_wheel.py"
+CHECK = Path(__file__).resolve().parents[2] / "tools/check_wheel.py"
 TOOLS = (
     *("auditwheel", "check_wheel_contents", "cyclonedx", "elftools"),
     *("torch_abi_audit", "trove_classifiers", "twine", "wheel"),
