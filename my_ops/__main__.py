@@ -23,7 +23,7 @@ from typing import Any
 from my_ops import _explain, _install_hint
 
 PACKAGE = Path(__file__).resolve().parent
-_RUN_USAGE = "python -m my_ops run [-m MODULE | SCRIPT] [ARGUMENTS ...]"
+_RUN_USAGE = "python -m my_ops run [-i] [-m MODULE | SCRIPT] [ARGUMENTS ...]"
 COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
@@ -69,7 +69,9 @@ def driver() -> dict[str, Any] | None:
         for attribute in COMPUTE_CAPABILITY:
             cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
             capability.append(value.value)
-        found["gpus"].append({"name": name.value.decode(), "capability": capability})
+        found["gpus"].append(
+            {"name": name.value.decode(errors="replace"), "capability": capability}
+        )
     return found
 
 
@@ -150,11 +152,14 @@ def problems(report: dict[str, Any]) -> list[dict[str, str]]:
     return found
 
 
-def environment() -> dict[str, Any]:
+def _version() -> str | None:
     try:
-        installed = version("my_ops")
+        return version("my_ops")
     except PackageNotFoundError:
-        installed = None
+        return None
+
+
+def environment() -> dict[str, Any]:
     path = PACKAGE / "_build.json"
     build = json.loads(path.read_text()) if path.exists() else None
     here = driver()
@@ -162,7 +167,7 @@ def environment() -> dict[str, Any]:
         capability = gpu["capability"][0], gpu["capability"][1]
         gpu["covered"] = covers(build["architectures"] if build else [], capability)
     report: dict[str, Any] = {
-        "my_ops": installed,
+        "my_ops": _version(),
         "path": str(PACKAGE),
         "build": build,
         "python": platform.python_version(),
@@ -210,6 +215,7 @@ def main() -> int:
     text = "Print what is installed here, whether it fits this machine, and what to do."
     parser = argparse.ArgumentParser(prog="python -m my_ops", description=text)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--version", action="version", version=f"my_ops {_version()}")
     commands = parser.add_subparsers(dest="command")
     text = "Print the pip install line for this machine, or say why none would help."
     commands.add_parser("install-hint", help=text, description=text)
@@ -218,7 +224,7 @@ def main() -> int:
     text = "Run a program with my_ops.fast_fp32 on, and print its report to stderr."
     run = commands.add_parser("run", help=text, description=text, usage=_RUN_USAGE)
     if sys.argv[1:2] == ["run"]:  # the arguments after it belong to the program
-        if len(sys.argv) < 3 or sys.argv[2:] in (["-m"], ["-h"], ["--help"]):
+        if sys.argv[2:] in ([], ["-i"], ["-m"], ["-i", "-m"], ["-h"], ["--help"]):
             run.print_help()
             return 0 if sys.argv[2:] in (["-h"], ["--help"]) else 2
         from my_ops._run import run_program  # imported here, as it needs torch

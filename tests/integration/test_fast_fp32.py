@@ -307,21 +307,93 @@ def test_run(tmp_path, as_module):
         assert done.stderr.startswith("fast_fp32 is on")
 
 
-def test_run_of_a_program_that_moves_and_closes_stderr(tmp_path):
-    program = "import os, sys\nos.chdir('/')\nprint(__file__, *sys.argv[1:])\nos.close(2)\n"
-    (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "my_ops", "run", "program.py", "x"],
+def run_program(folder, program, *arguments, options=(), **how):
+    """A run of the text of a program by ``python -m my_ops run``."""
+    (folder / "program.py").write_text(program)
+    return subprocess.run(
+        [sys.executable, *options, "-m", "my_ops", "run", *arguments],
         capture_output=True,
         text=True,
-        check=True,
-        cwd=tmp_path,
+        check=False,
+        cwd=folder,
+        **how,
     )
+
+
+@pytest.mark.parametrize("end", ["os.close(2)", "os.close(2); kept = open('taken', 'w')"])
+def test_run_of_a_program_that_moves_and_closes_stderr(end, tmp_path):
+    """The report goes where stderr went at first, not into a file that has its number."""
+    program = f"""
+import os, sys
+open_now = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
+print(__file__, *sys.argv[1:])
+{end}
+os.chdir("/")
+"""
+    done = run_program(tmp_path, program, "program.py", "x")
+    assert done.returncode == 0
     assert done.stdout.split() == [str(tmp_path / "program.py"), "x"]
+    assert done.stderr.startswith("fast_fp32 is on")
+    assert not (tmp_path / "taken").exists() or (tmp_path / "taken").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "end", ["sys.stderr.close()", "sys.stderr = None", "del sys.stderr", "os.closerange(2, 100)"]
+)
+def test_run_of_a_program_without_stderr(end, tmp_path):
+    done = run_program(tmp_path, f"import os, sys\n{end}\n", "program.py")
+    assert done.returncode == 0
+
+
+def test_run_with_stderr_closed(tmp_path):
+    (tmp_path / "program.py").write_text("print(open('beside', 'w').fileno())\n")
+    command = f"{sys.executable} -m my_ops run program.py 2>&-"
+    done = subprocess.run(command, shell=True, capture_output=True, cwd=tmp_path, check=True)
+    assert done.stdout and (tmp_path / "beside").read_text() == ""
+
+
+def test_run_of_a_program_that_forks(tmp_path):
+    """One report, and a child that lives on does not keep the file open."""
+    program = """
+import os, sys, time
+if os.fork() == 0:
+    for number in 0, 1, 2:
+        os.close(number)
+    time.sleep(60)
+"""
+    done = run_program(tmp_path, program, "program.py", timeout=30)
+    assert done.returncode == 0
+    assert done.stderr.count("fast_fp32 is on") == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has -P from 3.11 on")
+def test_run_keeps_a_safe_path(tmp_path):
+    program = "import sys\nprint(sys.path[0])\n"
+    folder = str(tmp_path)
+    assert run_program(tmp_path, program, "program.py").stdout.strip() == folder
+    safe = run_program(tmp_path, program, "program.py", options=["-P"])
+    assert safe.returncode == 0 and safe.stdout.strip() != folder
+
+
+def test_run_shows_the_program_first(tmp_path):
+    done = run_program(tmp_path, "def fail():\n    1 / 0\nfail()\n", "program.py")
+    assert done.returncode == 1
+    trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    assert trace[1] == f'  File "{tmp_path / "program.py"}", line 3, in <module>'
+    assert trace[-1] == "ZeroDivisionError: division by zero"
+    assert "runpy" not in done.stderr and "_run.py" not in done.stderr
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])
+def test_run_with_a_prompt(end, tmp_path):
+    done = run_program(tmp_path, f"x = 41\n{end}\n", "-i", "program.py", input="print(x + 1)\n")
+    assert "42" in done.stdout
+    assert ("ZeroDivisionError" in done.stderr) == (end == "1 / 0")
+    assert done.stderr.count("fast_fp32 is on") == 1
 
 
 def test_run_without_a_program():
-    for arguments, status in (([], 2), (["-m"], 2), (["--help"], 0)):
+    for arguments, status in (([], 2), (["-m"], 2), (["-i"], 2), (["--help"], 0)):
         done = subprocess.run(
             [sys.executable, "-m", "my_ops", "run", *arguments],
             capture_output=True,
@@ -365,6 +437,7 @@ def test_run_takes_classes_of_the_program_from_spawned_processes(tmp_path, as_mo
         cwd=tmp_path,
     )
     assert done.stdout.strip() == "True", done.stderr
+    assert "spawned began with the switch off" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -389,7 +462,7 @@ def test_run_of_what_is_no_program(program, why, tmp_path):
         check=False,
         cwd=tmp_path,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert re.fullmatch(f"run: cannot run {why}\n", done.stderr)
 
 

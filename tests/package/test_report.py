@@ -142,6 +142,25 @@ def test_driver(monkeypatch):
     assert report.driver() == {"cuda": "12.9", "gpus": []}
 
 
+def test_a_name_in_another_encoding(monkeypatch):
+    cuda = FakeCuda()
+    cuda.cuDeviceGetName = lambda name, size, device: setattr(name, "value", b"GPU \xe9")
+    monkeypatch.setattr(report.ctypes, "CDLL", lambda name: cuda)
+    assert [gpu["name"] for gpu in report.driver()["gpus"]] == ["GPU \ufffd"] * 2
+
+
+def test_version(tmp_path):
+    done = run(tmp_path, "--version")
+    assert (done.returncode, done.stdout) == (0, f"my_ops {my_ops.__version__}\n")
+
+
+def test_fits_every_gpu():
+    assert report.fits(RECORD, machine("13.0", (9, 0), (8, 0)))
+    assert not report.fits(RECORD, machine("13.0", (9, 0), (7, 0)))
+    assert not report.fits(RECORD, machine("12.9", (9, 0)))
+    assert report.fits(RECORD, None) and not report.fits(None, None)
+
+
 def machine(cuda, *capabilities):
     gpus = [{"name": "GPU", "capability": list(c)} for c in capabilities]
     for gpu in gpus:
