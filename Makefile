@@ -1,29 +1,50 @@
 # make demo    train a small language model with my_ops and with plain PyTorch; writes demo.png
 # make test    build the wheel, install it into a clean environment, test it from outside this folder
 # Both set up everything they need, and name what the machine lacks before they download anything.
+#
+# make docs      the guide, its code run and its links checked, into build/site
+# make examples  the programs of examples/, built and run as their READMEs say
+# make fuzz      a minute of random calls, compared with specifications in float64
+# make lint      style, types, and what is generated from measurements
+# make wheel     the wheel for users, into dist/
+# make clean     remove build/ and dist/
+# MY_OPS_WITH_CUDA=0 before any of them leaves out the CUDA kernels, which take most of the time.
+# CONTRIBUTING.md lists the rest.
 
 PYTHON ?= python3
 VENV := build/venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
+# Names each large file that it downloads; the rest of what pip says goes into a log.
+INSTALL := $(PY) tools/build/progress.py build/install.log $(PIP) install
 SAY := @printf '\n%s\n'
 IN_BUILD := cd build && PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PYTEST_HERE := python -m pytest -c ../pyproject.toml --rootdir .. -p no:cacheprovider -q
 # On two cores three quarters of the time that one test at a time takes with both.
 TWO_AT_A_TIME := OMP_NUM_THREADS=1 $(PYTEST_HERE) -n 2 --dist
-SOURCES := setup.py tools/check_wheel.py pyproject.toml MANIFEST.in README.md \
-  $(wildcard csrc/* kernels/*/* kernels/*/*/* include/* tools/build/*.py my_ops/*.py my_ops/*/*.py) \
-  $(shell find my_ops/include my_ops/share -type f)
+
+# What a build is made from: build/*.inputs change when any of it does (tools/build/source.py).
+STEERING := PYTHON TORCH MY_OPS_WITH_CUDA MY_OPS_CUDA MY_OPS_HOME TORCH_CUDA_ARCH_LIST CUDA_HOME CUDA_PATH \
+  CC CXX CFLAGS CPPFLAGS CXXFLAGS LDFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS PYTORCH_NVCC SOURCE_DATE_EPOCH
+SETTINGS := $(foreach name,$(STEERING),$(if $(filter-out undefined default,$(origin $(name))),\
+  '$(name)=$(subst ','\'',$($(name)))'))
+NEEDS_PYTHON := command -v $(PYTHON) >/dev/null || \
+  { echo 'my_ops: there is no $(PYTHON) (Debian: apt install python3-venv)' >&2; exit 1; }
+WRITE_INPUTS := $(PYTHON) tools/build/source.py build $(SETTINGS)
+$(shell $(WRITE_INPUTS) 2>/dev/null)
 
 # Compiles a wheel against the environment's torch. Installs pip's CUDA compiler first, if the wheel
 # has the CUDA kernels and the machine has no toolkit. Removes build/lib*, because the wheel would
 # include what an earlier build copied there.
 WHEEL = toolkit=$$($(PY) tools/build/preflight.py toolkit) && \
-  { test -z "$$toolkit" || $(PIP) install "$$toolkit"; } && rm -rf build/lib* && \
+  { test -z "$$toolkit" || $(INSTALL) "$$toolkit"; } && rm -rf build/lib* && \
   $(PY) tools/build/progress.py build/compile.log \
   $(PIP) wheel -v --no-build-isolation --no-deps .
 
-.PHONY: demo test fuzz examples docs lint wheel aarch64 gpu-check asan tsan coverage mutants clean
+.PHONY: help demo test fuzz examples docs lint wheel aarch64 gpu-check asan tsan coverage mutants clean
+
+help:
+	@sed -n '1,/^$$/s/^#$$\|^# //p' Makefile
 
 demo: build/runnable
 	$(SAY) 'Training two models side by side: 1 to 2 minutes'
@@ -56,7 +77,7 @@ wheel: build/wheel
 
 # What the demo needs: my_ops with kernels for this machine's GPUs, or for the CPU if there are none.
 # If the wheel of `make test` is installed, that is enough.
-build/runnable: $(SOURCES) build/environment
+build/runnable: build/environment build/wheel.inputs
 	@rm -rf build/installed build/demo
 	@if test "$$MY_OPS_WITH_CUDA" != 0 && \
 	  $(PY) -c 'import torch; raise SystemExit(not torch.cuda.is_available())'; \
@@ -75,7 +96,7 @@ build/installed: build/wheel
 	@touch $@ build/runnable
 
 # Builds the wheel for users, and checks it.
-build/wheel: $(SOURCES) build/tools
+build/wheel: build/tools build/wheel.inputs
 	@rm -rf dist
 	@if test "$$MY_OPS_WITH_CUDA" = 0; \
 	then printf '\nCompiling for the CPU: about 1 minute on two cores\n'; \
@@ -86,19 +107,23 @@ build/wheel: $(SOURCES) build/tools
 
 build/tools: build/environment tools/requirements/audit.txt tools/requirements/test.txt
 	$(SAY) 'Downloading what the tests and the checks use: 200 MB, half a minute'
-	@$(PIP) install -r tools/requirements/audit.txt
-	@$(PIP) install -r tools/requirements/test.txt
+	@$(INSTALL) -r tools/requirements/audit.txt
+	@$(INSTALL) -r tools/requirements/test.txt
 	@touch $@
 
-build/environment: pyproject.toml
-	@command -v $(PYTHON) >/dev/null || \
-	  { echo 'my_ops: there is no $(PYTHON) (Debian: apt install python3-venv)' >&2; exit 1; }
+build/environment: build/environment.inputs
+	@$(NEEDS_PYTHON)
 	@$(PYTHON) tools/build/preflight.py
 	$(SAY) 'Downloading torch: 2.8 GB with its CUDA libraries, 2 minutes'
-	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install "$${TORCH:-$$($(PY) tools/build/preflight.py torch)}" 'setuptools>=77' ninja \
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(INSTALL) "$${TORCH:-$$($(PY) tools/build/preflight.py torch)}" 'setuptools>=77' ninja \
 	  numpy 'matplotlib>=3.8' 'tqdm>=4.66'
 	@touch $@
+
+# They are written before make looks at a target, so this runs only where that failed, and says why.
+build/%.inputs:
+	@$(NEEDS_PYTHON)
+	@$(WRITE_INPUTS)
 
 lint: build/tools
 	$(PIP) install -q -r tools/requirements/lint.txt

@@ -14,7 +14,6 @@ MAX_JOBS                compilers that run at once (default: as cores and free m
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +26,7 @@ sys.path.insert(0, str(HERE / "tools/build"))
 import page  # noqa: E402
 import preflight  # noqa: E402
 import sbom  # noqa: E402
+import source  # noqa: E402
 
 VERSION = "0.1.0"
 TORCH_2_10 = "0x020a000000000000"
@@ -39,22 +39,6 @@ COMPILES = not {"sdist", "egg_info", "dist_info", "clean"}.intersection(sys.argv
 
 def version():
     return f"{VERSION}+cu{CUDA.replace('.', '')}" if CUDA else VERSION
-
-
-def commit():
-    """The git commit of the source, with a + if files differ from it; None outside git."""
-    # --git-dir: only this folder's, not that of a repository in which an sdist was unpacked.
-    git = ["git", "-c", "safe.directory=*", "-C", str(HERE), "--git-dir=.git", "--work-tree=."]
-    try:
-        text = subprocess.run(
-            [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return text.strip()
 
 
 def cxx_flags():
@@ -152,7 +136,7 @@ def record(cuda):
 
     return {
         "version": version(),
-        "commit": commit(),
+        "commit": source.commit(),
         "torch_built_against": torch.__version__,
         "torch_minimum": "2.10",
         "home": HOME,

@@ -364,7 +364,7 @@ def git(folder, *arguments):
 
 
 def recorded_commit(folder, **environment):
-    script = "import sys; sys.argv[1:] = ['clean', '-q']; import setup; print(setup.commit())"
+    script = "import sys; sys.argv[1:] = ['clean', '-q']; import setup; print(setup.record(None))"
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=folder,
@@ -374,7 +374,7 @@ def recorded_commit(folder, **environment):
         text=True,
         check=True,
     )
-    return done.stdout.splitlines()[-1]
+    return ast.literal_eval(done.stdout.splitlines()[-1])["commit"]
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
@@ -384,8 +384,8 @@ def test_commit_is_that_of_this_source(copy):
     git(outer, "init", "-q")
     git(outer, "add", ".")
     git(outer, "commit", "-qm", "another project")
-    assert recorded_commit(copy) == "None"
-    assert recorded_commit(copy, GIT_DIR=str(outer / ".git")) == "None"
+    assert recorded_commit(copy) is None
+    assert recorded_commit(copy, GIT_DIR=str(outer / ".git")) is None
     git(copy, "init", "-q")
     git(copy, "add", ".")
     git(copy, "commit", "-qm", "this project")

@@ -1,7 +1,8 @@
-"""Runs a build and prints a line for each file it has compiled: progress.py LOG COMMAND...
+"""Runs a command and says how far it is: progress.py LOG COMMAND...
 
-It also prints what ptxas says of kernels whose matrix instructions it serialises, which are slow.
-The output goes to the file LOG. If the build fails, its end is printed, from the first failure on.
+Of a build it prints a line for each file that is compiled, of pip one for each large download. It
+also prints what ptxas says of kernels whose matrix instructions it serialises, which are slow. The
+output goes to the file LOG. If the command fails, its end is printed, from the first failure on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import time
 from pathlib import Path
 
 COMPILED = re.compile(r"\[(\d+/\d+)\] .* -c (?:.*/)?(\w+/\w+\.\w+) -o ")  # ninja's line
+LARGE = re.compile(
+    r"Downloading (?:\S*/)?([\w.]+)-\d\S* \((\d{2,}(?:\.\d)? MB|[\d.]+ GB)\)"
+)  # pip's
 SERIALISED = "Potential Performance Loss: wgmma"
 LAST_LINES = 40
 
@@ -29,9 +33,11 @@ def main(log: str, *command: str) -> int:
         for line in build.stdout:
             lines.append(line)
             file.write(line)
+            seconds = time.monotonic() - began
             if match := COMPILED.search(line):
-                seconds = time.monotonic() - began
                 print(f"[{match[1]}] {match[2]}, {seconds:.0f} s", flush=True)
+            elif match := LARGE.search(line):
+                print(f"{match[1]}: {match[2]}, {seconds:.0f} s", flush=True)
             if SERIALISED in line:
                 print(line, end="", flush=True)
     if build.returncode != 0:
