@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 from pathlib import Path
 from typing import NamedTuple
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
+SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DEFAULT_GPU = "h200"
 KIB, MIB = 1024, 1024**2
 # The options of one op, and their values if not given.
 OWN: dict[str, dict[str, object]] = {
@@ -36,7 +39,11 @@ GPUS = {
     "t4": Gpu(7, 5, 40, 64 * KIB, 4 * MIB, 75),
     "a100": Gpu(8, 0, 108, 163 * KIB, 40 * MIB, 80),
     "a10": Gpu(8, 6, 72, 99 * KIB, 6 * MIB, 86),
+    "a6000": Gpu(8, 6, 84, 99 * KIB, 6 * MIB, 86),
+    "rtx3090": Gpu(8, 6, 82, 99 * KIB, 6 * MIB, 86),
     "l4": Gpu(8, 9, 58, 99 * KIB, 48 * MIB, 86),
+    "l40s": Gpu(8, 9, 142, 99 * KIB, 96 * MIB, 86),
+    "rtx4090": Gpu(8, 9, 128, 99 * KIB, 72 * MIB, 86),
     "h100": Gpu(9, 0, 132, 227 * KIB, 50 * MIB, 90, 1),
     "h200": Gpu(9, 0, 132, 227 * KIB, 60 * MIB, 90, 1),
     "b200": Gpu(10, 0, 148, 227 * KIB, 126 * MIB, 100),
@@ -63,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("op", choices=("gemm", "linear"))
     for name in ("m", "n", "k"):
         add(name, type=int, metavar=name.upper())
-    add("--gpu", choices=sorted(GPUS), default="h200", help="default: %(default)s")
-    add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
+    add("--gpu", choices=sorted(GPUS), help=f"default: {DEFAULT_GPU}")
+    add("--dtype", choices=(*DTYPES, *SHORT), default="float32", help="default: %(default)s")
     add("--batch", type=int, default=1, help="gemm: how many products")
     add("--a-transposed", action="store_true", help="gemm: M is a's contiguous index")
     add("--b-transposed", action="store_true", help="gemm: K is b's contiguous index")
@@ -72,8 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--activation", default="none", help="linear: the name of its activation")
     add("--residual", action="store_true", help="linear: with a residual")
     add("--packed", action="store_true", help="linear: with a weight prepared by prepack")
-    add("--precision", choices=("highest", "high"), default="highest")
+    text = "default: as a call without it, highest, or high with --tf32"
+    add("--precision", choices=("highest", "high"), help=text)
     add("--tf32", action="store_true", help="as if torch allowed TF32 in float32 products")
+    add("--json", action="store_true", help="print the answer as JSON")
 
 
 def explain(options: argparse.Namespace) -> str:
@@ -85,10 +94,12 @@ def explain(options: argparse.Namespace) -> str:
     sizes = (options.batch, options.m, options.n, options.k)
     if min(sizes) < 0 or max(sizes) > 2**20:
         raise SystemExit(f"explain: sizes must be from 0 to 2^20, got {sizes}")
-    linear, gpu = options.op == "linear", GPUS[options.gpu]
+    linear, gpu = options.op == "linear", options.gpu or DEFAULT_GPU
+    dtype = SHORT.get(options.dtype, options.dtype)
+    precision = options.precision or ("high" if options.tf32 else "highest")
     problem = _Problem(
-        *gpu,
-        options.dtype.encode(),
+        *GPUS[gpu],
+        dtype.encode(),
         options.activation.encode(),
         *sizes,
         options.a_transposed,
@@ -97,7 +108,7 @@ def explain(options: argparse.Namespace) -> str:
         options.bias,
         options.residual,
         options.packed,
-        options.precision == "high",
+        precision == "high",
         options.tf32,
     )
     try:
@@ -112,7 +123,14 @@ def explain(options: argparse.Namespace) -> str:
     length = function(ctypes.byref(problem), text, ctypes.c_int64(len(text)))
     if length < 0:
         raise SystemExit(f"explain: no activation of linear is called {options.activation!r}")
+    *refused, plan = [line.strip() for line in text.value.decode().splitlines()]
+    if options.json:
+        asked = {"op": options.op, "gpu": gpu, "dtype": dtype, "precision": precision}
+        asked |= dict(zip(("batch", "m", "n", "k"), sizes, strict=True))
+        not_taken = dict(line.split(": no, ", 1) for line in refused)
+        return f"{json.dumps(asked | {'plan': plan, 'not taken': not_taken}, indent=1)}\n"
     shape = " x ".join(str(size) for size in sizes[1:])
     batch = f", batch {options.batch}" if options.batch != 1 else ""
-    what = f"{options.op} of {options.dtype}, m x n x k = {shape}{batch}, on {options.gpu}"
-    return f"{what}\n{text.value.decode()}"
+    assumed = "" if options.gpu else " (assumed: --gpu names another)"
+    what = f"{options.op} of {dtype}, m x n x k = {shape}{batch}, on {gpu}{assumed}"
+    return "\n  ".join([what, *refused, plan]) + "\n"

@@ -29,7 +29,7 @@ PANELS = [  # title, arguments, whether n = m or n = k varies along y, what is a
     ("gemm, fp32", "gemm --dtype float32", "k", 0),
     ("linear, fp32", "linear --dtype float32", "n = k", 0),
     ('gemm, fp32, "high"', "gemm --precision high", "k", 0),
-    ('gemm, fp32, "highest", with TF32 on', "gemm --tf32", "k", 0),
+    ('gemm, fp32, "highest", with TF32 on', "gemm --tf32 --precision highest", "k", 0),
     ("gemm, bf16, all sizes + 1", "gemm --dtype bfloat16", "k", 1),
     ("linear with silu, bf16", "linear --dtype bfloat16 --activation silu", "k", 0),
 ]
@@ -49,7 +49,7 @@ SHAPES = [
 COLUMNS = {
     "fp32": "gemm --dtype float32",
     'fp32, "high"': "gemm --precision high",
-    'fp32, "highest", with TF32 on': "gemm --tf32",
+    'fp32, "highest", with TF32 on': "gemm --tf32 --precision highest",
     "bf16": "gemm --dtype bfloat16",
     "bf16, `linear` with silu": "linear --dtype bfloat16 --activation silu",
     "fp64": "gemm --dtype float64",

@@ -3,6 +3,7 @@ which GPU. The answers come from the plan of the CUDA build, on any machine."""
 
 import argparse
 import ctypes
+import json
 import re
 import subprocess
 import sys
@@ -25,7 +26,8 @@ GOLDEN = [  # the question, and the last line of the answer, which is the plan
     ("linear 1024 1024 1024 --precision high --residual", "fp32_sm90, tile 128 x 64, 12.0 MiB of "
      "workspace"),
     ("gemm 4096 4096 4096 --gpu l4", "library: its product"),
-    ("gemm 4096 4096 4096 --gpu l4 --tf32", "fp32_sm80"),
+    ("gemm 4096 4096 4096 --gpu l4 --tf32", "library: its product"),
+    ("gemm 4096 4096 4096 --gpu l4 --tf32 --precision highest", "fp32_sm80"),
     ("gemm 4096 4096 4096 --gpu t4 --tf32", "library: its product"),
     ("gemm 4096 4096 4096 --gpu b200", "library: its product"),
     ("gemm 4096 4096 4096 --dtype float64", "library: its product"),
@@ -48,6 +50,20 @@ GOLDEN = [  # the question, and the last line of the answer, which is the plan
     ("linear 256 1024 4096 --dtype bfloat16 --activation silu --bias",
      "library: its product in float32, then one kernel for the rest"),
     ("gemm 768 3072 12608", "fp32_sm90, tile 128 x 96, k in 2 slices, 295.2 MiB of workspace"),
+    # Each option matters.
+    ("gemm 768 768 8192 --a-transposed", "fp32_sm90, tile 128 x 128, k in 11 slices, 97.3 MiB of "
+     "workspace"),
+    ("gemm 768 768 8192 --b-transposed", "fp32_sm90, tile 128 x 96, k in 5 slices, 83.3 MiB of "
+     "workspace"),
+    ("gemm 128 128 128", "small"),
+    ("gemm 128 128 128 --batch 64", "library: its product"),
+    ("linear 24 2048 2048", "library: its product"),
+    ("linear 24 2048 2048 --packed", "fp32_sm90, tile 64 x 64, k in 4 slices, 25.0 MiB of "
+     "workspace"),
+    ("linear 2048 2048 2048 --dtype bfloat16", "library: its product"),
+    ("linear 2048 2048 2048 --dtype bfloat16 --residual",
+     "library: its product with the bias, then one kernel for the rest"),
+    ("gemm 4096 4096 4096 --gpu rtx4090", "library: its product"),
     ("linear 4 4095 4096 --dtype float16", "library: its product in float32, then one kernel for "
      "the rest"),
 ]  # fmt: skip
@@ -62,6 +78,27 @@ def answer(line):
 @pytest.mark.parametrize("asked, plan", GOLDEN)
 def test_plan(asked, plan):
     assert answer(asked)[-1] == f"  {plan}"
+
+
+@pytest.mark.parametrize("short, dtype", _explain.SHORT.items())
+def test_short_names_of_dtypes(short, dtype):
+    asked = "gemm 512 447 333 --gpu h200 --dtype"
+    assert answer(f"{asked} {short}") == answer(f"{asked} {dtype}")
+
+
+def test_an_assumed_gpu_is_named():
+    assert answer("gemm 8 8 8")[0].endswith("on h200 (assumed: --gpu names another)")
+    assert answer("gemm 8 8 8 --gpu h200")[0].endswith("on h200")
+
+
+def test_as_json():
+    said = json.loads("\n".join(answer("gemm 200 8192 64 --tf32 --json --dtype bf16")))
+    plain = answer("gemm 200 8192 64 --tf32 --dtype bf16")
+    assert said.pop("not taken") == dict(line.strip().split(": no, ") for line in plain[1:-1])
+    assert said == {
+        "op": "gemm", "gpu": "h200", "dtype": "bfloat16", "precision": "high",
+        "batch": 1, "m": 200, "n": 8192, "k": 64, "plan": plain[-1].strip(),
+    }  # fmt: skip
 
 
 def test_every_kernel_asked_says_why_not():
