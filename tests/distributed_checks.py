@@ -152,6 +152,23 @@ def placements_of_products(mesh):
     assert_close(my_ops.linear(x, w, activation="gelu"), gelu)
 
 
+def placements_of_sums(mesh):
+    """Also of tensors that are broadcast: those that lack the dimension are whole."""
+    for (shape, left), (other, right), out in [
+        (((4, 6), Shard(0)), ((4, 6), Shard(0)), Shard(0)),
+        (((4, 6), Shard(0)), ((6,), Replicate()), Shard(0)),
+        (((4, 6), Shard(1)), ((6,), Shard(0)), Shard(1)),
+        (((4, 1), Shard(0)), ((1, 6), Replicate()), Shard(0)),
+        (((4, 1), Replicate()), ((2, 1, 6), Shard(2)), Shard(2)),
+    ]:
+        a, b = torch.randn(shape, dtype=torch.float64), torch.randn(other, dtype=torch.float64)
+        got = my_ops.custom_add(
+            distribute_tensor(a, mesh, [left]), distribute_tensor(b, mesh, [right])
+        )
+        assert got.placements == (out,), (shape, other, got.placements)
+        assert_close(got, a + b + 1)
+
+
 def products_of_two_types(mesh):
     """Of small integers, so that sums in another order are the same."""
     for dtype, other in itertools.permutations((torch.float32, torch.bfloat16)):

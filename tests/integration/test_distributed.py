@@ -59,6 +59,10 @@ def test_products_keep_what_is_sharded(on_both_ranks):
     on_both_ranks(distributed_checks.placements_of_products)
 
 
+def test_sums_keep_what_is_sharded(on_both_ranks):
+    on_both_ranks(distributed_checks.placements_of_sums)
+
+
 def test_products_of_two_types(on_both_ranks):
     on_both_ranks(distributed_checks.products_of_two_types)
 

@@ -93,6 +93,22 @@ def test_fill_index_fuses(device, compiled):
 
 
 @pytest.mark.skipif(**NO_INDUCTOR)
+def test_fill_index_of_the_dispatcher(device, compiled):
+    """Its dtype is float32, whatever torch's default is, as not compiled."""
+    function = lambda x: torch.ops.my_ops.fill_index(3, 5, device=x.device)  # noqa: E731
+    x = torch.zeros((), device=device)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        want = function(x)
+        got, _ = compiled(function, x)
+    finally:
+        torch.set_default_dtype(default)
+    assert got.dtype == want.dtype == torch.float32
+    assert torch.equal(got, want)
+
+
+@pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize(
     **named([op for op in DIFFERENTIABLE if op.name.startswith(("gemm", "linear"))])
 )

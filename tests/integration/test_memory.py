@@ -110,6 +110,9 @@ def test_out_of_memory(name, inference, device):
         (RuntimeError("my_ops: aten::mm failed: CUDA out of memory. Tried to allocate"), True),
         (RuntimeError("gemm: CUDA launch failed: out of memory (cudaErrorMemoryAllocation)"), True),
         (RuntimeError("my_ops: empty failed (8 bytes on cpu)"), False),  # memory is free again
+        # On a device that says nothing; meta stands for one whose memory is free again.
+        (RuntimeError("my_ops: empty failed (8 bytes on meta)"), True),
+        (RuntimeError("my_ops: aten::to failed (8 bytes on meta)"), True),
         (RuntimeError("gemm: b must have k = 4 rows"), False),
         (torch.OutOfMemoryError("CUDA out of memory"), False),  # has the class already
     ],
@@ -117,6 +120,13 @@ def test_out_of_memory(name, inference, device):
 def test_errors_that_are_out_of_memory(error, found):
     with pytest.raises(torch.OutOfMemoryError) if found else contextlib.nullcontext():
         raise_out_of_memory(error)
+
+
+def test_an_op_that_fails_without_a_reason():
+    """It may have failed for another one than memory."""
+    with pytest.raises(RuntimeError, match="no reason: most often, out of memory") as caught:
+        raise_out_of_memory(RuntimeError("my_ops: aten::mm failed (8 bytes on meta)"))
+    assert caught.type is RuntimeError
 
 
 @pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])

@@ -300,6 +300,39 @@ def test_where_cudnn_is_faster(mode, dtype, hidden, steps, batch, directions, gr
     assert _cudnn.faster_on_gpu(call, tf32=False) is (faster and dtype == HALF)
 
 
+@pytest.mark.parametrize(
+    "mode, grad, hidden, rows",
+    [
+        *[("LSTM", False, 129, 16384), ("LSTM", False, 256, 16384), ("LSTM", False, 257, 4096)],
+        *[("LSTM", False, 384, 4096), ("LSTM", False, 385, 2048), ("LSTM", False, 512, 2048)],
+        *[("LSTM", False, 513, 1024), ("LSTM", False, 640, 1024), ("LSTM", False, 641, 256)],
+        *[("LSTM", False, 768, 256), ("LSTM", False, 769, 512), ("LSTM", False, 1024, 512)],
+        *[("LSTM", True, 192, None), ("LSTM", True, 193, 1024), ("LSTM", True, 384, 1024)],
+        *[("LSTM", True, 385, 512), ("LSTM", True, 512, 512), ("LSTM", True, 513, 256)],
+        *[("LSTM", True, 1024, 256), ("LSTM", True, 1025, 16)],
+        *[("GRU", False, 256, 16384), ("GRU", False, 257, 4096), ("GRU", False, 384, 4096)],
+        *[("GRU", False, 385, 2048), ("GRU", False, 512, 2048), ("GRU", False, 513, 1024)],
+        *[("GRU", False, 768, 1024), ("GRU", False, 769, 512), ("GRU", False, 1024, 512)],
+        *[("GRU", True, 384, None), ("GRU", True, 385, 512), ("GRU", True, 640, 512)],
+        *[("GRU", True, 641, 256), ("GRU", True, 1024, 256), ("GRU", True, 1025, 16)],
+    ],
+)
+def test_from_how_many_rows_cudnn_is_faster(mode, grad, hidden, rows):
+    """On both sides of each limit; of two directions, where a batch has twice as many rows."""
+
+    def faster(batch, directions=1):
+        call = _cudnn.Call(mode, FLOAT, hidden, 1, batch, 1, directions, False, grad)
+        return _cudnn.faster_on_gpu(call, tf32=True)
+
+    if rows is None:
+        assert not faster(1 << 20)
+        return
+    assert faster(rows)
+    assert not faster(rows - 1)
+    assert faster(rows // 2, 2)
+    assert faster(rows // 2 - 1, 2) == (hidden > 1024)
+
+
 def test_where_cudnn_is_faster_in_later_layers():
     def faster(hidden=193, batch=1024, layers=2, directions=2, grad=True):
         call = _cudnn.Call("GRU", FLOAT, hidden, 64, batch, layers, directions, False, grad)

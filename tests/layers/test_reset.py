@@ -160,6 +160,50 @@ def test_forward_mode_and_second_gradients_behind_not_a_number(name, device):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_a_tangent_holds_beyond_the_end_stays_there(name, device):
+    """Also in the gradients of what forward mode computed."""
+    tensors = inputs(name, (4, 3, 3, 5), torch.float64, device)
+    lengths = torch.tensor([4, 0, 2], device=device)
+    beyond = torch.arange(4, device=device)[:, None] >= lengths
+    tangents = [torch.randn_like(t) for t in tensors]
+
+    def pushed(*ts):
+        call = lambda *us: getattr(my_ops, name)(*us, lengths=lengths)  # noqa: E731
+        return torch.func.jvp(call, ts, tuple(tangents))[1]
+
+    def total(*ts):
+        return sum(t.sin().sum() for t in pushed(*ts))
+
+    found = []
+    for value in (0.0, float("nan")):
+        tangents[0][beyond] = value
+        grads = torch.func.grad(total, tuple(range(len(tensors))))(*tensors)
+        found.append([*pushed(*tensors), *grads])
+    same(found[1], found[0])
+
+
+@pytest.mark.parametrize("of", ["output", "h_n"])
+@pytest.mark.parametrize("kind", ["lengths", "reset", "zoneout"])
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_gradients_of_one_step(name, kind, of, device):
+    """From states without a gradient."""
+    tensors = inputs(name, (1, 4, 3, 8), torch.float64, device)
+    start, shares = 1 + STATES[name], torch.rand(1, 4, 8, dtype=torch.float64, device=device)
+    masks = {
+        "lengths": torch.tensor([1, 0, 1, 0], device=device),
+        "reset": torch.tensor([[True, False, True, False]], device=device),
+        "zoneout": shares,
+    }
+    parameters = [t.detach().requires_grad_() for t in tensors[start:]]
+    found = []
+    for module in (torch.ops.my_ops, reference):
+        results = getattr(module, name)(*tensors[:start], *parameters, **{kind: masks[kind]})
+        total = results[of == "h_n"].sin().sum()
+        found.append(torch.autograd.grad(total, parameters))
+    close(*found)
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_not_a_number_in_a_row_ends_with_the_reset(dtype, name, device):
     tensors = inputs(name, (6, 3, 4, 8), dtype, device)

@@ -277,13 +277,16 @@ def test_what_acts_on_parameters_by_name(name, device):
     close(layer(x, hx), like(x, hx))
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-def test_shared_memory_of_gradients(name, device):
-    """The two biases of LSTM have equal gradients, but each has its own memory."""
+def test_shared_memory_of_gradients(name, ragged, device):
+    """The two biases of LSTM have equal gradients, but each has its own memory, whether one op
+    computes them or not."""
     layer, _ = pair(name, device)
     x, hx = drawn(name, layer, device)
     tensors = [layer.bias_ih_l0, layer.bias_hh_l0]
-    grads = torch.autograd.grad(layer(x, hx)[0].sum(), tensors)
+    lengths = torch.tensor([7, 0, 3], device=device) if ragged else None
+    grads = torch.autograd.grad(layer(x, hx, lengths)[0].sum(), tensors)
     assert grads[0].data_ptr() != grads[1].data_ptr()
 
 

@@ -205,6 +205,10 @@ def test_projections_are_torch_s_own(batch_first, given, device):
     lengths = torch.tensor(LENGTHS, device=device)
     with pytest.raises(ValueError, match="LSTM: lengths and reset must be None with proj_size > 0"):
         layer(x, hx, lengths)
+    reset = torch.zeros(x.shape[:2], dtype=torch.bool, device=device)
+    for input in (x, packed):
+        with pytest.raises(ValueError, match="lengths and reset must be None with proj_size > 0"):
+            layer(input, hx, None, reset)
 
 
 @pytest.mark.parametrize("hidden", [5, 64, 520])

@@ -168,6 +168,24 @@ class Watched(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class Elsewhere(torch.Tensor):
+    """A parameter whose values another tensor holds."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, device=values.device)
+
+    def __init__(self, values):
+        self.values = values
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        if op is torch.ops.aten.detach.default:
+            return cls(args[0].values)
+        plain = [t.values if isinstance(t, cls) else t for t in args]
+        return op(*plain, **(kwargs or {}))
+
+
 def never(x):
     return torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
 
@@ -199,6 +217,10 @@ def test_which_calls_take_it(device, monkeypatch):
     layer.bias_ih_l0.requires_grad_(False)
     assert takes(4)
     assert not takes(8)
+    values = layer.weight_ih_l0.detach()
+    layer.weight_ih_l0 = torch.nn.Parameter(Elsewhere(values))
+    assert not takes(4)
+    layer.weight_ih_l0 = torch.nn.Parameter(values)
     layer.requires_grad_(False)
     x = torch.randn(4, 1, 3, device=device, requires_grad=True)
     taken.clear()

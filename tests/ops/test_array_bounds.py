@@ -25,6 +25,17 @@ EVERY_HIDDEN_SIZE = """
             results = my_ops.lltm(*tensors)
             torch.autograd.grad(results, tensors, results)
 """
+LARGE_LAYERS = """
+    for hidden in (301, 320):  # weights beyond the cache, which all threads share
+        sizes = 5, 4, 5, hidden, torch.float32, "cpu"
+        of_lltm = samples.lltm_inputs(*sizes)
+        of_lstm, of_gru = (samples.recurrent_inputs(name, *sizes) for name in ("lstm", "gru"))
+        for name, tensors in (("lltm", of_lltm), ("lstm", of_lstm), ("gru", of_gru)):
+            getattr(my_ops, name)(*tensors)
+            leaves = samples.leaves(tensors)
+            results = getattr(my_ops, name)(*leaves)
+            torch.autograd.grad(results, leaves, results)
+"""
 BYTE_BEYOND = """
     x = torch.ones(5)
     byte = ctypes.c_uint8.from_address(x.data_ptr() + x.nbytes)
@@ -52,7 +63,11 @@ def run_checked(script):
     )
 
 
-@pytest.mark.parametrize("script", [EVERY_OP, EVERY_HIDDEN_SIZE], ids=["ops", "hidden-sizes"])
+@pytest.mark.parametrize(
+    "script",
+    [EVERY_OP, EVERY_HIDDEN_SIZE, LARGE_LAYERS],
+    ids=["ops", "hidden-sizes", "large-layers"],
+)
 def test_nothing_is_written_beyond_an_array(script):
     done = run_checked(script)
     assert done.returncode == 0, done.stderr
