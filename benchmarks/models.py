@@ -1,14 +1,14 @@
-"""Training steps of whole models: with torch, with torch under the switch, with converted layers.
+"""Training steps of whole models: with torch, with torch under the switch, with our Linear.
 
     python benchmarks/models.py [CASE ...] [--layers N] [--budget SECONDS] [--output results.json]
 
 A step is forward, loss and backward. The model itself, the same model under ``my_ops.fast_fp32()``
-and a copy converted by ``my_ops.convert`` take turns, each in a process of its own, as the switch
-leaves its kernels registered: in float32 without TF32 and after ``model.bfloat16()``, eager and
-compiled. Times are medians in milliseconds, from the call to the end of the GPU's work. Losses are
-those of some steps of SGD from the same weights. BERT, Llama and ViT come from transformers, built
-from a configuration with random weights; without a GPU they are tiny. CASE is a part of the cases'
-names, such as "bert", "bfloat16" or "vit float32 eager".
+and a copy whose Linear layers are ``my_ops.nn.Linear`` take turns, each in a process of its own, as
+the switch leaves its kernels registered: in float32 without TF32 and after ``model.bfloat16()``,
+eager and compiled. Times are medians in milliseconds, from the call to the end of the GPU's work.
+Losses are those of some steps of SGD from the same weights. BERT, Llama and ViT come from
+transformers, built from a configuration with random weights; without a GPU they are tiny. CASE is a
+part of the cases' names, such as "bert", "bfloat16" or "vit float32 eager".
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ def prepare(mode: str, name: str, kind: str, way: str, layers: int | None) -> li
     if mode == "switch":
         my_ops.fast_fp32()
     if mode == "converted":
-        my_ops.convert(model)
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = my_ops.nn.Linear
     if way == "compiled":
         model.compile()
 

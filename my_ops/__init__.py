@@ -21,7 +21,7 @@ if (
 from my_ops import _library
 from my_ops import nn as nn
 from my_ops import reference as reference
-from my_ops._convert import Conversion, convert
+from my_ops._convert import Conversion, convert, revert
 from my_ops._fast_fp32 import fast_fp32
 from my_ops.ops import (
     add_one,
@@ -60,6 +60,7 @@ __all__ = [
     "nn",
     "prepack",
     "reference",
+    "revert",
     "round_ste",
 ]
 

@@ -152,7 +152,7 @@ def problems(report: dict[str, Any]) -> list[dict[str, str]]:
     return found
 
 
-def _version() -> str | None:
+def installed_version() -> str | None:
     try:
         return version("my_ops")
     except PackageNotFoundError:
@@ -167,7 +167,7 @@ def environment() -> dict[str, Any]:
         capability = gpu["capability"][0], gpu["capability"][1]
         gpu["covered"] = covers(build["architectures"] if build else [], capability)
     report: dict[str, Any] = {
-        "my_ops": _version(),
+        "my_ops": installed_version(),
         "path": str(PACKAGE),
         "build": build,
         "python": platform.python_version(),
@@ -215,7 +215,7 @@ def main() -> int:
     text = "Print what is installed here, whether it fits this machine, and what to do."
     parser = argparse.ArgumentParser(prog="python -m my_ops", description=text)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--version", action="version", version=f"my_ops {_version()}")
+    parser.add_argument("--version", action="version", version=f"my_ops {installed_version()}")
     commands = parser.add_subparsers(dest="command")
     text = "Print the pip install line for this machine, or say why none would help."
     commands.add_parser("install-hint", help=text, description=text)

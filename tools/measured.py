@@ -245,8 +245,8 @@ class Results(Reliability, Layers):
             gains = [f"{row['torch ms'] / row[f'{who} ms']:.2f}" for who in ("switch", "converted")]
             commit = row.get("commit", self.whole["environment"]["commit"])[:7]
             rows.append([model, SHORT[kind], way, *times, *gains, commit])
-        head = ["model", "type", "mode", "torch, ms", "switch", "converted"]
-        return table([*head, "x switch", "x converted", "commit"], rows)
+        head = ["model", "type", "mode", "torch, ms", "switch", "`my_ops.nn.Linear`"]
+        return table([*head, "x switch", "x Linear", "commit"], rows)
 
     def models_environment(self) -> str:
         return environment(self.whole)

@@ -14,7 +14,6 @@ import my_ops
 from my_ops.recurrent import _cudnn, _torch_layers
 
 OURS = {
-    nn.Linear: my_ops.nn.Linear,
     nn.LSTM: my_ops.nn.LSTM,
     nn.GRU: my_ops.nn.GRU,
     nn.LSTMCell: my_ops.nn.LSTMCell,
@@ -53,14 +52,13 @@ def test_every_kind_becomes_ours_and_back(device):
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     report = my_ops.convert(model)
     assert kinds(model) == {name: OURS.get(kind, kind) for name, kind in before.items()}
-    assert report.swapped == {
-        "embed.0": "Linear",
+    assert report.converted == {
         "lstm": "LSTM",
         "gru": "GRU",
         "cell": "LSTMCell",
         "last": "GRUCell",
     }
-    assert report.left == {}
+    assert report.skipped == {"embed.0": "fast_fp32() takes its products"}
     torch.testing.assert_close(model(x), want, rtol=1e-12, atol=1e-12)
     assert all(modules[name] is module for name, module in model.named_modules())
     assert all(parameters[name] is p for name, p in model.named_parameters())
@@ -75,8 +73,8 @@ def test_again_does_nothing():
     first = my_ops.convert(model)
     after = kinds(model)
     second = my_ops.convert(model)
-    assert (second.swapped, second.left) == ({}, {})
-    assert str(second) == "nothing to convert"
+    assert second.converted == {}
+    assert str(second) == "embed.0: Linear, skipped: fast_fp32() takes its products"
     second.undo()
     assert kinds(model) == after
     first.undo()
@@ -89,8 +87,8 @@ def test_the_model_itself(kind):
     layer = kind(4, 3)
     report = my_ops.convert(layer)
     assert type(layer) is OURS[kind]
-    assert report.swapped == {"": kind.__name__}
-    assert str(report) == f"(the model): {kind.__name__} to my_ops"
+    assert report.converted == {"": kind.__name__}
+    assert str(report) == f"(the model): {kind.__name__}, converted"
     report.undo()
     assert type(layer) is kind
 
@@ -129,7 +127,7 @@ def test_copies_state_dicts_and_compilation():
 def test_hooks_stay():
     model, x = made()
     calls = []
-    for layer in (model.lstm, model.embed[0]):
+    for layer in (model.lstm, model.last):
         layer.register_forward_pre_hook(lambda module, args: calls.append("before"))
         layer.register_forward_hook(lambda module, args, result: calls.append("after"))
     my_ops.convert(model)
@@ -138,18 +136,18 @@ def test_hooks_stay():
 
 
 def test_hooks_that_make_a_parameter_act():
-    layers = [nn.Linear(4, 3).double().eval(), nn.LSTM(4, 3).double()]
-    spectral_norm(layers[0])
+    layers = [nn.GRU(4, 3).double().eval(), nn.LSTM(4, 3).double()]
+    spectral_norm(layers[0], "weight_hh_l0")
     prune.l1_unstructured(layers[1], "weight_hh_l0", 0.5)
     x = torch.randn(5, 4, dtype=torch.float64)
     for layer in layers:
         want = layer(x)
         report = my_ops.convert(layer)
-        assert list(report.swapped) == [""]
+        assert list(report.converted) == [""]
         torch.testing.assert_close(layer(x), want, rtol=1e-12, atol=1e-12)
 
 
-class Own(nn.Linear):
+class Own(nn.GRUCell):
     pass
 
 
@@ -159,12 +157,6 @@ class Wrapped(torch.Tensor):
 
 def replaced_forward(layer):
     layer.forward = lambda x: x
-    return layer
-
-
-def without_weight(layer):
-    """As in a hypernetwork, which sets it before each call."""
-    del layer.weight
     return layer
 
 
@@ -179,48 +171,101 @@ def quantized(layer):
 
 
 def wrapped(layer):
-    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Wrapped))
+    layer.weight_hh = nn.Parameter(layer.weight_hh.detach().as_subclass(Wrapped))
     return layer
 
 
 def sparse(layer):
-    layer.weight = nn.Parameter(layer.weight.detach().to_sparse())
+    layer.weight_hh = nn.Parameter(layer.weight_hh.detach().to_sparse())
     return layer
 
 
 @pytest.mark.parametrize(
     "layer, why",
     [
-        (Own(4, 3), "as it is of a subclass of Linear, Own"),
-        (parametrizations.weight_norm(nn.Linear(4, 3)), "as it is parametrized"),
-        (parametrizations.weight_norm(nn.LSTM(4, 3), "weight_hh_l0"), "as it is parametrized"),
-        (replaced_forward(nn.GRU(4, 3)), "as its forward was replaced"),
-        (quantized(nn.Linear(4, 3)), "as it is being quantized"),
-        (nn.LSTM(4, 3, proj_size=2), "as it has projections, which run torch's own LSTM"),
-        (nn.Linear(4, 3, dtype=torch.complex64), "as its weight is of dtype complex64"),
-        (wrapped(nn.Linear(4, 3)), "as its weight is a Wrapped"),
-        (sparse(nn.Linear(4, 3)), "as its weight is of layout torch.sparse_coo"),
-        (nn.Linear(16, 8).bfloat16(), "as its products of 16 bits are torch's own"),
-        (without_weight(nn.Linear(4, 3)), "as it has no weight"),
-        (with_own("zoneout", nn.GRU(4, 3)), "as it has an attribute zoneout of its own"),
-        (with_own("_step", nn.LSTMCell(4, 3)), "as it has an attribute _step of its own"),
-        (with_own("_direction", nn.LSTM(4, 3)), "as it has an attribute _direction of its own"),
+        (Own(4, 3), "subclass of nn.GRUCell"),
+        (parametrizations.weight_norm(nn.LSTMCell(4, 3), "weight_hh"), "parametrized"),
+        (parametrizations.weight_norm(nn.LSTM(4, 3), "weight_hh_l0"), "parametrized"),
+        (replaced_forward(nn.GRU(4, 3)), "its forward was replaced"),
+        (quantized(nn.GRU(4, 3)), "being quantized"),
+        (nn.LSTM(4, 3, proj_size=2), "it has projections, which run torch's own LSTM"),
+        (nn.GRUCell(4, 3, dtype=torch.complex64), "its weight_ih is of dtype complex64"),
+        (wrapped(nn.GRUCell(4, 3)), "its weight_hh is a Wrapped"),
+        (sparse(nn.GRUCell(4, 3)), "its weight_hh is of layout torch.sparse_coo"),
+        (with_own("zoneout", nn.GRU(4, 3)), "it has an attribute zoneout of its own"),
+        (with_own("_step", nn.LSTMCell(4, 3)), "it has an attribute _step of its own"),
+        (with_own("_direction", nn.LSTM(4, 3)), "it has an attribute _direction of its own"),
+        (nn.RNN(4, 3), "my_ops has no RNN"),
+        (nn.RNNCell(4, 3), "my_ops has no RNNCell"),
+        (nn.Linear(4, 3), "fast_fp32() takes its products"),
     ],
     ids=lambda value: value.rsplit(" ", 1)[-1] if isinstance(value, str) else "",
 )
-def test_what_is_left_and_why(layer, why):
-    model = nn.Sequential(nn.Linear(2, 2), layer)
+def test_what_is_skipped_and_why(layer, why):
+    model = nn.Sequential(nn.LSTM(2, 2), layer)
     kind, report = type(layer), my_ops.convert(model)
     assert type(layer) is kind
-    assert report.left == {"1": why}
-    assert report.swapped == {"0": "Linear"}
-    assert str(report) == f"0: Linear to my_ops\n1: left, {why}"
+    assert report.skipped == {"1": why}
+    assert report.converted == {"0": "LSTM"}
+    assert str(report) == f"0: LSTM, converted\n1: {kind.__name__}, skipped: {why}"
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(16, 9), nn.Linear(15, 8)])
-def test_products_of_odd_sizes_become_ours(layer):
-    my_ops.convert(layer.half())
-    assert type(layer) is my_ops.nn.Linear
+def test_a_report_of_many():
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)], nn.GRU(2, 2))
+    assert str(my_ops.convert(model)) == (
+        "0, 1, 2 and 2 more: Linear, skipped: fast_fp32() takes its products\n5: GRU, converted"
+    )
+
+
+def test_no_qconfig_is_no_quantization():
+    layer = nn.LSTM(4, 3)
+    layer.qconfig = None
+    assert my_ops.convert(layer).converted
+
+
+def test_on_meta_before_it_is_loaded():
+    with torch.device("meta"):
+        layer = nn.LSTM(4, 3)
+    my_ops.convert(layer)
+    layer = layer.to_empty(device="cpu")
+    plain = nn.LSTM(4, 3)
+    layer.load_state_dict(plain.state_dict())
+    x = torch.randn(5, 2, 4)
+    torch.testing.assert_close(layer(x)[0], plain(x)[0])
+
+
+@pytest.mark.parametrize(
+    "chosen, names",
+    [
+        ({"only": "lstm"}, {"lstm"}),
+        ({"only": nn.LSTM}, {"lstm", "inner.0"}),
+        ({"only": ["inner", nn.GRUCell]}, {"inner.0", "inner.1", "last"}),
+        ({"only": ""}, {"lstm", "inner.0", "inner.1", "last"}),
+        ({"only": ()}, set()),
+        ({"skip": "inner"}, {"lstm", "last"}),
+        ({"skip": [nn.RNNBase]}, {"last"}),
+        ({"only": "inner", "skip": nn.GRU}, {"inner.0"}),
+    ],
+)
+def test_modules_that_are_chosen(chosen, names):
+    model = nn.Sequential()
+    model.lstm, model.last = nn.LSTM(2, 2), nn.GRUCell(2, 2)
+    model.inner = nn.ModuleList([nn.LSTM(2, 2), nn.GRU(2, 2)])
+    model.inner2 = nn.Linear(2, 2)
+    assert set(my_ops.convert(model, **chosen).converted) == names
+
+
+@pytest.mark.parametrize("argument", ["only", "skip"])
+def test_choices_that_are_refused(argument):
+    model = nn.Sequential(nn.LSTM(2, 2))
+    with pytest.raises(ValueError, match=f"convert: {argument}: the model has no module 'lstm'"):
+        my_ops.convert(model, **{argument: "lstm"})
+    for wrong in (3, [model[0]], int):
+        with pytest.raises(
+            TypeError, match=f"convert: {argument} must have names and classes of modules, got "
+        ):
+            my_ops.convert(model, **{argument: wrong})
+    assert type(model[0]) is nn.LSTM
 
 
 def test_a_model_is_asked_for():
@@ -237,6 +282,88 @@ def test_undo_after_a_parametrization_was_removed():
     assert type(layer) is my_ops.nn.LSTM
     report.undo()
     assert type(layer) is nn.LSTM
+
+
+class Hooked:
+    """As tools do that put a module's parameters where they are needed: they wrap its forward, and
+    put back the one that they found."""
+
+    def __init__(self, layer):
+        self.layer, self.found = layer, layer.forward
+        layer.forward = lambda *args: self.found(*args)
+
+    def remove(self):
+        self.layer.forward = self.found
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_forward_that_is_wrapped_after_the_conversion(kind):
+    layer, x = kind(4, 3), torch.randn(5, 4)
+    want, keys = layer(x), set(layer.__dict__)
+    report = my_ops.convert(layer)
+    hook = Hooked(layer)
+    report.undo()
+    assert type(layer) is OURS[kind]
+    torch.testing.assert_close(layer(x), want)
+    hook.remove()
+    report.undo()
+    assert type(layer) is kind
+    assert torch.equal(flat(layer(x)), flat(want))
+    assert set(layer.__dict__) == keys
+
+
+def flat(results):
+    """The first tensor of nested results."""
+    return results if isinstance(results, torch.Tensor) else flat(results[0])
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_forward_that_was_wrapped_before(kind):
+    layer = kind(4, 3)
+    hook = Hooked(layer)
+    assert my_ops.convert(layer).skipped == {"": "its forward was replaced"}
+    hook.remove()
+    my_ops.convert(layer)
+    assert type(layer) is OURS[kind]
+    assert "forward" not in layer.__dict__
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_undo_leaves_no_trace(kind):
+    layer = kind(4, 3)
+    before = set(layer.__dict__)
+    report = my_ops.convert(layer)
+    if isinstance(layer, nn.RNNBase):
+        layer.dropout = layer.zoneout = layer.weight_dropout = 0.5
+    report.undo()
+    assert set(layer.__dict__) == before
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_revert(copied):
+    model, x = made()
+    before, want = kinds(model), model(x)
+    my_ops.convert(model)
+    other = copied(model)
+    report = my_ops.revert(other)
+    assert kinds(other) == before
+    assert report.converted == {
+        "lstm": "LSTM", "gru": "GRU", "cell": "LSTMCell", "last": "GRUCell",
+    }  # fmt: skip
+    assert torch.equal(other(x), want)
+    assert set(other.lstm.__dict__) == set(made()[0].lstm.__dict__)
+    report.undo()
+    assert kinds(other) == kinds(model)
+    torch.testing.assert_close(other(x), want, rtol=1e-12, atol=1e-12)
+
+
+def test_revert_skips_what_torch_has_not():
+    model = nn.Sequential(my_ops.nn.LSTM(4, 3, zoneout=0.5), my_ops.nn.GRU(3, 3))
+    report = my_ops.revert(model)
+    assert report.skipped == {"0": "it has zoneout"}
+    assert [type(layer) for layer in model] == [my_ops.nn.LSTM, nn.GRU]
+    with pytest.raises(TypeError, match=r"revert: model must be a torch\.nn\.Module, got list"):
+        my_ops.revert([])
 
 
 def test_undo_takes_our_options_away():
