@@ -1,12 +1,14 @@
 """Does the test suite notice a mistake? Makes random ones, one at a time, and runs the tests.
 
-    python tools/mutants.py --python 100 --cpp 40 --seed 7
+    python tools/mutants.py --python 100 --cpp 40 --seed 7 --since v0.1.0
 
-Mutants of Python are those of cosmic-ray, and statements left out. Mutants of C++ change a line's
-operator, comparison, constant, statement or order of arguments. Each is made in a copy of this tree
-in build/mutants, and compiled for the CPU. The tests that run its line are run, and then those of
-its file. Survivors are printed: a test is missing, or the code has no effect. Needs what the tests
-need, and cosmic-ray and coverage.
+Mutants of Python are those of cosmic-ray, statements left out, tests negated or without one of
+their conditions, other defaults of parameters, and calls without an optional argument. Mutants of
+C++ change a line's operator, comparison, constant, condition, statement or order of arguments.
+Lines that changed since a commit, or the last release, come first. Each mutant is made in a copy of
+this tree in build/mutants, and compiled for the CPU. The tests that run its line are run, and then
+those of its file. Survivors are printed: a test is missing, or the code has no effect. Needs what
+the tests need, and cosmic-ray and coverage.
 """
 
 import argparse
@@ -88,6 +90,8 @@ TESTS = {  # the first prefix that fits counts
     "csrc/gru": f"{OF_TORCH} fake_kernels",
     "csrc/recurrent": f"{LLTM} fake_kernels cpp lstm_gru reset",
     "csrc/c_api": "c_api explain",
+    "csrc/fast_fp32": "fast_fp32",
+    "csrc/overrides": "fast_fp32",
     "csrc": f"fake_kernels {ELEMENTWISE} gemm lltm lltm_layer cpp",
     "kernels/elementwise": ELEMENTWISE,
     "kernels/recurrent": f"{LLTM} lstm_gru reset recurrent_kernels",
@@ -97,6 +101,7 @@ PYTHON = ["my_ops/*.py", "my_ops/*/*.py"]
 CPP = ["csrc/binding.h", "csrc/binding_cpu.h", "csrc/bindings.cpp", "csrc/c_api.cpp"]
 CPP += ["csrc/*_checks.h", "csrc/*_layout.h", "csrc/*_cpu.cpp", "csrc/recurrent_cpu.h"]
 CPP += ["csrc/recurrent_*s.h", "csrc/recurrent_ragged.h", "kernels/*/*_cpu.cpp"]
+CPP += ["csrc/fast_fp32.h", "csrc/overrides/*.cpp"]  # compiled by a test
 CPP += ["kernels/*/*_cpu.h", "kernels/recurrent/cpu.h", "kernels/recurrent/cells/[lg]*.h"]
 
 
@@ -136,18 +141,63 @@ def ignored(source):
             yield start, (part.end_lineno, part.end_col_offset)
 
 
+def decisions(source):
+    """Changes of conditions, defaults and calls: which part, in which node, and what that becomes.
+    Of a call's arguments only the last and those with a name are optional."""
+    module = ast.parse(source)
+    skipped = {
+        part for node in ast.walk(module) if isinstance(node, ast.JoinedStr)
+        for part in ast.walk(node)
+    }  # fmt: skip
+    for node in ast.walk(module):
+        if node in skipped:  # before Python 3.12 these have no exact position
+            continue
+        tests = getattr(node, "ifs", [])
+        if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
+            tests = [node.test]
+        for test in tests:
+            yield test, test, f"(not ({ast.unparse(test)}))"
+        if isinstance(node, ast.BoolOp):
+            for part in node.values:
+                others = [value for value in node.values if value is not part]
+                kept = others[0] if len(others) == 1 else ast.BoolOp(node.op, others)
+                yield part, node, f"({ast.unparse(kept)})"
+        if isinstance(node, ast.arguments):
+            for default in filter(None, [*node.defaults, *node.kw_defaults]):
+                yield default, default, "0" if ast.unparse(default) == "None" else "None"
+        if isinstance(node, ast.Call) and len(node.args) + len(node.keywords) > 1:
+            for part in [*node.args[-1:], *node.keywords]:
+                args = [value for value in node.args if value is not part]
+                keywords = [value for value in node.keywords if value is not part]
+                yield part, node, ast.unparse(ast.Call(node.func, args, keywords))
+
+
+def of_decisions(source):
+    """Positions and functions that return the changed source."""
+    text = source.encode()
+    lines = [0, *itertools.accumulate(len(line) for line in text.splitlines(keepends=True))]
+    for part, node, new in decisions(source):
+        start = lines[node.lineno - 1] + node.col_offset
+        end = lines[node.end_lineno - 1] + node.end_col_offset
+        change = lambda a=start, b=end, n=new: (text[:a] + n.encode() + text[b:]).decode()  # noqa: E731
+        yield (part.lineno, part.col_offset), change
+
+
 def python_mutants(source):
     """By position: functions that return the changed source."""
     operators = [LeaveOut()]
     operators += [o() for o in map(get_operator, operator_names()) if not o.arguments()]
     found, without = {}, list(ignored(source))
     nodes = list(ast_nodes(get_ast(source)))
+    changes = list(of_decisions(source))
     for operator in operators:
         positions = [start for node in nodes for start, _ in operator.mutation_positions(node)]
         for occurrence, place in enumerate(positions):
-            if not any(start <= place < end for start, end in without):
-                change = lambda o=operator, n=occurrence: mutate_code(source, o, n)  # noqa: E731
-                found.setdefault(place, []).append(change)
+            change = lambda o=operator, n=occurrence: mutate_code(source, o, n)  # noqa: E731
+            changes.append((place, change))
+    for place, change in changes:
+        if not any(start <= place < end for start, end in without):
+            found.setdefault(place, []).append(change)
     return found
 
 
@@ -158,6 +208,10 @@ NOT_CODE = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|^[ \t]*#[^\n]*', re.M)
 # Code that is not compiled for the CPU, and how threads share work, which only changes the time.
 NO_EFFECT = re.compile(r"^[^\n]*(?:cuda::|kGrain|kCache|_a_thread)[^\n]*", re.M)
 OPERATOR = re.compile(r"(?<= )([<>=!]=|[<>+*/%&-]|&&|\|\||[+-]=)(?= )|\b(true|false|min|max)\b")
+# Left out with its operator, between spaces or brackets: the condition before or after it.
+BEFORE = re.compile(r"(?<=[(,] )[^&|(),;{}]+ (?:&&|\|\|) |(?<=\()[^&|(),;{}]+ (?:&&|\|\|) ")
+AFTER = re.compile(r" (?:&&|\|\|) [^&|(),;{}]+(?=[);])")
+TEST = re.compile(r"(?<=\bif \()[^;{}]+?(?=\) (?:return|break|continue|throw|\{))")
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 NEGATION = re.compile(r"!(?=[\w(])")
 STATEMENT = re.compile(r"(?<=[;{}]\n)[ ]+(?!return|using|const|static|template|typedef|break)"
@@ -174,31 +228,52 @@ def cpp_mutants(source):
         start, end = match.span()
         for text in texts:
             change = lambda t=text: source[:start] + t + source[end:]  # noqa: E731
-            found.setdefault(start, []).append(change)
+            line = source.count("\n", 0, start) + 1
+            found.setdefault((line, start), []).append(change)
 
     for match in OPERATOR.finditer(blank):
         add(match, SWAPS[match[0]])
     for match in NUMBER.finditer(blank):
         add(match, str(int(match[0]) + 1), str(int(match[0]) - 1))
-    for match in NEGATION.finditer(blank):
-        add(match, "")
-    for match in STATEMENT.finditer(blank):
-        add(match, "")
+    for match in TEST.finditer(blank):
+        add(match, f"!({match[0]})")
+    for pattern in (NEGATION, STATEMENT, BEFORE, AFTER):
+        for match in pattern.finditer(blank):
+            add(match, "")
     for match in ARGUMENTS.finditer(blank):
         if match[1] != match[2]:
             add(match, f"{match[2]}, {match[1]}")
     return found
 
 
-def draw(patterns, mutants_of, choose):
-    """Yields (path, source, changed source) without end; each position in each file at most
-    once."""
+def git(*arguments):
+    done = subprocess.run(["git", "-C", HERE, *arguments], capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else ""
+
+
+HUNK = re.compile(r"^(?:\+\+\+ b/(.+)|@@ \S+ \+(\d+)(?:,(\d+))? @@.*)$", re.M)
+
+
+def changed_lines(since):
+    """By path: the lines that differ from this commit's."""
+    found, path = {}, None
+    for name, first, count in HUNK.findall(git("diff", "-U0", "-M", since)):
+        path = name or path
+        if first:
+            found.setdefault(path, set()).update(range(int(first), int(first) + int(count or 1)))
+    return found
+
+
+def draw(patterns, mutants_of, choose, first):
+    """Yields (path, source, changed source) without end; each position in each file at most once,
+    those in the lines ``first`` before others."""
     places = []
     for path in sorted({path for pattern in patterns for path in HERE.glob(pattern)}):
         source = path.read_text()
         for place, changes in sorted(mutants_of(source).items()):
             places.append((path.relative_to(HERE), source, place, changes))
     choose.shuffle(places)
+    places.sort(key=lambda of: of[2][0] not in first.get(str(of[0]), ()))
     for path, source, _, changes in places:
         changed = choose.choice(changes)()
         if changed not in (None, source):
@@ -340,10 +415,10 @@ def lives(groups, watched):
     return True
 
 
-def trial(count, patterns, mutants_of, choose, watched):
+def trial(count, patterns, mutants_of, choose, watched, first):
     """How many of ``count`` mutants are killed. Those that do not compile do not count."""
     killed = tried = 0
-    drawn = draw(patterns, mutants_of, choose)
+    drawn = draw(patterns, mutants_of, choose, first)
     # Sorted by file, so that what a change in a header recompiles is compiled once.
     while batch := sorted(itertools.islice(drawn, count - tried)):
         for path, source, changed in batch:
@@ -365,16 +440,19 @@ def main():
     parser.add_argument("--python", type=int, default=100, metavar="N")
     parser.add_argument("--cpp", type=int, default=40, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
+    release = git("describe", "--tags", "--abbrev=0").strip()
+    parser.add_argument("--since", default=release, metavar="COMMIT", help="the last release")
     options = parser.parse_args()
     LOG.parent.mkdir(exist_ok=True)
     LOG.unlink(missing_ok=True)
     watched = watch_tests()
+    first = changed_lines(options.since) if options.since else {}
     for name, count, patterns, mutants_of in (
         ("Python", options.python, PYTHON, python_mutants),
         ("C++", options.cpp, CPP, cpp_mutants),
     ):
         choose = random.Random(options.seed)
-        killed, tried = trial(count, patterns, mutants_of, choose, watched)
+        killed, tried = trial(count, patterns, mutants_of, choose, watched, first)
         if tried:
             share = f"{killed} of {tried} killed, {killed / tried:.0%}"
             print(f"{name}: {share}, seed {options.seed}", flush=True)

@@ -19,24 +19,21 @@ from my_ops import _fast_fp32
 HERE = Path(__file__).parents[1]
 ROOT = HERE.parent
 CHECKS = HERE / "fast_fp32_checks.py"
-NEEDS_SOURCE = pytest.mark.skipif(
-    not shutil.which("c++") or not (ROOT / "csrc").exists(),
-    reason="needs a C++ compiler and the source tree",
-)
+NO_SOURCE = {
+    "condition": not shutil.which("c++") or not (ROOT / "csrc").exists(),
+    "reason": "needs a C++ compiler and the source tree",
+}
+NEEDS_SOURCE = pytest.mark.skipif(**NO_SOURCE)
 
 
-@pytest.fixture(scope="module")
-def module(tmp_path_factory):
-    """fast_fp32_cpu.cpp, compiled: the switch, with a stand-in on the CPU for our kernels."""
-    path = tmp_path_factory.mktemp("fast_fp32") / "fast_fp32.so"
-    flags = ["-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"]
+def compiled(source, path, *options):
+    flags = ["-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", *options]
     folders = [ROOT / "csrc", ROOT / "include", ROOT / "kernels", *cpp_extension.include_paths()]
     libraries = [f"-L{folder}" for folder in cpp_extension.library_paths()]
     done = subprocess.run(
         [
-            *("c++", *flags, "-DTORCH_TARGET_VERSION=0x020a000000000000"),
-            *(f"-I{folder}" for folder in folders),
-            *(str(HERE / "fast_fp32_cpu.cpp"), "-o", str(path)),
+            *("c++", *flags, *(f"-I{folder}" for folder in folders)),
+            *(str(source), "-o", str(path)),
             *(*libraries, "-Wl,--no-as-needed", "-ltorch"),
         ],
         capture_output=True,
@@ -45,6 +42,14 @@ def module(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     return path
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    """fast_fp32_cpu.cpp, compiled: the switch, with a stand-in on the CPU for our kernels."""
+    path = tmp_path_factory.mktemp("fast_fp32") / "fast_fp32.so"
+    stable = "-DTORCH_TARGET_VERSION=0x020a000000000000"
+    return compiled(HERE / "fast_fp32_cpu.cpp", path, stable)
 
 
 def child(*arguments):
@@ -58,25 +63,25 @@ def child(*arguments):
     return done
 
 
-# The kernels that replace torch's: the package's compiled ones, or those in Python.
-OVERRIDES = pytest.mark.parametrize("overrides", [_fast_fp32.OVERRIDES, Path("none")])
-
-
-def skip_without(overrides):
-    if overrides.name == _fast_fp32.OVERRIDES.name and not overrides.exists():
-        pytest.skip("a build for the CPU only has no overrides")
+@pytest.fixture(scope="module", params=["compiled", "python"])
+def overrides(request, tmp_path_factory):
+    """The kernels that replace torch's. A build for the CPU only has no compiled ones."""
+    if request.param == "python":
+        return Path("none")
+    if _fast_fp32.OVERRIDES.exists():
+        return _fast_fp32.OVERRIDES
+    if NO_SOURCE["condition"]:
+        pytest.skip(NO_SOURCE["reason"])
+    path = tmp_path_factory.mktemp("overrides") / _fast_fp32.OVERRIDES.name
+    return compiled(ROOT / "csrc/overrides/fast_fp32.cpp", path)
 
 
 @NEEDS_SOURCE
-@OVERRIDES
 def test_the_switch(module, overrides, run_pytest):
-    skip_without(overrides)
     run_pytest(CHECKS, FAST_FP32_MODULE=str(module), FAST_FP32_OVERRIDES=str(overrides))
 
 
-@OVERRIDES
 def test_on_cuda(cuda, overrides, run_pytest):
-    skip_without(overrides)
     run_pytest(CHECKS, FAST_FP32_OVERRIDES=str(overrides))
 
 
