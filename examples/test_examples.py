@@ -254,8 +254,8 @@ def test_calling_python_from_cpp(tmp_path):
     ]
 
 
-def generate(folder, *arguments):
-    """Runs new_op in a copy of the repository. Returns its output and how to run programs there."""
+def copied(folder):
+    """Copies the repository. Returns how to run programs there."""
     folders = ["benchmarks", "csrc", "docs", "include", "kernels", "my_ops", "tests", "tools"]
     built = shutil.ignore_patterns("__pycache__", "*.so")
     for source in folders:
@@ -263,8 +263,11 @@ def generate(folder, *arguments):
     for file in ROOT.iterdir():
         if file.is_file():
             shutil.copy(file, folder)
-    here = {"cwd": folder, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-    return run(sys.executable, "tools/new_op.py", *arguments, **here), here
+    return {"cwd": folder, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def new_op(here, *arguments):
+    return run(sys.executable, "tools/new_op.py", *arguments, **here)
 
 
 def check_generated(name, printed, here, *for_cuda):
@@ -286,15 +289,92 @@ def check_generated(name, printed, here, *for_cuda):
 
 
 def test_new_op(tmp_path):
-    printed, here = generate(tmp_path, "square")
+    here = copied(tmp_path)
+    printed = new_op(here, "square")
     assert textwrap.indent(printed, "    ") in (EXAMPLES / "new_op/README.md").read_text()
     check_generated("square", printed, here, "kernels/square/square.cu", "csrc/square_cuda.cpp")
+
+
+# Formulas whose derivative by autograd cancels or is NaN at infinity. In PyTorch: the value, the
+# first and the second derivative. In C++: the value, and ``grad`` times the first derivative. Then
+# the limit in ulp.
+FORMULAS = {
+    "softsign": (
+        ("x / (1 + abs(x))", "1 / (1 + abs(x)) ** 2", "-2 * torch.sign(x) / (1 + abs(x)) ** 3"),
+        ("x / (1 + abs(x))", "grad / ((1 + abs(x)) * (1 + abs(x)))"),
+        4.0,
+    ),
+    "squash": (
+        ("torch.tanh(x)", "torch.cosh(x) ** -2", "-2 * torch.tanh(x) / torch.cosh(x) ** 2"),
+        ("tanh(x)", "grad / cosh(x) / cosh(x)"),
+        8.0,
+    ),
+    "soft_positive": (
+        (
+            "torch.logaddexp(x, torch.zeros_like(x))",
+            "torch.sigmoid(x)",
+            "torch.sigmoid(x) * torch.sigmoid(-x)",
+        ),
+        ("(x > 0 ? x : 0) + log1p(exp(-abs(x)))", "grad / (1 + exp(-x))"),
+        8.0,
+    ),
+    "cube": (("x * x * x", "3 * x * x", "6 * x"), ("x * x * x", "3 * grad * x * x"), 4.0),
+}
+
+
+def in_cxx(formula, std):
+    """With the names of the kernels, and ``std`` before functions."""
+    formula = re.sub(r"\bx\b", "value", formula).replace("grad", "load(grad[i])")
+    return re.sub(r"\b(abs|tanh|cosh|log1p|exp)\b", rf"{std}\1", formula)
+
+
+def write_formula(name, folder):
+    """Turns a new operator into that of the formula, as a reader of README would."""
+    (value, slope, second), (cxx, cxx_grad), limit = FORMULAS[name]
+    define = f"def {name}(x: Tensor) -> Tensor:\n    return "
+    edits = {
+        "my_ops/reference.py": [(f"{define}x * x", f"{define}{value}")],
+        f"my_ops/ops/{name}.py": [
+            ("``x * x``", f"``{value}``"),
+            ("again, is ``2 * x``", f"again, is ``{slope}``"),
+            ("2 * (grad_out * grad)", f"grad_out * grad * ({second})"),
+            ("2 * (grad * x_t)", f"grad * x_t * ({second})"),
+        ],
+        f"tests/ops/test_{name}.py": [
+            ("return 2 * x", f"return {slope}"),
+            ("{torch.float64: 1.0, torch.float32: 1.0}", f"dict.fromkeys(FLOATING, {limit})"),
+        ],
+    }
+    for file, std in (f"{name}_cpu.cpp", "std::"), (f"{name}.cu", ""):
+        edits[f"kernels/{name}/{file}"] = [
+            ("value * value", in_cxx(cxx, std)),
+            ("2 * (load(grad[i]) * value)", in_cxx(cxx_grad, std)),
+        ]
+    for path, pairs in edits.items():
+        text = (folder / path).read_text()
+        for old, new in pairs:
+            assert text.count(old) == 1, (path, old)
+            text = text.replace(old, new)
+        (folder / path).write_text(text)
+
+
+def test_new_op_of_other_formulas(tmp_path):
+    here, printed = copied(tmp_path), ""
+    for name in FORMULAS:
+        printed += new_op(here, name)
+        write_formula(name, tmp_path)
+    paths = [line.split()[1] for line in printed.splitlines() if line.startswith("wrote ")]
+    run("ruff", "format", *(path for path in paths if path.endswith(".py")), **here)
+    run("clang-format", "-i", *(path for path in paths if not path.endswith(".py")), **here)
+    for_cuda = [f"kernels/{name}/{name}.cu" for name in FORMULAS]
+    check_generated(" or ".join(FORMULAS), printed, here, *for_cuda)
 
 
 def test_new_cell(tmp_path):
     """Checks the page of the guide, what README says of it, and the program that uses the cell."""
     page = (ROOT / "docs/recurrent_cell.md").read_text()
-    printed, here = generate(tmp_path, "--cell", "leaky")
+    here = copied(tmp_path)
+    printed = new_op(here, "--cell", "leaky")
     assert textwrap.indent(printed, "    ") in page
     run("mypy", **here)
     kernels = [f"kernels/recurrent/leaky{name}.cu" for name in ("", "_sm90")]
@@ -307,19 +387,31 @@ def test_new_cell(tmp_path):
     assert f"# {run(sys.executable, '-c', layer, **here)}" in layer
 
 
+HEADERS = ["features", "locale", "endian", "strings", "errno", "pthread"]
+
+
 @pytest.mark.parametrize(
     "name, rule",
     [
-        ("d_sigmoid", "must be new, and my_ops/__init__.py has a 'd_sigmoid'"),
+        ("d_sigmoid", "must be new, and my_ops/reference.py has a 'd_sigmoid'"),
         ("lltm_cell_forward", "must be new, and csrc/bindings.cpp has"),
         ("store", "must be new, and kernels/common/numeric.cuh has"),
         ("stream", "must be new, and csrc/binding_cuda.h has"),
         ("bounds", "must be new, and there is a file tests/ops/test_bounds.py"),
-        ("delete", "must be no word of Python or C++"),
-        ("lambda", "must be no word of Python or C++"),
+        ("delete", "must be no word of C++"),
+        ("concept", "must be no word of C++"),
+        ("lambda", "must be no word of Python"),
+        ("enumerate", "must be no name that Python has: 'enumerate' is a builtin"),
+        ("--cell value_error", "must be no name that Python has: 'ValueError' is a builtin"),
+        ("torch", "must be new, and my_ops/reference.py has a 'torch'"),
+        ("distributed", "must be new, and there is my_ops/distributed.py"),
+        ("recurrent", "must be new, and there is my_ops/recurrent"),
+        *((name, f"there is a header {name}.h") for name in HEADERS),
+        ("offsetof", "must be no name that C++ has: there is a macro offsetof"),
         ("Square", "must be lower-case words joined by _"),
-        ("--cell gru", "must be new, and my_ops/__init__.py has a 'gru'"),
-        ("--cell gru_cell", "must be new, and my_ops/__init__.py has a 'gru_cell'"),
+        ("prepack", "must be new, and my_ops/__init__.py has a 'prepack'"),
+        ("--cell gru", "must be new, and my_ops/reference.py has a 'gru'"),
+        ("--cell gru_cell", "must be new, and my_ops/reference.py has a 'gru_cell'"),
         ("--cell cell_math", "must be new, and kernels/recurrent/cpu.h has"),
         ("--cell linear_activation", "must be new, and my_ops/nn/__init__.py has"),
         ("x" * 33, "of at most 32 letters"),

@@ -9,6 +9,9 @@ Needs: pip install copier clang-format ruff
 from __future__ import annotations
 
 import argparse
+import ast
+import builtins
+import importlib.util
 import keyword
 import os
 import re
@@ -20,11 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import copier
-from pygments.lexers.c_cpp import CppLexer
-from pygments.token import Token
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools/build"))
+import preflight  # noqa: E402
+
 TEMPLATE = ROOT / "tools/new_op"
+C_HEADERS = {"cerrno", "cassert", "cmath", "csignal", "cstdarg", "cstddef", "cstdio", "ctime"}
 MAX_NAME = 32  # comments of the templates leave room for this length
 END_OF_SCHEMAS = "}\n\nSTABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m)"
 FROM_LLTM = "from my_ops.recurrent.lltm import"
@@ -68,8 +73,9 @@ OP = Kind(
     },
     next="""\
 Next, put your formula into my_ops/reference.py, into the kernels, and into the gradients and the
-docstring in my_ops/ops/{name}.py. Then build, and run pytest -k {name}. If the formula rounds more
-often than x * x, raise LIMIT in tests/ops/test_{name}.py, as the comment there says.
+docstring in my_ops/ops/{name}.py, and its derivative into exact_slope in tests/ops/test_{name}.py.
+Then build, and run pytest -k {name}. If the formula rounds more often than x * x, raise LIMIT in
+that test file, as the comment there says.
 If it takes other arguments than one tensor x, also change the schemas in csrc/bindings.cpp and the
 call in tests/samples.py. Then it needs its own rules in my_ops/_vmap.py and my_ops/distributed.py
 instead of the two names in my_ops/ops/_common.py.
@@ -182,14 +188,12 @@ def check_name(name: str, kind: Kind) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > MAX_NAME:
         rule = f"lower-case words joined by _, of at most {MAX_NAME} letters"
         raise SystemExit(f"new_op: NAME must be {rule}, got {name!r}")
-    ((token, _), *_) = CppLexer().get_tokens(name)
-    if keyword.iskeyword(name) or token not in Token.Name:
-        raise SystemExit(f"new_op: NAME must be no word of Python or C++, got {name!r}")
+    check_python(name, kind)
+    check_cxx(name)
     ops = kind.ops.format(name=name)
     word, schema = rf"\b_?{ops}\b", rf'"{ops}[.(]'
     taken = [
         ("my_ops/__init__.py", word),
-        ("my_ops/reference.py", rf"def {name}\("),
         ("csrc/bindings.cpp", schema),
         ("csrc/binding*.h", word),
         ("kernels/common/*", word),
@@ -204,6 +208,79 @@ def check_name(name: str, kind: Kind) -> None:
             if re.search(pattern, file.read_text()):
                 where = file.relative_to(ROOT)
                 raise SystemExit(f"new_op: NAME must be new, and {where} has a {name!r} already")
+
+
+def check_python(name: str, kind: Kind) -> None:
+    if keyword.iskeyword(name):
+        raise SystemExit(f"new_op: NAME must be no word of Python, got {name!r}")
+    names = [name, *([class_name(name), f"{class_name(name)}Cell"] if kind is CELL else [])]
+    for own in names:
+        if hasattr(builtins, own):
+            raise SystemExit(f"new_op: NAME must be no name that Python has: {own!r} is a builtin")
+    if name in names_of_module("my_ops/reference.py"):
+        where = "my_ops/reference.py"
+        raise SystemExit(f"new_op: NAME must be new, and {where} has a {name!r} already")
+    for place in (f"my_ops/{name}", f"my_ops/{name}.py", f"kernels/{name}"):
+        if (ROOT / place).exists():
+            raise SystemExit(f"new_op: NAME must be new, and there is {place}")
+
+
+def names_of_module(path: str) -> set[str]:
+    """What a module defines and imports."""
+    names = set()
+    for node in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+# Of the compiler: NAME.h would be found in place of a header, or NAME is a macro.
+PROBE = """
+#if __has_include(<{name}.h>)
+#error header
+#endif
+{includes}
+#ifdef {name}
+#error macro
+#endif
+"""
+
+
+def check_cxx(name: str) -> None:
+    """Asks the compiler, with the headers of the system, and of torch and CUDA where they are."""
+    try:
+        compiler = preflight.cxx_compiler()
+    except preflight.Unfit as error:
+        raise SystemExit(f"new_op: {error}") from None
+    folders = [
+        home / "include" for home in preflight.toolkit_folders() if preflight.is_toolkit(home)
+    ]
+    if spec := importlib.util.find_spec("torch"):
+        folders.append(Path(spec.origin).parent / "include")
+    sources = [
+        file for place in ("csrc", "include", "kernels") for file in (ROOT / place).rglob("*.*")
+    ]
+    headers = {h for file in sources for h in re.findall(r"#include <(\w+)>", file.read_text())}
+    includes = "\n".join(f"#include <{header}>" for header in sorted(headers | C_HEADERS))
+
+    def run(source: str, option: str) -> subprocess.CompletedProcess[str]:
+        options = ["-std=c++20", "-x", "c++", option, *(f"-I{folder}" for folder in folders), "-"]
+        return subprocess.run(
+            [compiler, *options], input=source, capture_output=True, text=True, check=False
+        )
+
+    if run(f"int {name};", "-fsyntax-only").returncode:
+        raise SystemExit(f"new_op: NAME must be no word of C++, got {name!r}")
+    probed = run(PROBE.format(name=name, includes=includes), "-E")
+    if found := re.search("#error (header|macro)", probed.stderr):
+        what = f"a header {name}.h" if found[1] == "header" else f"a macro {name}"
+        raise SystemExit(f"new_op: NAME must be no name that C++ has: there is {what}")
+    if probed.returncode:
+        raise SystemExit(f"new_op: {compiler} fails: {preflight.first_error(probed.stderr)}")
 
 
 def class_name(name: str) -> str:
