@@ -5,7 +5,6 @@ parameters also have a layer in :mod:`my_ops.nn`. :mod:`my_ops.reference` has ea
 """
 
 import sys as _sys
-from importlib.metadata import version as _version
 from pathlib import Path as _Path
 
 if (
@@ -37,7 +36,7 @@ from my_ops.recurrent.gru import gru, gru_cell
 from my_ops.recurrent.lltm import lltm, lltm_cell
 from my_ops.recurrent.lstm import lstm, lstm_cell
 
-__version__ = _version("my_ops")
+__version__ = _library.version()
 cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_package(my_ops)
 __all__ = [
     "Conversion",

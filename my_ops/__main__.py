@@ -120,10 +120,13 @@ def problems(report: dict[str, Any]) -> list[dict[str, str]]:
     if "error" in torch:
         add(f"torch cannot be imported: {torch['error']}", "pip install 'torch>=2.10'")
     if build is None:
-        add(
-            "this is the source folder, not an installed package: nothing is compiled here",
-            f"run Python in another folder; if my_ops is not installed there: {hint}",
-        )
+        if (PACKAGE.parent / "kernels").is_dir():
+            add(
+                "this is the source folder, not an installed package: nothing is compiled here",
+                f"run Python in another folder; if my_ops is not installed there: {hint}",
+            )
+        else:
+            add("the package is not whole: it has no record of its build", hint)
     elif report["load_error"] and "error" not in torch:
         add(f"import my_ops fails: {report['load_error']}", hint)
     if not (build and here and here["gpus"]):

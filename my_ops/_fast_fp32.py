@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from torch.compiler import is_compiling
 from my_ops._private import dispatch_table
 
 OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
+P = ParamSpec("P")
+R = TypeVar("R")
 SHOWN = 30  # shapes in the report's table
 # The releases with which csrc/overrides, compiled with another of them, was tested.
 TESTED_TORCH = (210, 215)
@@ -227,6 +229,23 @@ OVERRIDES = Path(__file__).with_name("_overrides.so")
 _switch = Switch(Path(__file__).with_name("_C.so"), "CUDA")
 
 
+def _no_function(decorated: object) -> str | None:
+    """What it is, if its code does not run when it is called, or it is no function at all."""
+    if isinstance(decorated, type):
+        return "a class"
+    if not callable(decorated):
+        return f"of type {type(decorated).__name__}"
+    code = inspect.unwrap(decorated)
+    while isinstance(code, functools.partial):
+        code = inspect.unwrap(code.func)
+    for each in (code, type(code).__call__):
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            return "a generator"
+        if inspect.iscoroutinefunction(each):
+            return "a coroutine"
+    return None
+
+
 class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in the same way
     """Computes torch's float32 products on CUDA with :func:`gemm`'s kernels where they are faster.
 
@@ -254,7 +273,7 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
 
     Raises:
         TypeError: ``mode`` is not a bool, or it decorates a generator or a coroutine, whose code
-            runs after the call.
+            runs after the call, or a class.
         RuntimeError: it was called inside a function that ``torch.compile`` compiles with
             ``fullgraph=True``. Without that, torch runs the whole function uncompiled.
     """
@@ -273,20 +292,18 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
     def __exit__(self, *_: object) -> None:
         _switch.set(self._previous)
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         _switch.set(self._previous)
-        if (
-            inspect.isgeneratorfunction(function)
-            or inspect.iscoroutinefunction(function)
-            or inspect.isasyncgenfunction(function)
-        ):
+        what = _no_function(function)
+        if what is not None:
+            name = getattr(function, "__qualname__", repr(function))
             raise TypeError(
                 "fast_fp32: must decorate a function that runs when it is called, got "
-                f"{function.__qualname__}, a generator or coroutine; use a with statement inside it"
+                f"{name}, {what}; use a with statement inside it"
             )
 
         @functools.wraps(function)
-        def switched(*args: Any, **kwargs: Any) -> Any:
+        def switched(*args: P.args, **kwargs: P.kwargs) -> R:
             with fast_fp32(self._mode):
                 return function(*args, **kwargs)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -24,11 +27,7 @@ def _load() -> None:
         )
     path = Path(__file__).with_name("_C.so")
     if not path.exists():
-        raise ImportError(
-            f"my_ops: {path.name} is missing beside {Path(__file__).name}: this is the source "
-            "folder, not an installed package. Run Python elsewhere, or build in place with "
-            "pip install --no-build-isolation -e ."
-        )
+        raise ImportError(f"my_ops: {path.name} is missing beside {__file__}: {_why_missing(path)}")
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
@@ -37,6 +36,28 @@ def _load() -> None:
             f"my_ops: {path.name} does not load: {reason}. `python -m my_ops` says what does not "
             "fit on this machine"
         ) from error
+
+
+def _why_missing(path: Path) -> str:
+    if (path.parents[1] / "kernels").is_dir():
+        return (
+            "this is the source folder, not an installed package. Run Python elsewhere, or build "
+            "in place with pip install --no-build-isolation -e ."
+        )
+    if not path.parent.is_dir():
+        return "the package is in an archive, and the module loads from a folder only: unpack it"
+    if getattr(sys, "frozen", False):
+        return "the frozen program left it out: add the data files of my_ops to it"
+    return "the package is not whole: install it again"
+
+
+def version() -> str:
+    """The distribution's, or the build's where a program brings the package alone."""
+    try:
+        return metadata.version("my_ops")
+    except metadata.PackageNotFoundError:
+        record = Path(__file__).with_name("_build.json").read_text()
+        return str(json.loads(record)["version"])
 
 
 def tag_compile_cache(version: str) -> None:

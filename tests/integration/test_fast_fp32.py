@@ -1,6 +1,7 @@
 """fast_fp32, the switch that runs torch's own products on our kernels. Overrides last as long as
 the process, so tests that switch it on run in their own processes."""
 
+import functools
 import re
 import shutil
 import subprocess
@@ -508,10 +509,37 @@ def generator():
     yield
 
 
-@pytest.mark.parametrize("function", [generator, coroutine, asynchronous_generator])
-def test_what_it_cannot_decorate(function):
-    with pytest.raises(TypeError, match=f"fast_fp32: must decorate .* got {function.__name__}, "):
-        my_ops.fast_fp32()(function)
+class Generating:
+    def __call__(self):
+        yield
+
+
+@pytest.mark.parametrize(
+    "decorated, what",
+    [
+        (generator, "got generator, a generator"),
+        (coroutine, "got coroutine, a coroutine"),
+        (asynchronous_generator, "got asynchronous_generator, a generator"),
+        (
+            functools.partial(functools.partial(generator)),
+            r"got functools.partial\(.*, a generator",
+        ),
+        (Generating(), "got <.*Generating.*>, a generator"),
+        (Generating, "got Generating, a class"),
+        (None, "got None, of type NoneType"),
+    ],
+)
+def test_what_it_cannot_decorate(decorated, what):
+    with pytest.raises(TypeError, match=f"fast_fp32: must decorate .* {what}; use a with"):
+        my_ops.fast_fp32()(decorated)
+    assert not my_ops.fast_fp32.report().on
+
+
+def test_what_it_decorates():
+    on = my_ops.fast_fp32()(functools.partial(lambda x: (x, my_ops.fast_fp32.report().on)))
+    assert on(3) == (3, True)
+    layer = my_ops.fast_fp32()(torch.nn.Linear(2, 3))
+    assert layer(torch.ones(2)).shape == (3,)
     assert not my_ops.fast_fp32.report().on
 
 

@@ -74,13 +74,67 @@ def test_damaged_module(tmp_path):
 
 
 def test_source_folder(tmp_path):
-    copy_package(tmp_path)
+    (copy_package(tmp_path) / "kernels").mkdir()
     (tmp_path / "my_ops/_C.so").unlink()
     (tmp_path / "my_ops/_build.json").unlink()
     done = run(tmp_path, "--json", PYTHONPATH=str(tmp_path))
     (problem,) = json.loads(done.stdout)["problems"]
     assert problem["problem"].startswith("this is the source folder")
     assert problem["fix"].startswith("run Python in another folder; if my_ops is not installed")
+
+
+def test_a_package_without_its_module(tmp_path):
+    copy_package(tmp_path)
+    (tmp_path / "my_ops/_C.so").unlink()
+    program = "import sys; sys.frozen = {}; import my_ops"
+    for frozen, why in ((False, "the package is not whole"), (True, "the frozen program left it")):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(frozen)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert f"my_ops: _C.so is missing beside {tmp_path}" in done.stderr
+        assert why in done.stderr
+    (tmp_path / "my_ops/_build.json").unlink()
+    (problem,) = found(run(tmp_path, "--json", PYTHONPATH=str(tmp_path)).stdout)
+    assert problem == "the package is not whole: it has no record of its build"
+
+
+def test_a_package_in_an_archive(tmp_path):
+    copy_package(tmp_path / "folder")
+    archive = shutil.make_archive(str(tmp_path / "all"), "zip", tmp_path / "folder")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {archive!r}); import my_ops"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "the package is in an archive, and the module loads from a folder only" in done.stderr
+
+
+def test_a_package_without_its_distribution(tmp_path):
+    """As in programs that are frozen or bring a copy of it."""
+    copy_package(tmp_path)
+    script = """
+import importlib.metadata as metadata
+def missing(name, of=metadata.version):
+    if name == "my_ops":
+        raise metadata.PackageNotFoundError(name)
+    return of(name)
+metadata.version = missing
+import my_ops
+print(my_ops.__file__, my_ops.__version__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(tmp_path / "my_ops/__init__.py"), my_ops.__version__]
 
 
 @pytest.mark.parametrize(
