@@ -3,6 +3,8 @@
 <!-- operators -->             what every op does (op_table.py)
 <!-- call NAME -->             one call of an op, drawn from the names in the code
 <!-- measured SECTION -->      a table of performance.md
+<!-- reference MODULE -->     the entries of the names in the list that follows
+<picture> ... </picture>      both of its images, of which the site shows that of its own scheme
 
 If a page names a test, as in `tests/test_x.py::test_y`, and there is none, the build fails. It also
 fails if a public name in the reference lacks its entry, signature, a section of its docstring or a
@@ -21,6 +23,11 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from svg import Drawing  # noqa: E402
 
+PICTURE = re.compile(
+    r'<picture>\n  <source media="\(prefers-color-scheme: dark\)" srcset="(.*)">\n'
+    r'  <img src="(.*)" alt="(.*)">\n</picture>'
+)
+REFERENCE = re.compile(r"<!-- reference ([\w.]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 PERFORMANCE = (ROOT / "docs/performance.md").read_text()
 
 
@@ -90,6 +97,26 @@ def measured(section: str) -> str:
     return match[1]
 
 
+# Modules have one entry, of their docstring or of everything in them.
+MODULES = {
+    "distributed": "\n      members: []",
+    "reference": "\n      show_if_no_docstring: true",
+}
+
+
+def entries(match: re.Match[str]) -> str:
+    """mkdocstrings' directive for each name in a list of the reference."""
+    module, listed = match.groups()
+    directives = []
+    for name in re.findall(r"^- `(\w+)`: ", listed, re.MULTILINE):
+        directive = f"::: {module}.{name}\n"
+        if name in MODULES:
+            directive += "    options:\n      show_root_heading: false\n"
+            directive += f"      show_root_toc_entry: false{MODULES[name]}\n"
+        directives.append(directive)
+    return "\n".join(directives)
+
+
 def operators() -> str:
     sys.path.insert(0, str(ROOT / "tools"))  # MkDocs removes the first one again
     import op_table
@@ -123,8 +150,8 @@ def check_reference(html: str) -> None:
     # These are described on the page, or have a section of it.
     for name in ("my_ops.cmake_prefix_path", "my_ops.nn", "my_ops.reference"):
         del public[name]
-    entries = re.split(r'<h\d id="(my_ops\.[\w.]+)"', html)
-    documented = dict(zip(entries[1::2], entries[2::2], strict=True))
+    parts = re.split(r'<h\d id="(my_ops\.[\w.]+)"', html)
+    documented = dict(zip(parts[1::2], parts[2::2], strict=True))
     missing = public.keys() - documented.keys()
     if missing:
         raise ValueError(f"reference.md has no entry for {', '.join(sorted(missing))}")
@@ -157,6 +184,8 @@ def on_post_page(output: str, page: Any, **_: Any) -> None:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     check_tests(page.file.src_uri, markdown)
+    markdown = REFERENCE.sub(entries, markdown)
+    markdown = PICTURE.sub(r"![\3](\2#only-light)\n![\3](\1#only-dark)", markdown)
     markdown = re.sub("<!-- operators -->", lambda _: operators(), markdown)
     markdown = re.sub(r"<!-- call (\w+) -->", lambda match: call(match[1]), markdown)
     return re.sub(r"<!-- measured (\w+) -->", lambda match: measured(match[1]), markdown)

@@ -19,6 +19,7 @@ from measured_reliability import Reliability, environment, figure, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
+    "index",
     "performance",
     "reliability",
     "compatibility",
@@ -354,7 +355,7 @@ class Results(Reliability, Layers):
         gpu, median = self.sections["environment"]["gpu"], statistics.median(ratios)
         return (
             f"**fp32 products with fp32's accuracy, {row['x cuBLAS']:.1f} times as fast as "
-            f"cuBLAS** on an {gpu} (m = n = k = 4096). The median over {len(ratios)} random "
+            f"cuBLAS's** on an {gpu} (m = n = k = 4096). The median over {len(ratios)} random "
             f"shapes, most of them small, is {median:.1f} times."
         )
 

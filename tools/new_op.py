@@ -69,7 +69,9 @@ OP = Kind(
         ],
         "my_ops/reference.py": [("", "\n\ndef {name}(x: Tensor) -> Tensor:\n    return x * x\n")],
         "tests/samples.py": [("]\n\n\ndef named", '    _op("{name}", _unary),\n')],
-        "docs/reference.md": [("]\n\n## Layers", ", {name}")],
+        "docs/reference.md": [
+            ("<!-- end -->\n\n<!-- reference my_ops.nn", "- `{name}`: `x * x`\n")
+        ],
     },
     next="""\
 Next, put your formula into my_ops/reference.py, into the kernels, and into the gradients and the
@@ -157,8 +159,14 @@ def {name}(
             ("}\nLIMIT = ", '    "{name}": my_ops.nn.{class_},\n'),
         ],
         "docs/reference.md": [
-            ("]\n\n## Layers", ", {name}_cell, {name}"),
-            ("]\n\n## Models", ", {class_}Cell, {class_}"),
+            (
+                "<!-- end -->\n\n## Layers",
+                "- `{name}_cell`: one step of {class_}\n- `{name}`: all steps of {class_}\n",
+            ),
+            (
+                "- `Linear`: a layer",
+                "- `{class_}`: a layer of {class_}\n- `{class_}Cell`: one step of it\n",
+            ),
         ],
     },
     next="""\

@@ -28,6 +28,7 @@ import samples
 
 DTYPES = samples.FLOATING + samples.INTEGERS + samples.NOT_REAL
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+WITH_CUDA = torch._C._dispatch_has_kernel_for_dispatch_key("my_ops::gemm", "CUDA")
 
 
 def has_kernel(op: str, key: str) -> bool:
@@ -240,12 +241,17 @@ def features() -> list[list[str]]:
                     cell[:] = ["no argument"]
                 elif holds(feature, op, device):
                     cell.append(device.upper())
-    rows = [[f"`{n}`", *(", ".join(c) or "no" for c in row)] for n, row in found.items()]
+
+    def said(devices: list[str]) -> str:
+        return "yes" if devices == ["CPU"] == [d.upper() for d in DEVICES] else ", ".join(devices)
+
+    rows = [[f"`{n}`", *(said(c) or "no" for c in row)] for n, row in found.items()]
     return [["op", *CHECKS], *rows]
 
 
 def arguments() -> list[list[str]]:
-    rows = [["op", "dtypes", "CPU kernel", "CUDA kernel", "gradient"]]
+    keys = ("CPU", "CUDA") if WITH_CUDA else ()
+    rows = [["op", "dtypes", *(f"{key} kernel" for key in keys), "gradient"]]
     for name, op in one_of_each("cpu").items():
 
         def call(dtype: torch.dtype, op: samples.Op = op) -> Any:
@@ -254,7 +260,7 @@ def arguments() -> list[list[str]]:
             return op.overload(*op.arguments(*op.tensors(3, dtype, "cpu")))
 
         dtypes = [d for d in DTYPES if works(lambda d=d, call=call: call(d))]
-        kernels = ["yes" if has_kernel(name, key) else "no" for key in ("CPU", "CUDA")]
+        kernels = ["yes" if has_kernel(name, key) else "no" for key in keys]
         gradient = ("no", "once", "twice")[derivatives(op, "cpu")]
         rows.append([f"`{name}`", short(dtypes), *kernels, gradient])
     return rows
@@ -269,8 +275,10 @@ def main() -> str:
     devices = "the CPU"
     if "cuda" in DEVICES:
         devices += f" and CUDA ({torch.cuda.get_device_name()})"
+    here = "" if WITH_CUDA else "Builds with CUDA have a CPU and a CUDA kernel of each.\n\n"
     return (
-        f"{table(arguments())}\n\nWorks with, checked on {devices}, torch {torch.__version__}:\n\n"
+        f"{table(arguments())}\n\n{here}"
+        f"Works with, checked on {devices}, torch {torch.__version__}:\n\n"
         f"{table(features())}"
     )
 

@@ -48,6 +48,23 @@ def test_what_tools_write_is_current(tool):
         assert path.read_text() == content, path.name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_read_in_plain_markdown(page):
+    """Each picture stands once, in the form that docs_hooks.py turns into the site's two images,
+    and both files are there. Entries of the reference are lists."""
+    docs_hooks = importlib.import_module("docs_hooks")
+    text = page.read_text()
+    pictures = docs_hooks.PICTURE.findall(text)
+    assert "#only-" not in text
+    assert not re.search("^:::", text, re.MULTILINE)  # mkdocstrings' directives
+    assert text.count("<picture>") == len(pictures)
+    for dark, light, words in pictures:
+        assert words
+        assert light == dark.replace("-dark.svg", "-light.svg")
+        assert (page.parent / dark).is_file()
+        assert (page.parent / light).is_file()
+
+
 def test_gallery_shows_what_its_programs_draw():
     programs = (REPOSITORY / "examples").glob("*.py")
     drawing = {path.stem for path in programs if "plots.save(" in path.read_text()}
