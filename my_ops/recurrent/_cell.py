@@ -55,6 +55,32 @@ class Cell:
     reads_h: bool = False  # whether the previous h also enters other than through the weights
     weights: OneMatrix | TwoMatrices = field(default_factory=TwoMatrices)
 
+    def __post_init__(self) -> None:
+        """Raises ValueError unless the formulas return as many values as the numbers say."""
+
+        def check(what: str, want: int, got: int) -> None:
+            if got != want:
+                raise ValueError(f"{self.name}: {what.format(want)}, got {got}")
+
+        check("shut must have {} values, one for each saved value", self.saved, len(self.shut))
+        one = torch.zeros(1, device="cpu")
+        carried = (one,) * len(self.carried)
+        _, after, saved = self.forward((one,) * self.terms, one, carried)
+        check("forward must return {} saved values", self.saved, len(saved))
+        check("forward must return {} carried values", len(self.carried), len(after))
+        h = one if self.reads_h else None
+        grad_z, grad_h, grad_carried = self.backward(saved, carried, after, h, one, carried)
+        check("backward must return {} gradients of pre-activations", self.terms, len(grad_z))
+        check(
+            "backward must return {} gradients of carried values",
+            len(self.carried),
+            len(grad_carried),
+        )
+        if (grad_h is not None) != self.reads_h:
+            want, got = ("a tensor", "None") if self.reads_h else ("None", "a tensor")
+            rule = f"backward must return {want} as the gradient of h, got {got}"
+            raise ValueError(f"{self.name}: {rule}")
+
     @property  # not cached: Dynamo's guards see what a first use adds to an object
     def terms(self) -> int:
         return self.gates + self.apart
