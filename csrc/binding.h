@@ -66,6 +66,16 @@ void check(bool rule, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
+// libtorch's C interface returns an error as a status. The text is available since 2.13, with a
+// function that older releases lack; the class of the exception is lost.
+inline void check_torch(int32_t status, const char* call) {
+  if (status == TORCH_SUCCESS) return;
+  using Text = const char* (*)();
+  const auto text =
+      reinterpret_cast<Text>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
+  check(false, "my_ops: ", call, " failed", text ? ": " : "", text ? text() : "");
+}
+
 // "(2, 3)", the way torch prints a size.
 inline std::string show(IntHeaderOnlyArrayRef sizes) {
   std::string text = "(";
@@ -119,9 +129,33 @@ inline bool is_floating(ScalarType dtype) {
          dtype == ScalarType::BFloat16;
 }
 
-// Python may give None for any tensor.
+// The bytes of a tensor's storage, and how many of them it needs. Programs may free or shorten a
+// storage that tensors still use: untyped_storage().resize_(0).
+struct StorageBytes {
+  int64_t given, needed;
+  bool suffices() const { return needed <= given; }
+};
+inline StorageBytes storage_bytes(const Tensor& t) {
+  int64_t given = 0, offset = 0, dims = 0, *sizes = nullptr, *strides = nullptr;
+  check_torch(aoti_torch_get_storage_size(t.get(), &given), "storage size");
+  check_torch(aoti_torch_get_storage_offset(t.get(), &offset), "storage offset");
+  check_torch(aoti_torch_get_dim(t.get(), &dims), "dim");
+  check_torch(aoti_torch_get_sizes(t.get(), &sizes), "sizes");
+  check_torch(aoti_torch_get_strides(t.get(), &strides), "strides");
+  int64_t last = offset;
+  for (int64_t d = 0; d < dims; ++d) {
+    if (sizes[d] == 0) return {given, 0};
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return {given, (last + 1) * static_cast<int64_t>(t.element_size())};
+}
+
+// Every tensor that an op takes. Python may give None for any of them.
 inline void check_given(const Tensor& t, const char* op, const char* name) {
   check(t.defined(), op, ": ", name, " must be a tensor, got None");
+  const StorageBytes bytes = storage_bytes(t);
+  check(bytes.suffices(), op, ": ", name, " must have a storage that holds its ", bytes.needed,
+        " bytes, got one of ", bytes.given);
 }
 
 inline void check_floating(const Tensor& t, const char* op, const char* name) {
@@ -213,16 +247,6 @@ void dispatch_real(ScalarType dtype, const F& f) {
 }
 
 // ------------------------------------------------------------------------------ calls of libtorch
-
-// libtorch's C interface returns an error as a status. The text is available since 2.13, with a
-// function that older releases lack; the class of the exception is lost.
-inline void check_torch(int32_t status, const char* call) {
-  if (status == TORCH_SUCCESS) return;
-  using Text = const char* (*)();
-  const auto text =
-      reinterpret_cast<Text>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
-  check(false, "my_ops: ", call, " failed", text ? ": " : "", text ? text() : "");
-}
 
 // Calls the ATen op "aten::name" with all of its arguments, and returns its first result.
 template <typename... Args>

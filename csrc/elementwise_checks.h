@@ -82,6 +82,7 @@ inline void check_fill_index(int64_t height, int64_t width, ScalarType dtype) {
 }
 
 inline void check_fill_index(const Tensor& out) {
+  check_given(out, "fill_index", "out");
   check(out.dim() == 2, "fill_index: out must be (height, width), got ", show(out));
   check_fill_index(out.size(0), out.size(1), out.scalar_type());
   check_one_address_each(out, "out", "fill_index");

@@ -143,7 +143,8 @@ class Products {
  private:
   static bool is_ours(const Tensor& t, const Tensor& like) {
     return t.defined() && t.scalar_type() == ScalarType::Float && Backend::on_device(t) &&
-           t.get_device_index() == like.get_device_index() && is_strided(t) && !is_named(t);
+           t.get_device_index() == like.get_device_index() && is_strided(t) && !is_named(t) &&
+           storage_bytes(t).suffices();
   }
 
   // Whether torch would accept these operands.

@@ -23,6 +23,7 @@ std::string explained(const my_ops_gemm_problem& problem, Activation activation)
 extern "C" __attribute__((visibility("default"))) int64_t
 my_ops_explain_gemm(const my_ops_gemm_problem* problem, char* text, int64_t size) {
   using namespace my_ops;
+  if (!problem || !problem->dtype || !problem->activation) return MY_OPS_INVALID_ARGUMENT;
   const int64_t sizes[] = {problem->batch, problem->m, problem->n, problem->k};
   const bool overflows = std::any_of(std::begin(sizes), std::end(sizes),
                                      [](int64_t x) { return x < 0 || x > int64_t{1} << 20; });

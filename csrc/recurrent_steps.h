@@ -155,6 +155,7 @@ StepTensors one_step(const Backend& backend, const Tensor& input, const Weights&
                    .saved = std::nullopt};
   if (Cell::kCarried > 0) step.new_carried = empty(input, {batch, hidden}, acc);
   if (save) step.saved = empty(input, {batch, Cell::kSaved * hidden});
+  if (step.new_h.numel() == 0) return step;
   backend.matmul(input, transposed(weights.x), step.gates_x);
   backend.matmul(old_h, transposed(weights.h), step.gates_h);
   backend.step(step);
@@ -186,7 +187,7 @@ StepBackwardTensors one_step_backward(const Backend& backend, const std::optiona
                            .hidden = hidden};
   if (Cell::kReadsH) step.grad_h_direct = zeros(saved, {batch, hidden}, acc);
   if (Cell::kCarried > 0) step.grad_carried_before = empty(saved, {batch, hidden}, acc);
-  backend.step_backward(step);
+  if (batch > 0 && hidden > 0) backend.step_backward(step);
   return step;
 }
 
@@ -227,7 +228,8 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
   if (Cell::kCarried > 0) s.c_n = empty(input, {batch, hidden});
   if (save) s.saved = empty(input, {steps, batch, Cell::kSaved * hidden});
   if (save && Cell::kCarried > 0) s.carried = empty(input, {steps, batch, hidden});
-  if (steps > 0 && backend.sequence(s)) return {s.output, s.h_n, s.c_n, s.saved, s.carried};
+  const bool done = s.h_n.numel() == 0 || (steps > 0 && backend.sequence(s));
+  if (done) return {s.output, s.h_n, s.c_n, s.saved, s.carried};
   const Tensor gates_x = gates_of_input(backend, s);
   StepTensors step{.gates_x = {},
                    .gates_h = empty(input, {batch, weights.h.size(0)}, acc),
@@ -316,7 +318,8 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                             .batch = batch,
                             .hidden = hidden};
   if (Cell::kCarried > 0) s.grad_c0 = empty(like, {batch, hidden});
-  if (steps > 0 && backend.sequence_backward(s)) return {s.grad_terms, s.grad_h0, s.grad_c0};
+  const bool done = s.grad_h0.numel() == 0 || (steps > 0 && backend.sequence_backward(s));
+  if (done) return {s.grad_terms, s.grad_h0, s.grad_c0};
   const auto start = [&](const std::optional<Tensor>& grad) {
     return grad ? copy(*grad, acc) : zeros(like, {batch, hidden}, acc);
   };

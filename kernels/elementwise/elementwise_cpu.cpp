@@ -179,6 +179,7 @@ MY_OPS_INLINE T from_index(int64_t i) {
 #define MY_OPS_INDEX(T)                                                              \
   template <>                                                                        \
   MY_OPS_CLONES void fill_index(T* out, int64_t width, int64_t begin, int64_t end) { \
+    if (width == 0) return;                                                          \
     for (int64_t y = begin; y < end; ++y) {                                          \
       for (int64_t x = 0; x < width; ++x) out[y * width + x] = from_index<T>(x + y); \
     }                                                                                \

@@ -56,7 +56,7 @@ typedef struct {
 /* Writes into text, of size bytes, which kernels the plan tried and which one computes the product,
  * in lines of English that end with the plan. Works without a GPU, and in builds without CUDA.
  * Returns the length of the whole text, without the terminating byte, or MY_OPS_INVALID_ARGUMENT
- * for a size below 0 or above 2^20, or an unknown dtype or activation. */
+ * for a size below 0 or above 2^20, or a null or unknown dtype or activation. */
 int64_t my_ops_explain_gemm(const my_ops_gemm_problem* problem, char* text, int64_t size);
 
 #ifdef __cplusplus
