@@ -8,6 +8,7 @@
 #include "common/numeric_cpu.h"
 
 #ifdef __x86_64__
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -53,8 +54,12 @@ struct RoundSte {
 
 #ifdef __x86_64__
 
-const bool kHasF16c = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("f16c");
+// The builtin of Clang 14 does not know f16c.
+const bool kHasF16c = [] {
+  unsigned eax, ebx, ecx, edx;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}();
 
 // Converts whole vectors of eight halves with the processor's own instructions, which the compiler
 // does not use. Returns how many elements these are.

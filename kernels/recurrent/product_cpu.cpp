@@ -30,6 +30,14 @@ constexpr int64_t kBlock = 128;  // of k, summed on its own: a sum's error grows
 template <int Rows>
 constexpr int kChains = Rows == 1 ? 4 : (Rows < 4 ? 2 : 1);
 
+// The levels below are chosen at run time, whatever -march says. GCC inlines nothing into them that
+// is compiled for a processor by its name, so what they inline is for any x86-64, and calls nothing
+// from headers.
+#ifdef MY_OPS_LEVELS
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64")
+#endif
+
 // c[Rows, 2 vectors] = a[Rows, k] @ panel[k, 2 vectors], of which `columns` are stored.
 template <typename T, int Bytes, int Rows>
 MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c, int64_t c_row,
@@ -39,7 +47,7 @@ MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c,
   constexpr int kLanes = Bytes / sizeof(T), kSums = kChains<Rows>;
   Vector left[Rows] = {}, right[Rows] = {};
   for (int64_t begin = 0; begin < k; begin += kBlock) {
-    const int64_t end = std::min(begin + kBlock, k);
+    const int64_t end = k - begin < kBlock ? k : begin + kBlock;
     Vector of_left[kSums][Rows] = {}, of_right[kSums][Rows] = {};
     for (int64_t i = begin; i < end; i += kSums) {
 #pragma GCC unroll 4
@@ -114,25 +122,26 @@ MY_OPS_INLINE void product_of(const T* a, int64_t a_row, const T* packed, T* c, 
   }
 }
 
-// c[m, n] = a[m, k] @ packed, in tiles that fill the registers of the instruction set.
-#ifdef MY_OPS_LEVELS
-#define MY_OPS_MULTIPLY(LEVEL, T, BYTES, ROWS)                                                   \
-  __attribute__((target(LEVEL))) void multiply(const T* a, int64_t a_row, const T* packed, T* c, \
-                                               int64_t c_row, int64_t m, int64_t n, int64_t k) { \
-    product_of<T, BYTES, ROWS>(a, a_row, packed, c, c_row, m, n, k);                             \
-  }
-MY_OPS_MULTIPLY("arch=x86-64-v4", float, 64, 10)
-MY_OPS_MULTIPLY("arch=x86-64-v4", double, 64, 10)
-MY_OPS_MULTIPLY("arch=x86-64-v3", float, 32, 6)
-MY_OPS_MULTIPLY("arch=x86-64-v3", double, 32, 6)
-MY_OPS_MULTIPLY("default", float, 16, 4)
-MY_OPS_MULTIPLY("default", double, 16, 4)
-#else
 template <typename T>
-void multiply(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m, int64_t n,
-              int64_t k) {
+void multiply_anywhere(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m,
+                       int64_t n, int64_t k) {
   product_of<T, 16, 4>(a, a_row, packed, c, c_row, m, n, k);
 }
+
+// c[m, n] = a[m, k] @ packed, in tiles that fill the registers of the instruction set.
+#ifdef MY_OPS_LEVELS
+#pragma GCC pop_options
+#define MY_OPS_MULTIPLY(LEVEL, T, ...)                                                           \
+  __attribute__((target(LEVEL))) void multiply(const T* a, int64_t a_row, const T* packed, T* c, \
+                                               int64_t c_row, int64_t m, int64_t n, int64_t k) { \
+    __VA_ARGS__(a, a_row, packed, c, c_row, m, n, k);                                            \
+  }
+#define MY_OPS_MULTIPLY_LEVELS(T)                             \
+  MY_OPS_MULTIPLY("arch=x86-64-v4", T, product_of<T, 64, 10>) \
+  MY_OPS_MULTIPLY("arch=x86-64-v3", T, product_of<T, 32, 6>)  \
+  MY_OPS_MULTIPLY("default", T, multiply_anywhere)
+MY_OPS_MULTIPLY_LEVELS(float)
+MY_OPS_MULTIPLY_LEVELS(double)
 #endif
 
 #ifdef __SSE__
@@ -190,7 +199,11 @@ int64_t packed_size(int64_t k, int64_t n) {
 template <typename T>
 void product(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m, int64_t n,
              int64_t k) {
+#ifdef MY_OPS_LEVELS
   multiply(a, a_row, packed, c, c_row, m, n, k);
+#else
+  multiply_anywhere(a, a_row, packed, c, c_row, m, n, k);
+#endif
 }
 
 template <typename T>

@@ -107,6 +107,22 @@ def test_old_compiler(tmp_path):
     assert "does not compile C++20: error: unrecognized option" in message
 
 
+@pytest.mark.parametrize(
+    "option", ["-march=native", "-march=nocona", "-march=haswell", "-march=znver3", "-mavx512f"]
+)
+def test_processors_in_cflags(tmp_path, option):
+    """The kernels' levels compile for any. Even without optimisation a compiler refuses what it
+    cannot inline."""
+    compiler = preflight.cxx_compiler()
+    options = [compiler, option, "-std=c++20", f"-I{REPOSITORY}/include", f"-I{REPOSITORY}/kernels"]
+    (tmp_path / "empty.cpp").touch()
+    if preflight.run(*options, "-fsyntax-only", tmp_path / "empty.cpp").returncode != 0:
+        pytest.skip(f"{compiler} does not know {option}")
+    for source in REPOSITORY.glob("kernels/*/*_cpu.cpp"):
+        done = preflight.run(*options, "-c", source, "-o", tmp_path / "kernel.o")
+        assert done.returncode == 0, done.stderr
+
+
 def test_no_toolkit(tmp_path):
     message = build(tmp_path, CUDA_HOME=str(tmp_path))
     assert f"no CUDA toolkit (bin/nvcc with include/cuda_runtime_api.h) in {tmp_path}" in message
