@@ -102,13 +102,19 @@ void check_inputs(const Tensor& input, bool steps, const Parameters<Op>& paramet
   }
   for (size_t i = 0; i < states.size(); ++i) check_kind(states[i], names[i], input, "input", op);
   const int64_t dims = steps ? 3 : 2;
-  check(input.dim() == dims, op, ": input must be ",
-        steps ? "(steps, batch, input_size)" : "(batch, input_size)", ", got ", show(input));
+  const char* const rule = steps ? "(steps, batch, input_size)" : "(batch, input_size)";
+  check(input.dim() == dims, op, ": input must be ", rule, ", got ", show(input));
   check(states[0].dim() == 2, op, ": ", names[0], " must be (batch, hidden_size), got ",
         show(states[0]));
-  const int64_t batch = input.size(dims - 2), hidden = states[0].size(1);
+  const std::optional<UnitSizes> agreed = Weights::sizes(parameters, Op::Cell::kGates);
+  const int64_t batch = input.size(dims - 2), hidden = agreed ? agreed->hidden : states[0].size(1);
   for (size_t i = 0; i < states.size(); ++i) {
     check_shape(states[i], names[i], {batch, hidden}, "(batch, hidden_size)", op);
+  }
+  if (agreed) {
+    Sizes want = sizes_of(input);
+    want.back() = agreed->inputs;
+    check_shape(input, "input", want, rule, op);
   }
   Weights::check(parameters, Op::Cell::kGates, input.size(dims - 1), hidden, op);
 }

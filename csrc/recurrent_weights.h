@@ -1,7 +1,7 @@
 // How pre-activations are computed from a cell's parameters; see my_ops/recurrent/_weights.py.
 //
 // A kind of parameters defines how many tensors it takes, their names, which of them backward
-// takes, its checks, and which matrices and biases they are.
+// takes, the sizes they are for, its checks, and which matrices and biases they are.
 #pragma once
 
 #include <span>
@@ -29,6 +29,12 @@ inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
                     first * matrix.stride(1));
 }
 
+// What a layer's parameters say if they agree with each other. Then a state or an input that
+// differs is wrong, and not a parameter.
+struct UnitSizes {
+  int64_t hidden, inputs;
+};
+
 // Weights of h and of the input in one matrix, (gates * hidden, hidden + inputs), and one bias.
 struct OneMatrix {
   static constexpr std::array kNames{"weights", "bias"};
@@ -45,6 +51,14 @@ struct OneMatrix {
                       (bias.dim() == 2 && bias.size(0) == 1 && bias.size(1) == gates * hidden),
                   op, ": bias must be (", rule, ",) or (1, ", rule, ") = (", gates * hidden,
                   ",), got ", show(bias));
+  }
+  static std::optional<UnitSizes> sizes(std::span<const std::optional<Tensor>> given, int gates) {
+    const Tensor &weights = *given[0], &bias = *given[1];
+    if (weights.dim() != 2 || weights.size(0) % gates != 0 || bias.numel() != weights.size(0)) {
+      return std::nullopt;
+    }
+    const int64_t hidden = weights.size(0) / gates, inputs = weights.size(1) - hidden;
+    return inputs < 0 ? std::nullopt : std::optional(UnitSizes{hidden, inputs});
   }
   static void check_recurrent(const Tensor& weights, int gates, int64_t hidden, const char* op) {
     my_ops::check(
@@ -77,6 +91,14 @@ struct TwoMatrices {
       if (!given[i]) continue;
       check_shape(*given[i], kNames[i], {gates * hidden}, rule_of("(", gates, ",)").c_str(), op);
     }
+  }
+  static std::optional<UnitSizes> sizes(std::span<const std::optional<Tensor>> given, int gates) {
+    const Tensor &of_x = *given[0], &of_h = *given[1];
+    if (of_x.dim() != 2 || of_h.dim() != 2 || of_x.size(0) != of_h.size(0) ||
+        of_h.size(0) != gates * of_h.size(1)) {
+      return std::nullopt;
+    }
+    return UnitSizes{of_h.size(1), of_x.size(1)};
   }
   static void check_recurrent(const Tensor& weight, int gates, int64_t hidden, const char* op) {
     check_shape(weight, kNames[1], {gates * hidden, hidden},

@@ -271,6 +271,23 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
             (f"{LAYERS} lstm lstm_forward", "c0"),
         )
     ],
+    # The parameters agree with each other, so they are right.
+    *[
+        (ops, name, [(2, 5), (2, 3)], f"{name} must be (batch, hidden_size) = (2, 4), got {{got}}")
+        for ops, name in (
+            (ALL_CELLS, "old_h"),
+            (" ".join(f"{cell}_cell {cell}_cell_forward" for cell in CARRYING), "old_cell"),
+            (ALL_LAYERS, "h0"),
+            (" ".join(f"{cell} {cell}_forward" for cell in CARRYING), "c0"),
+        )
+    ],
+    (ALL_CELLS, "input", [(2, 4)], "input must be (batch, input_size) = (2, 3), got {got}"),
+    (
+        ALL_LAYERS,
+        "input",
+        [(5, 2, 2)],
+        "input must be (steps, batch, input_size) = (5, 2, 3), got {got}",
+    ),
     (
         "lltm lltm_forward lltm_backward",
         "c0",
@@ -280,7 +297,7 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
     (
         f"{CELLS} {LAYERS}",
         "weights",
-        [(7, 12), (12, 8), (12,)],
+        [(7, 12), (12, 3), (12,)],
         "weights must be (3 * hidden_size, hidden_size + input_size) = (12, 7), got {got}",
     ),
     (

@@ -78,7 +78,7 @@ def wrong_of_torch(cell: Cell) -> list[tuple[str, str, list[Any], str]]:
         (
             all_forward,
             "weight_ih",
-            [(rows, 4), (3, rows), (rows,), (rows + 1, 3), (1, rows, 3)],
+            [(3, rows), (rows,), (rows + 1, 3), (1, rows, 3)],
             f"weight_ih must be ({rule}, input_size) = ({rows}, 3), got {{got}}",
         ),
         (

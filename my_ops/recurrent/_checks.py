@@ -38,10 +38,14 @@ def _check_inputs(
     states = named[count:]
     h, h_name = states[0]
     check(h.dim() == 2, f"{op}: {h_name} must be {STATE}, got {show(h)}")
-    batch, hidden = input.shape[-2], h.shape[1]
+    parameters = [t for t, _ in named[:count]]
+    agreed = cell.weights.sizes(cell, *parameters)
+    batch, hidden = input.shape[-2], agreed[0] if agreed else h.shape[1]
     for state, name in states:
         check_shape(state, name, (batch, hidden), STATE, op)
-    cell.weights.check(cell, op, input.shape[-1], hidden, *(t for t, _ in named[:count]))
+    if agreed:
+        check_shape(input, "input", (*input.shape[:-1], agreed[1]), rule, op)
+    cell.weights.check(cell, op, input.shape[-1], hidden, *parameters)
 
 
 def check_step(cell: Cell, tensors: Sequence[Tensor]) -> None:

@@ -3,9 +3,10 @@ shapes.
 
 ``names`` are the names of the ops' arguments, ``optional`` those that may be None. The first
 ``matrices`` of them are factors of products, and ``recurrent`` is the one that the backward op over
-all steps takes. Gradients are computed from ``grad``, those of the terms, and ``shares``, the part
-of it that belongs to the input's share (``Cell.of_input``, or ``Cell.input_range`` with its two
-results). They can be differentiated.
+all steps takes. ``sizes`` are the hidden and input sizes of parameters that agree with each other:
+then a state or an input of another size is wrong. Gradients are computed from ``grad``, those of
+the terms, and ``shares``, the part of it that belongs to the input's share (``Cell.of_input``, or
+``Cell.input_range`` with its two results). They can be differentiated.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 Linear = tuple[Tensor, Tensor | None]  # a weight and a bias, or None
 Needs = Sequence[bool]  # which gradients are needed
 Shares = tuple[Tensor, int]  # Cell.input_range
+
+
+def of_numbers(*tensors: Tensor) -> bool:
+    """Whether no size is symbolic."""
+    return all(isinstance(size, int) for t in tensors for size in t.shape)
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,14 @@ class OneMatrix:
             f"= ({terms},), got {show(bias)}"
         )
         check_sizes(bias, want, message)
+
+    def sizes(self, cell: Cell, weights: Tensor, bias: Tensor) -> tuple[int, int] | None:
+        if not of_numbers(weights, bias) or weights.dim() != 2:
+            return None
+        rows, columns = weights.shape
+        hidden, rest = divmod(rows, cell.gates)
+        agree = rest == 0 and bias.numel() == rows and columns >= hidden
+        return (hidden, columns - hidden) if agree else None
 
     def check_recurrent(self, cell: Cell, op: str, hidden: int, weights: Tensor) -> None:
         message = (
@@ -180,6 +194,14 @@ class TwoMatrices:
         for bias, name in zip(biases, self.optional, strict=True):
             if bias is not None:
                 check_shape(bias, name, (rows,), f"({cell.gates} * hidden_size,)", op)
+
+    def sizes(
+        self, cell: Cell, weight_ih: Tensor, weight_hh: Tensor, *_: Tensor | None
+    ) -> tuple[int, int] | None:
+        if not of_numbers(weight_ih, weight_hh) or (weight_ih.dim(), weight_hh.dim()) != (2, 2):
+            return None
+        (rows, inputs), (rows_h, hidden) = weight_ih.shape, weight_hh.shape
+        return (hidden, inputs) if rows == rows_h == cell.gates * hidden else None
 
     def check_recurrent(self, cell: Cell, op: str, hidden: int, weight_hh: Tensor) -> None:
         rule = f"({cell.gates} * hidden_size, hidden_size)"

@@ -1,5 +1,5 @@
-"""Every op refuses a tensor whose storage was freed or shortened (FSDP frees the storage of weights),
-before it reads any memory. And tensors without elements, of any size, take no time."""
+"""Every op refuses a tensor whose storage was freed or shortened, before it reads any memory. (FSDP
+frees the storage of weights.) And tensors without elements, of any size, take no time."""
 
 import pytest
 import torch
