@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
+from my_ops.ops._checks import FLOATING
 from my_ops.ops.gemm import are_on_cpu
 from my_ops.ops.linear import is_torchs_linear, torchs_linear
 from my_ops.reference import ACTIVATIONS, activate
@@ -16,11 +17,14 @@ _DENSE = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
 
 
 def _is_dense(t: Tensor) -> bool:
-    """Whether it is a dense tensor, a DTensor, or one of the subclasses that torch traces with.
+    """Whether it is of a floating-point type, and a dense tensor, a DTensor, or one of the
+    subclasses that torch traces with.
 
     Other subclasses, such as quantized weights or nested inputs, and sparse tensors support torch's
     linear, not ours.
     """
+    if t.dtype not in FLOATING:
+        return False
     if type(t) in _DENSE:
         return t.layout is torch.strided and not t.is_nested
     return hasattr(t, "placements")
@@ -39,10 +43,10 @@ class Linear(nn.Linear):
     (For tools that ask for the exact type, such as ``quantize_dynamic``, set ``layer.__class__ =
     torch.nn.Linear`` first.) Weights and inputs that are sparse, nested or of tensor subclasses,
     such as quantized ones, go to ``torch.nn.functional.linear``, except ``DTensor``; so do those on
-    the CPU, and 16-bit ones that would not gain from the op. Unlike ``torch.nn.Linear``, a float32
-    layer takes 16-bit inputs and returns float32; a 16-bit layer takes float32 inputs only without
-    a bias. In TorchScript float32 has its full precision, except for products that go to cuBLAS
-    while torch allows TF32 there.
+    the CPU, those of complex and integer types, and 16-bit ones that would not gain from the op.
+    Unlike ``torch.nn.Linear``, a float32 layer takes 16-bit inputs and returns float32; a
+    16-bit layer takes float32 inputs only without a bias. In TorchScript float32 has its full
+    precision, except for products that go to cuBLAS while torch allows TF32 there.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -54,7 +58,7 @@ class Linear(nn.Linear):
                 output = torchs_linear(input, weight, bias)
                 if output is not None:
                     return output
-            call = linear if _is_dense(input) and _is_dense(weight) else F.linear
+            call = linear if _is_dense(weight) and _is_dense(input) else F.linear
             return call(input, weight, bias)
 
 

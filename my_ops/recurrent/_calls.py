@@ -6,7 +6,7 @@ TorchScript compiles all of them, which explains how types and branches are writ
 """
 
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, List, Optional, Tuple  # noqa: UP035  TorchScript reads these
 
 import torch
@@ -205,6 +205,7 @@ class CarryingLayerCall(LayerCall):
         if not torch.jit.is_scripting():
             if isinstance(input, PackedSequence):
                 return self._forward_packed(input, hx, lengths, reset)
+            lengths = on_device(self._name, input, lengths, self.batch_first)
             check_pair(self._name, input, hx, lengths=lengths, reset=reset)
         states: MaybeTensors = None
         if hx is not None:
@@ -229,6 +230,7 @@ class PlainLayerCall(LayerCall):
         if not torch.jit.is_scripting():
             if isinstance(input, PackedSequence):
                 return self._forward_packed(input, hx, lengths, reset)
+            lengths = on_device(self._name, input, lengths, self.batch_first)
             check_one(self._name, input, hx, lengths=lengths, reset=reset)
         states: MaybeTensors = None
         if hx is not None:
@@ -277,6 +279,24 @@ def check_pair(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
 def check_one(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
     _check_input(layer, input)
     _check_given(layer, hx=hx, **of_rows)
+
+
+def on_device(layer: str, input: Any, lengths: Any, batch_first: bool) -> Any:
+    """The lengths on the input's device, if they were given as pack_padded_sequence takes them: as
+    numbers, which can be checked here, or on the CPU."""
+    if lengths is None or not isinstance(input, Tensor):
+        return lengths
+    if isinstance(lengths, (list, tuple)):
+        steps = input.size(1 if batch_first and input.dim() == 3 else 0)
+        for length in lengths:
+            if not isinstance(length, Integral) or not 0 <= int(length) <= steps:
+                raise ValueError(
+                    f"{layer}: lengths must be integers from 0 to steps = {steps}, got {length!r}"
+                )
+        return torch.tensor(lengths, dtype=torch.int64, device=input.device)
+    if isinstance(lengths, Tensor) and lengths.is_cpu and not input.is_cpu:
+        return lengths.to(input.device, non_blocking=True)
+    return lengths
 
 
 def check_lengths(layer: str, x: Tensor, lengths: Tensor) -> None:

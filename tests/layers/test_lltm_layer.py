@@ -401,7 +401,7 @@ def test_wrong_call(device, rejects):
         (TypeError, (x, h), r"LLTM: hx must be a pair of tensors \(h_0, c_0\), got Tensor"),
         (TypeError, (x, (h, c, c)), "LLTM: hx must be a pair of tensors .*, got 3 of them"),
         (TypeError, (x, (h, None)), "LLTM: c_0 must be a torch.Tensor, got NoneType"),
-        (TypeError, (x, (h, c), [3, 2, 1]), "LLTM: lengths must be a torch.Tensor, got list"),
+        (TypeError, (x, (h, c), "321"), "LLTM: lengths must be a torch.Tensor, got str"),
     ):
         with rejects(error, match, x, h, c):
             layer(*arguments)
@@ -422,8 +422,10 @@ def test_lengths_on_another_device(cuda, rejects):
     layer = made("one", cuda)
     x, state = drawn(layer, cuda)
     lengths = torch.tensor([1, 2, 3])
-    with rejects(ValueError, "LLTM: lengths must be on the device of input, got cpu and cuda", x):
-        layer(x, state, lengths)
+    torch.testing.assert_close(layer(x, state, lengths)[0], layer(x, state, lengths.to(cuda))[0])
+    there = lengths.to(cuda)
+    with rejects(ValueError, "LLTM: lengths must be on the device of input, got cuda:0 and cpu"):
+        copy.deepcopy(layer).cpu()(x.cpu(), None, there)
     own = layer.cells[0].weights, layer.cells[0].bias
     with rejects(RuntimeError, "lltm: lengths must be on the device of input, got cpu and", x):
         my_ops.lltm(x, state[0][0], state[1][0], *own, lengths=lengths)

@@ -125,6 +125,21 @@ def test_linear_exchanges_state_with_torch(activation, bias, device):
     torch.testing.assert_close(layer(x), want, rtol=FLOAT32_LIMIT, atol=FLOAT32_LIMIT)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.int64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_takes_every_dtype_of_torch(dtype, bias):
+    made = {} if dtype is torch.int64 else {"dtype": dtype}
+    ours, theirs = my_ops.nn.Linear(4, 3, bias, **made), torch.nn.Linear(4, 3, bias, **made)
+    theirs.load_state_dict(ours.state_dict())
+    if dtype is torch.int64:
+        for layer in (ours, theirs):
+            for name, p in list(layer.named_parameters()):
+                del layer._parameters[name]
+                setattr(layer, name, (10 * p.detach()).to(dtype))
+    x = (10 * torch.randn(2, 5, 4)).to(dtype)
+    assert torch.equal(ours(x), theirs(x))
+
+
 def test_linear_initialises_like_torch():
     torch.manual_seed(1)
     ours = my_ops.nn.Linear(5, 4)

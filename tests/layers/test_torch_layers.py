@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy
 import pytest
 import torch
 from samples import FLOATING
@@ -304,7 +305,11 @@ def test_wrong_call(name, device, rejects):
         (ValueError, (x, hx, None, reset.int()), "reset must be of dtype bool, got torch.int32"),
         (TypeError, (None,), "input must be a torch.Tensor, got NoneType"),
         (TypeError, wrong_hx, said),
-        (TypeError, (x, hx, [3, 2, 1]), "lengths must be a torch.Tensor, got list"),
+        (TypeError, (x, hx, "321"), "lengths must be a torch.Tensor, got str"),
+        (ValueError, (x, hx, [3, 2, 8]), "lengths must be integers from 0 to steps = 7, got 8"),
+        (ValueError, (x, hx, [3, -1, 1]), "lengths must be integers from 0 to steps = 7, got -1"),
+        (ValueError, (x, hx, [3, 2.0, 1]), "lengths must be integers from 0 to steps = 7, got 2.0"),
+        (ValueError, (x, hx, [3, 2]), r"lengths must be \(batch,\) = \(3,\), got \[2\]"),
         (TypeError, (x, hx, None, [True]), "reset must be a torch.Tensor, got list"),
         (RuntimeError, (x.float(), hx), "must have the dtype of input"),
     ):
@@ -329,3 +334,16 @@ def test_wrong_call_of_a_cell(name, device, rejects):
     ):
         with rejects(error, match, x, h):
             cell(*arguments)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_lengths_as_pack_padded_sequence_takes_them(name, batch_first, device):
+    """A list, or a tensor on the CPU."""
+    layer = LAYERS[name][0](INPUTS, HIDDEN, batch_first=batch_first, device=device)
+    x, state = drawn(name, layer, device, torch.float32)
+    want = layer(x, state, torch.tensor(LENGTHS, device=device))
+    for lengths in (LENGTHS, tuple(LENGTHS), list(numpy.array(LENGTHS)), torch.tensor(LENGTHS)):
+        close(layer(x, state, lengths), want, 0)
+    one = x[0] if batch_first else x[:, 0]
+    close(layer(one, None, [2]), layer(one, None, torch.tensor([2], device=device)), 0)
