@@ -7,9 +7,9 @@
 // may be null. T is the type of activations. Acc is the type of the arithmetic and of the carried
 // values: float for float and the 16-bit types, double for double.
 //
-// A ragged batch takes the same steps. After a row's end the cell is shut: carried values stay, h
-// is 0 and there is no gradient. The structs RaggedRows to RaggedStartBackward do the work around
-// the steps. Row b ends after lengths[b] steps; lengths are clamped to the range from 0 to `steps`.
+// A ragged batch takes the same steps. After a row's end the cell is shut: carried values stay,
+// the output is 0 and there is no gradient. The structs RaggedRows to RaggedStartBackward do the
+// work around the steps. Row b ends after lengths[b] steps, clamped to the range from 0 to `steps`.
 //
 // Where `reset`, [steps, batch], is true, h and the carried values count as zero before that step:
 // their contents reach no result and get no gradient.
