@@ -267,7 +267,9 @@ def prepack(weight: Tensor) -> PackedWeight:
     Raises:
         TypeError: ``weight`` is not a tensor.
         RuntimeError: dtype or shape does not fit. :func:`linear` raises it if the weight was
-            changed in place after ``prepack``.
+            changed in place after ``prepack``. It cannot see changes that torch does not count,
+            such as ``weight.data.add_(1)`` and those of kernels through the address, and then
+            computes with the old values.
     """
     if has_torch_function((weight,)) and not is_compiling():
         return handle_torch_function(prepack, (weight,), weight)

@@ -113,6 +113,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
         of_layer = (parameters, self.bias, self.num_layers, self.dropout)
         more = (*of_layer, self.training, self.bidirectional)
         op = getattr(torch, self.mode.lower())
+        states = [s.contiguous() for s in states]  # cuDNN takes no others, our ops do
         hx = states if len(states) > 1 else states[0]
         if batch_sizes is None:
             output, *last = op(data, hx, *more, False)  # batch_first

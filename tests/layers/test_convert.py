@@ -545,6 +545,29 @@ def test_torchs_op_gives_what_torchs_layer_does(
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_torchs_op_gets_contiguous_states(kind, device, forced, monkeypatch):
+    """cuDNN refuses others; which calls go there must not decide what a layer takes."""
+    layer = kind(3, 4, 2, device=device)
+    my_ops.convert(layer)
+    name = layer.mode.lower()
+    op = getattr(torch, name)
+
+    def cudnn(*arguments):
+        states = next(a for a in arguments[1:] if isinstance(a, (list, tuple)) or a.dim() == 3)
+        assert all(s.is_contiguous() for s in torch.atleast_1d(states))
+        return op(*arguments)
+
+    state = torch.randn(2, 1, 8, device=device)[..., ::2].expand(2, 5, 4)
+    hx = (state, state) if kind is nn.LSTM else state
+    x = torch.randn(6, 5, 3, device=device)
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 4, 4, 2, 1]))
+    monkeypatch.setattr(torch, name, cudnn)
+    for given in (x, packed):
+        layer(given, hx)
+    assert len(forced) == 2
+
+
 def test_what_torchs_layers_do_not_take_is_ours(device, forced):
     layer = nn.LSTM(3, 4, device=device)
     my_ops.convert(layer)
