@@ -18,15 +18,21 @@ import sys
 from pathlib import Path
 
 from setuptools import setup
-from setuptools.command.bdist_wheel import bdist_wheel
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "tools/build"))
 
-import page  # noqa: E402
 import preflight  # noqa: E402
+
+try:
+    preflight.check_setuptools()
+except preflight.Unfit as unfit:
+    raise SystemExit(f"my_ops: {unfit}") from None
+
+import page  # noqa: E402
 import sbom  # noqa: E402
 import source  # noqa: E402
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
 
 VERSION = "0.1.0"
 TORCH_2_10 = "0x020a000000000000"

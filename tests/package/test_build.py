@@ -95,6 +95,30 @@ def test_old_torch(tmp_path):
     assert "pip install 'torch>=2.10'" in message
 
 
+def test_old_setuptools(tmp_path, monkeypatch):
+    (tmp_path / "old/setuptools").mkdir(parents=True)
+    stand_in = "__version__ = '65.5.0'\n\ndef setup(): pass\n"
+    (tmp_path / "old/setuptools/__init__.py").write_text(stand_in)
+    message = build(tmp_path, PYTHONPATH=str(tmp_path / "old"))
+    assert "the build needs setuptools >= 77, found 65.5.0" in message
+    assert "pip install 'setuptools>=77'" in message
+    requires = f'requires = ["setuptools>={preflight.OLDEST_SETUPTOOLS}"]'
+    assert requires in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def test_a_compiler_behind_a_launcher(tmp_path, monkeypatch):
+    """As in CXX="ccache g++". nvcc needs the compiler itself."""
+    launcher = script(tmp_path / "launcher", 'exec "$@"')
+    compiler = shutil.which("g++")
+    monkeypatch.setenv("CXX", f"'{launcher}' g++")
+    assert preflight.cxx_compiler() == compiler
+    monkeypatch.setenv("CXX", "g++ -O1")
+    assert preflight.cxx_compiler() == compiler
+    monkeypatch.setenv("CXX", f"'{launcher}' absent-c++")
+    with pytest.raises(preflight.Unfit, match=r"launcher absent-c\+\+ does not compile"):
+        preflight.cxx_compiler()
+
+
 def test_no_compiler(tmp_path):
     message = build(tmp_path, CXX="absent-c++")
     assert "no C++ compiler: 'absent-c++' is not on PATH" in message

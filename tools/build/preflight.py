@@ -10,6 +10,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 10)
+OLDEST_SETUPTOOLS = 77  # as in pyproject.toml
 OLDEST_CUDA = (12, 6)
 GIB = 1 << 30
 JOB_MEMORY = GIB  # for one compiler; nvcc compiles up to two architectures at a time
@@ -113,6 +115,17 @@ def check_disk() -> None:
         )
 
 
+def check_setuptools() -> None:
+    import setuptools
+
+    if int(setuptools.__version__.split(".")[0]) < OLDEST_SETUPTOOLS:
+        raise Unfit(
+            f"the build needs setuptools >= {OLDEST_SETUPTOOLS}, found {setuptools.__version__}. "
+            "Let pip install it (pip install . without --no-build-isolation), or run pip install "
+            f"'setuptools>={OLDEST_SETUPTOOLS}' in this environment first."
+        )
+
+
 def check_torch() -> None:
     ways = (
         "Let pip install it (pip install . without --no-build-isolation), or run "
@@ -131,21 +144,23 @@ def check_torch() -> None:
 
 
 def cxx_compiler() -> str:
-    """The C++ compiler, after it has compiled a small C++20 program."""
-    name = os.environ.get("CXX", "c++").split()[0]
-    path = shutil.which(name) or ("CXX" not in os.environ and shutil.which("g++")) or None
+    """The C++ compiler, after the command in CXX has compiled a small C++20 program with it."""
+    name, *more = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    path = shutil.which(name) or (not os.environ.get("CXX") and shutil.which("g++")) or None
     ways = "Install g++ 11 or newer (Debian: apt install g++), or set CXX to one."
     if path is None:
         raise Unfit(f"no C++ compiler: '{name}' is not on PATH. {ways}")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cpp")
         source.write_text("#include <concepts>\n#include <span>\nstd::span<int> probe();\n")
-        done = run(path, "-std=c++20", "-c", source, "-o", Path(folder, "probe.o"))
+        done = run(path, *more, "-std=c++20", "-c", source, "-o", Path(folder, "probe.o"))
     if done.returncode != 0:
+        command = shlex.join([path, *more])
         raise Unfit(
-            f"the C++ compiler {path} does not compile C++20: {first_error(done.stderr)}. {ways}"
+            f"the C++ compiler {command} does not compile C++20: {first_error(done.stderr)}. {ways}"
         )
-    return path
+    behind = shutil.which(more[0]) if more else None  # the compiler of a launcher: ccache g++
+    return behind or path
 
 
 def toolkit_folders() -> list[Path]:
