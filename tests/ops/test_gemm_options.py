@@ -212,10 +212,15 @@ def test_prepacked_weight_that_changed(device, rejects):
 def test_prepack_compiles(device):
     weight, x = torch.randn(640, 640, device=device), torch.randn(640, 640, device=device)
     packed = my_ops.prepack(weight)
-    compiled = torch.compile(
-        lambda t: my_ops.linear(t, packed), backend="aot_eager", fullgraph=True
-    )
-    assert torch.equal(compiled(x), my_ops.linear(x, packed))
+    for function, want in (
+        (lambda x, weight: my_ops.linear(x, packed), my_ops.linear(x, packed)),
+        (  # inside, nothing is packed
+            lambda x, weight: my_ops.linear(x, my_ops.prepack(weight)),
+            torch.ops.my_ops.linear(x, weight),
+        ),
+    ):
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(x, weight), want)
 
 
 def test_prepack_wrong_arguments(device, rejects):
