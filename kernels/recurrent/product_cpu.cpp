@@ -13,6 +13,16 @@
 
 #include "common/numeric_cpu.h"
 
+// The levels below are chosen at run time, whatever -march says. GCC inlines nothing into them that
+// is compiled for a processor by its name, so what they inline is for any x86-64, and calls nothing
+// from headers.
+#ifdef MY_OPS_LEVELS
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64")
+#endif
+
+#include "common/copy_few.h"
+
 namespace my_ops::cpu {
 namespace {
 
@@ -30,82 +40,85 @@ constexpr int64_t kBlock = 128;  // of k, summed on its own: a sum's error grows
 template <int Rows>
 constexpr int kChains = Rows == 1 ? 4 : (Rows < 4 ? 2 : 1);
 
-// The levels below are chosen at run time, whatever -march says. GCC inlines nothing into them that
-// is compiled for a processor by its name, so what they inline is for any x86-64, and calls nothing
-// from headers.
-#ifdef MY_OPS_LEVELS
-#pragma GCC push_options
-#pragma GCC target("arch=x86-64")
-#endif
+// The first of a vector's elements, as far as there are so many.
+template <typename T, typename Vector>
+MY_OPS_INLINE void store(const Vector& vector, int64_t count, T* to) {
+  constexpr int64_t kLanes = sizeof(Vector) / sizeof(T);
+  if (count >= kLanes) {
+    __builtin_memcpy(to, &vector, sizeof(vector));
+    return;
+  }
+  T part[kLanes];
+  __builtin_memcpy(part, &vector, sizeof(vector));
+  if (count > 0) copy_few(part, count, to);
+}
 
-// c[Rows, 2 vectors] = a[Rows, k] @ panel[k, 2 vectors], of which `columns` are stored.
-template <typename T, int Bytes, int Rows>
+// c[Rows, Vectors] = a[Rows, k] @ panel[k, Vectors], of which `columns` are stored. One vector or
+// two.
+template <typename T, int Bytes, int Rows, int Vectors>
 MY_OPS_INLINE void product_tile(const T* a, int64_t a_row, const T* panel, T* c, int64_t c_row,
                                 int64_t k, int64_t columns) {
   typedef T Vector __attribute__((vector_size(Bytes)));
   typedef T Unaligned __attribute__((vector_size(Bytes), aligned(alignof(T)), may_alias));
   constexpr int kLanes = Bytes / sizeof(T), kSums = kChains<Rows>;
-  Vector left[Rows] = {}, right[Rows] = {};
+  Vector total[Rows][Vectors] = {};
   for (int64_t begin = 0; begin < k; begin += kBlock) {
     const int64_t end = k - begin < kBlock ? k : begin + kBlock;
-    Vector of_left[kSums][Rows] = {}, of_right[kSums][Rows] = {};
+    Vector sums[kSums][Rows][Vectors] = {};
     for (int64_t i = begin; i < end; i += kSums) {
 #pragma GCC unroll 4
       for (int chain = 0; chain < kSums; ++chain, panel += kPanel<T>) {
         if (chain > 0 && i + chain >= end) break;
-        const T* ahead = panel + kAhead * kPanel<T>;
-        __builtin_prefetch(ahead);
-        __builtin_prefetch(ahead + kLine / sizeof(T));
-        const Vector b_left = *reinterpret_cast<const Unaligned*>(panel);
-        const Vector b_right = *reinterpret_cast<const Unaligned*>(panel + kLanes);
+        Vector b[Vectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v) {
+          __builtin_prefetch(panel + kAhead * kPanel<T> + v * kLine / sizeof(T));
+          b[v] = *reinterpret_cast<const Unaligned*>(panel + v * kLanes);
+        }
 #pragma GCC unroll 10
         for (int r = 0; r < Rows; ++r) {
-          of_left[chain][r] += a[r * a_row + i + chain] * b_left;
-          of_right[chain][r] += a[r * a_row + i + chain] * b_right;
+#pragma GCC unroll 2
+          for (int v = 0; v < Vectors; ++v) sums[chain][r][v] += a[r * a_row + i + chain] * b[v];
         }
       }
     }
 #pragma GCC unroll 10
     for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < Vectors; ++v) {
 #pragma GCC unroll 4
-      for (int chain = 1; chain < kSums; ++chain) {
-        of_left[0][r] += of_left[chain][r];
-        of_right[0][r] += of_right[chain][r];
+        for (int chain = 1; chain < kSums; ++chain) sums[0][r][v] += sums[chain][r][v];
+        total[r][v] += sums[0][r][v];
       }
-      left[r] += of_left[0][r];
-      right[r] += of_right[0][r];
     }
   }
 #pragma GCC unroll 10
   for (int r = 0; r < Rows; ++r, c += c_row) {
-    T part[2 * kLanes];
-    T* row = columns < 2 * kLanes ? part : c;
-    *reinterpret_cast<Unaligned*>(row) = left[r];
-    *reinterpret_cast<Unaligned*>(row + kLanes) = right[r];
-    if (row == part) std::memcpy(c, part, columns * sizeof(T));
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) store(total[r][v], columns - v * kLanes, c + v * kLanes);
   }
 }
 
 // A tile of up to Rows rows.
-template <typename T, int Bytes, int Rows>
+template <typename T, int Bytes, int Rows, int Vectors>
 MY_OPS_INLINE void product_rows(const T* a, int64_t a_row, const T* panel, T* c, int64_t c_row,
                                 int64_t rows, int64_t k, int64_t columns) {
   if constexpr (Rows > 1) {
     if (rows < Rows) {
-      return product_rows<T, Bytes, Rows - 1>(a, a_row, panel, c, c_row, rows, k, columns);
+      return product_rows<T, Bytes, Rows - 1, Vectors>(a, a_row, panel, c, c_row, rows, k, columns);
     }
   }
-  product_tile<T, Bytes, Rows>(a, a_row, panel, c, c_row, k, columns);
+  product_tile<T, Bytes, Rows, Vectors>(a, a_row, panel, c, c_row, k, columns);
 }
 
 // The rows of one strip of columns, in as few tiles as possible, all of about the same size: the
 // sums of a tile of few rows would wait for each other.
-template <typename T, int Bytes, int Rows>
+template <typename T, int Bytes, int Rows, int Vectors>
 MY_OPS_INLINE void product_strip(const T* a, int64_t a_row, const T* panel, T* c, int64_t c_row,
                                  int64_t m, int64_t k, int64_t columns) {
   for (int64_t tiles = (m + Rows - 1) / Rows; tiles > 0; --tiles) {
     const int64_t rows = (m + tiles - 1) / tiles;
-    product_rows<T, Bytes, Rows>(a, a_row, panel, c, c_row, rows, k, columns);
+    product_rows<T, Bytes, Rows, Vectors>(a, a_row, panel, c, c_row, rows, k, columns);
     a += rows * a_row;
     c += rows * c_row;
     m -= rows;
@@ -118,7 +131,11 @@ MY_OPS_INLINE void product_of(const T* a, int64_t a_row, const T* packed, T* c, 
   constexpr int kColumns = 2 * Bytes / sizeof(T);
   for (int64_t column = 0; column < n; column += kColumns) {
     const T* panel = packed + column / kPanel<T> * kPanel<T> * k + column % kPanel<T>;
-    product_strip<T, Bytes, Rows>(a, a_row, panel, c + column, c_row, m, k, n - column);
+    if (2 * (n - column) <= kColumns) {
+      product_strip<T, Bytes, Rows, 1>(a, a_row, panel, c + column, c_row, m, k, n - column);
+    } else {
+      product_strip<T, Bytes, Rows, 2>(a, a_row, panel, c + column, c_row, m, k, n - column);
+    }
   }
 }
 

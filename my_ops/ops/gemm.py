@@ -82,9 +82,23 @@ def are_on_cpu(a: Tensor, b: Tensor) -> bool:
     return not (tracing() or dispatch_modes())
 
 
+def calls_torchs(a: Tensor, b: Tensor) -> bool:
+    """Whether our op would only add to the time of torch's product of these two: those of
+    :func:`are_on_cpu` that are dense. Autocast acts on our ops and torch's in its own way."""
+    if type(a) not in _PLAIN or type(b) not in _PLAIN or is_compiling():
+        return False
+    if not (a.is_cpu and b.is_cpu and a.dtype is b.dtype and a.dtype in FLOATING):
+        return False
+    return _are_dense(a, b) and not (tracing() or dispatch_modes() or any_autocast())
+
+
+def _are_dense(a: Tensor, b: Tensor) -> bool:
+    return a.layout is b.layout is torch.strided and not (a.is_nested or b.is_nested)
+
+
 def dense_together(a: Tensor, b: Tensor) -> bool:
     """Checks what torch's products do not: one device, also for meta tensors, and dense layouts."""
-    return a.device == b.device and a.layout is b.layout is torch.strided
+    return a.device == b.device and _are_dense(a, b)
 
 
 @fake("my_ops::gemm")
@@ -218,10 +232,12 @@ def gemm(
         return handle_torch_function(gemm, (a, b, out), a, b, out=out, precision=precision)
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         check_tensor("gemm", a=a, b=b)
-    if out is None and precision is None and _is_torchs_gemm(a, b):
-        product = _torchs_gemm(a, b)
-        if product is not None:
-            return product
+    if out is precision is None:
+        matrices = a.dim() == 2 and b.dim() == 2
+        if (matrices and calls_torchs(a, b)) or _is_torchs_gemm(a, b):
+            product = _torchs_gemm(a, b)
+            if product is not None:
+                return product
     precision = effective_precision("gemm", precision)
     if out is None:
         return gemm_op(a, b, precision)

@@ -21,6 +21,7 @@ from my_ops.ops._common import check_tensor, fake, ops
 from my_ops.ops._strides import known
 from my_ops.ops.gemm import (
     are_on_cpu,
+    calls_torchs,
     check_str,
     dense_together,
     effective_precision,
@@ -332,9 +333,10 @@ def linear(
         check_tensor("linear", residual=residual)
     if activation is not None:
         check_str("linear", activation=activation)
-    if activation is residual is precision is packed is None and is_torchs_linear(x, weight):
+    if activation is residual is precision is packed is None:
+        on_cpu = weight.dim() == 2 and calls_torchs(x, weight)
         fits = bias is None or (bias.shape == weight.shape[:1] and dense_together(bias, x))
-        if fits and dense_together(x, weight):
+        if fits and (on_cpu or (is_torchs_linear(x, weight) and dense_together(x, weight))):
             y = torchs_linear(x, weight, bias)
             if y is not None:
                 return y

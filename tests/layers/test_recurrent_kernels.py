@@ -146,6 +146,15 @@ def test_values_and_gradients(name, sizes, dtype, mode, device):
     check(name, sizes, mode, dtype, device)
 
 
+@pytest.mark.parametrize("mode", ["plain", ALL])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("hidden", [1, 2, 3, 6, 9, 14, 15, 17, 31, 35, 72, 129])
+@pytest.mark.parametrize("name", CELL)
+def test_units_that_fill_no_vector_on_the_cpu(name, hidden, dtype, mode):
+    """Those beyond whole vectors are gathered from up to 16 rows at a time; here of 16 and of 5."""
+    check(name, (3, 37, 5, hidden), mode, dtype, "cpu")
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("sizes", CUDA_SIZES, ids=str)

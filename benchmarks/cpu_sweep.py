@@ -1,0 +1,191 @@
+"""Recurrent layers and small calls on the CPU, each beside torch's in the same process.
+
+    python benchmarks/cpu_sweep.py [layers] [small] [--seconds 60] [--seed 0] [--output FILE]
+
+``layers``: LSTM and GRU beside torch's, and LLTM beside the same formulas in PyTorch, of 1 to 128
+units and 1 to 512 sequences; sizes are drawn evenly on a logarithmic scale, every second one of
+units from those near a multiple of 8. ``small``: calls that take microseconds. A ratio is the
+median, over alternating rounds, of torch's time over ours. Cases below 0.98 are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from measure import Run, environment, name_of, save
+from torch import Tensor
+
+import my_ops
+
+ROUND, ROUNDS = 2e-3, 11  # seconds of a round, and how many
+SLOWER = 0.98
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass
+class Pair:
+    name: str
+    ours: Run
+    torchs: Run
+
+
+class PlainLLTM(torch.nn.Module):
+    """LLTM as one writes it in PyTorch: a product and pointwise operations at every step."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.hidden = layer.hidden_size
+        self.weights, self.bias = layer.cells[0].weights, layer.cells[0].bias
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = c = x.new_zeros(x.shape[1], self.hidden)
+        outputs = []
+        for step in x:
+            gates = torch.addmm(self.bias, torch.cat([h, step], 1), self.weights.t())
+            i, o, g = gates.chunk(3, 1)
+            c = c + F.elu(g) * torch.sigmoid(i)
+            h = torch.tanh(c) * torch.sigmoid(o)
+            outputs.append(h)
+        return torch.stack(outputs), h, c
+
+
+def ways(layer: Any, x: Tensor, grad: Tensor) -> Iterator[tuple[str, Run]]:
+    def train() -> None:
+        layer.zero_grad()
+        layer(x)[0].backward(grad)
+
+    yield "forward", torch.no_grad()(lambda: layer(x))
+    yield "forward + backward", train
+
+
+def layers(draw: random.Random) -> Iterator[Pair]:
+    while True:
+        batch, inputs, hidden = (round(2 ** draw.uniform(0, top)) for top in (9.0, 7.0, 7.0))
+        if draw.random() < 0.5:
+            hidden = max(1, 8 * draw.randint(0, 16) + draw.choice((-2, -1, 0, 0, 1, 2)))
+        steps = draw.choice((1, 4, 20, 60))
+        name, dtype = draw.choice(("LSTM", "GRU", "LLTM")), draw.choice(DTYPES)
+        ours = getattr(my_ops.nn, name)(inputs, hidden, dtype=dtype)
+        if name == "LLTM":
+            torchs: Any = PlainLLTM(ours)
+        else:
+            torchs = getattr(torch.nn, name)(inputs, hidden, dtype=dtype)
+        x = torch.randn(steps, batch, inputs).to(dtype)
+        grad = torch.randn(steps, batch, hidden).to(dtype)
+        size = f"{name} {name_of(dtype)} T{steps} B{batch} I{inputs} H{hidden}"
+        for (way, run), (_, other) in zip(ways(ours, x, grad), ways(torchs, x, grad), strict=True):
+            yield Pair(f"{size} {way}", run, other)
+
+
+def small() -> Iterator[Pair]:
+    def pair(name: str, ours: Any, torchs: Any, *arguments: Any) -> Pair:
+        return Pair(name, lambda: ours(*arguments), lambda: torchs(*arguments))
+
+    for n in (1, 32):
+        a, b, bias = torch.randn(n, n), torch.randn(n, n), torch.randn(n)
+        yield pair(f"gemm {n} x {n}", my_ops.gemm, torch.mm, a, b)
+        yield pair(f"linear {n} x {n}", my_ops.linear, F.linear, a, b, bias)
+        yield pair(f"d_sigmoid {n} x {n}", my_ops.d_sigmoid, torch.sigmoid, a)
+        yield pair(f"add_one {n} x {n}", my_ops.add_one, lambda x: x + 1, a)
+        yield pair(f"custom_add {n} x {n}", my_ops.custom_add, torch.add, a, b)
+        yield pair(f"round_ste {n} x {n}", my_ops.round_ste, torch.round, a)
+
+    def step(cell: Any, x: Tensor) -> Run:
+        def run() -> None:
+            cell.zero_grad()
+            state = cell(x)
+            (state[0] if isinstance(state, tuple) else state).sum().backward()
+
+        return run
+
+    for name, batch, size in itertools.product(("LSTMCell", "GRUCell"), (1, 16), (4, 32)):
+        x = torch.randn(batch, size)
+        ours, torchs = (getattr(m.nn, name)(size, size) for m in (my_ops, torch))
+        case = f"{name} B{batch} H{size}"
+        yield Pair(
+            f"{case} forward", *(torch.no_grad()(partial(cell, x)) for cell in (ours, torchs))
+        )
+        yield Pair(f"{case} forward + backward", step(ours, x), step(torchs, x))
+
+
+def timed(pair: Pair) -> dict[str, Any]:
+    runs = pair.ours, pair.torchs
+    calls = [calls_of(run) for run in runs]
+    times: list[list[float]] = [[], []]
+    for _ in range(ROUNDS):
+        for run, count, into in zip(runs, calls, times, strict=True):
+            begin = time.perf_counter()
+            for _ in range(count):
+                run()
+            into.append((time.perf_counter() - begin) / count * 1e6)
+    ours, torchs = map(statistics.median, times)
+    ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+    return {
+        "case": pair.name,
+        "my_ops us": round(ours, 2),
+        "torch us": round(torchs, 2),
+        "x torch": round(ratio, 3),
+    }
+
+
+def calls_of(run: Run) -> int:
+    """How many calls fill a round."""
+    for _ in range(2):
+        begin = time.perf_counter()
+        run()
+    return max(1, int(ROUND / (time.perf_counter() - begin)))
+
+
+def measured(pairs: Iterator[Pair], seconds: float, threads: int) -> list[dict[str, Any]]:
+    torch.set_num_threads(threads)
+    end, rows = time.monotonic() + seconds, []
+    for pair in pairs:
+        if time.monotonic() > end:
+            break
+        rows.append(timed(pair))
+        if rows[-1]["x torch"] < SLOWER:
+            print(*rows[-1].values(), f"{threads} thread(s)")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("part", nargs="*", choices=["layers", "small"])
+    parser.add_argument("--seconds", type=float, default=60, help="for each part and threads")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    chosen = arguments.part or ["layers", "small"]
+    torch.manual_seed(arguments.seed)
+    parts: dict[str, Callable[[], Iterator[Pair]]] = {
+        "layers": lambda: layers(random.Random(arguments.seed)),
+        "small": small,
+    }
+    sections: dict[str, Any] = {}
+    for part in chosen:
+        for threads in (1, 2) if part == "layers" else (1,):
+            rows = measured(parts[part](), arguments.seconds, threads)
+            sections[f"{part}, {threads} thread(s)"] = rows
+            ratios = sorted(row["x torch"] for row in rows)
+            print(
+                f"{part}, {threads} thread(s): {len(rows)} cases, {ratios[0]} to {ratios[-1]}, "
+                f"median {statistics.median(ratios)}, "
+                f"{sum(r < SLOWER for r in ratios)} below {SLOWER}"
+            )
+    if arguments.output:
+        save(arguments.output, sections, environment())
+
+
+if __name__ == "__main__":
+    main()
