@@ -159,6 +159,13 @@ def measured(pairs: Iterator[Pair], seconds: float, threads: int) -> list[dict[s
     return rows
 
 
+def processor() -> str:
+    """Its name, and the instructions that torch uses."""
+    with open("/proc/cpuinfo") as info:
+        names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    return f"{names[0]}, {torch.backends.cpu.get_cpu_capability()}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", nargs="*", choices=["layers", "small"])
@@ -184,7 +191,7 @@ def main() -> None:
                 f"{sum(r < SLOWER for r in ratios)} below {SLOWER}"
             )
     if arguments.output:
-        save(arguments.output, sections, environment())
+        save(arguments.output, sections, environment() | {"processor": processor()})
 
 
 if __name__ == "__main__":
