@@ -1,16 +1,20 @@
-"""Trains a character-level language model with my_ops, beside the same model in plain PyTorch.
+"""Trains a character-level language model with my_ops, beside the same model without it.
 
     python examples/char_lm.py [--steps N] [--output FILE] [--device cpu|cuda]
 
 The text is Python's own language reference, which every Python ships (``pydoc_data.topics``). The
 model: embedding, LLTM, a linear layer with sigmoid, round (each character is predicted from 256
-bits alone), a linear layer to the logits. Both models start from the same parameters and see the
-same batches. They take turns step by step, so that anything else on the machine slows both.
+bits alone), a linear layer to the logits. torch has no LLTM layer, so without my_ops it is a loop
+over the time steps in Python. Both models start from the same parameters and see the same batches.
+They take turns step by step, so that anything else on the machine slows both.
 
-It prints both losses, both speeds and their ratio, a text that the trained model writes, and the
-largest difference of every operator from its reference. A plot shows the losses and the speeds,
-under the name of the machine. The exit status is 1 if an operator differs from its reference, the
-losses of the two models disagree, or the model knows no more than how often each character occurs.
+LSTM and GRU, which torch has, are timed beside torch.nn's, alone.
+
+It prints both losses, both speeds and their ratio, the times of these layers, a text that the
+trained model writes, and the largest difference of every operator from its reference. A plot shows
+the losses and the speeds, under the name of the machine. The exit status is 1 if an operator
+differs from its reference, the losses of the two models disagree, or the model knows no more than
+how often each character occurs.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ EMBEDDING, HIDDEN, BITS = 64, 128, 256
 BATCH, LENGTH = 32, 64
 LEARNING_RATE = 4e-3
 WARM_UP = 10  # first steps, left out of the timing
+LAYER_STEPS, LAYER_TIME = 60, 10  # of a layer alone: at most, and seconds after warming up
 TIME_LIMIT = 140  # seconds after which training stops early, on a machine that is slow or busy
 
 # A single bit rounded the other way sends the two runs down different, equally good paths. Their
@@ -87,7 +92,7 @@ class PlainLLTM(nn.Module):
 
 
 class PlainCharLM(nn.Module):
-    """The same model in plain PyTorch, with the same parameters in the same order."""
+    """The same model without my_ops, with the same parameters in the same order."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -151,11 +156,40 @@ def train(ours: Trainer, plain: Trainer, text: Tensor, steps: int) -> None:
         for trainer in (ours, plain) if step % 2 else (plain, ours):
             trainer.step(batch)
         if step % 20 == 0:
-            progress.set_postfix(my_ops=f"{ours.losses[-1]:.3f}", plain=f"{plain.losses[-1]:.3f}")
+            progress.set_postfix(my_ops=f"{ours.losses[-1]:.3f}", loop=f"{plain.losses[-1]:.3f}")
         if sum(ours.seconds) + sum(plain.seconds) > TIME_LIMIT:
             progress.close()
             print(f"Stopped after {step + 1} of {steps} steps and {TIME_LIMIT} s")
             break
+
+
+def time_layers(device: torch.device) -> None:
+    """Prints the times of layers that torch has too: a forward and a backward pass, by turns."""
+    x = torch.randn(LENGTH, BATCH, EMBEDDING, device=device)
+    print(
+        f"\nForward and backward of one layer, {LENGTH} steps x {BATCH} sequences x {HIDDEN} units:"
+    )
+    print(f"{'ms':<15}{'my_ops.nn':>12}{'torch.nn':>12}{'ratio':>10}")
+    for name in ("LSTM", "GRU"):
+        ours, theirs = (
+            getattr(module, name)(EMBEDDING, HIDDEN).to(device) for module in (my_ops.nn, nn)
+        )
+        seconds: dict[nn.Module, list[float]] = {ours: [], theirs: []}
+        for step in range(WARM_UP + LAYER_STEPS):
+            for layer in (ours, theirs) if step % 2 else (theirs, ours):
+                layer.zero_grad()
+                start = time.perf_counter()
+                layer(x)[0].sum().backward()
+                layer.weight_hh_l0.grad[0, 0].item()  # waits for the device
+                seconds[layer].append(time.perf_counter() - start)
+            if sum(sum(s[WARM_UP:]) for s in seconds.values()) > LAYER_TIME:
+                break
+        mine, other = (1e3 * statistics.median(s[WARM_UP:]) for s in seconds.values())
+        print(f"{name:<15}{mine:>12.2f}{other:>12.2f}{f'{other / mine:.2f}x':>10}")
+    if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        print(
+            "torch.nn's are cuDNN's, with TF32, as torch calls it; my_ops.nn's have full float32."
+        )
 
 
 @torch.no_grad()
@@ -247,9 +281,9 @@ def plot(ours: Trainer, plain: Trainer, device: torch.device, speeds: bool) -> p
     made_with = f"{plots.machine(device)}; {plots.VERSIONS}" if speeds else plots.VERSIONS
     widths = (2.4, 1) if speeds else (1,)
     figure, (curves, *bars) = plots.panels(title, *widths, made_with=made_with)
-    models = (("my_ops", ours, plots.OURS, "-"), ("plain PyTorch", plain, plots.THEIRS, "--"))
+    models = (("my_ops", ours, plots.OURS, "-"), ("loop in Python", plain, plots.THEIRS, "--"))
     for name, trainer, color, line in models:
-        label = f"{name}, {trainer.last_loss():.3f} at the end"
+        label = f"{name}: {trainer.last_loss():.3f}, mean of the last {trainer.last_steps()}"
         curves.plot(plots.means(trainer.losses), color=color, linestyle=line, label=label)
         for panel in bars:
             rate = trainer.tokens_per_second() / 1000
@@ -303,12 +337,15 @@ def main() -> int:
 
     ours, plain = Trainer(model, options.steps), Trainer(twin, options.steps)
     train(ours, plain, text, options.steps)
-    print(f"\n{'':<15}{'first loss':>12}{'last loss':>12}{'characters/s':>15}")
-    for name, trainer in (("my_ops", ours), ("plain PyTorch", plain)):
+    last = f"last {ours.last_steps()}"
+    print(f"\n{'mean loss':<15}{'first step':>12}{last:>12}{'characters/s':>15}")
+    for name, trainer in (("my_ops", ours), ("loop in Python", plain)):
         losses = f"{trainer.losses[0]:>12.4f}{trainer.last_loss():>12.4f}"
         print(f"{name:<15}{losses}{trainer.tokens_per_second():>15,.0f}")
     ratio = ours.tokens_per_second() / plain.tokens_per_second()
-    print(f"my_ops trains at {ratio:.2f}x the speed of plain PyTorch (median over the steps).")
+    print(f"my_ops trains {ratio:.2f} times as fast (median over the steps) as the same model in")
+    print("plain PyTorch, where LLTM is a loop over the time steps in Python.")
+    time_layers(device)
     losses_good = losses_agree(ours, plain)
     print(f"\nThe trained model writes:\n{write(model, 'The ', characters, device)}")
     operators_good = compare(device)

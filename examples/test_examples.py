@@ -132,6 +132,10 @@ def test_char_lm(tmp_path):
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     assert f"Plot in {tmp_path / 'demo.png'}\n" in printed
     rows = re.findall(r"^(\w+) +([\d.]+)% +([\d.]+)% +([\d.]+)%   ok$", printed, re.MULTILINE)
+    layers = re.findall(r"^(LSTM|GRU) +([\d.]+) +([\d.]+) +([\d.]+)x$", printed, re.MULTILINE)
+    assert [name for name, *_ in layers] == ["LSTM", "GRU"]
+    assert all(0.9 < float(b) / float(a) / float(ratio) < 1.1 for _, a, b, ratio in layers)
+    assert "LLTM is a loop over the time steps in Python" in printed
     operators = {name for name in vars(my_ops.reference) if name in my_ops.__all__}
     assert {name for name, *_ in rows} == operators
     assert all(float(share) <= 100 for _, *shares in rows for share in shares)
