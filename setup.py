@@ -33,6 +33,7 @@ import page  # noqa: E402
 import sbom  # noqa: E402
 import source  # noqa: E402
 from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
+from setuptools.command.editable_wheel import editable_wheel  # noqa: E402
 
 VERSION = "0.1.0"
 TORCH_2_10 = "0x020a000000000000"
@@ -198,6 +199,15 @@ def build():
     return {"ext_modules": modules, "cmdclass": {"build_ext": command}}
 
 
+class Editable(editable_wheel):
+    """Puts this folder on Python's path. The default, an import hook, comes after the path: in the
+    folder above a clone called my_ops, Python would take that for a namespace package."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.mode = self.mode or "compat"
+
+
 class Wheel(bdist_wheel):
     """Tags the wheel py3-none-<platform>: the module needs no Python ABI, so all take it."""
 
@@ -214,5 +224,5 @@ class Wheel(bdist_wheel):
 
 
 arguments = build() if COMPILES else {}
-arguments.setdefault("cmdclass", {})["bdist_wheel"] = Wheel
+arguments.setdefault("cmdclass", {}).update(bdist_wheel=Wheel, editable_wheel=Editable)
 setup(version=version(), **page.arguments(HERE / "README.md", VERSION, HOME), **arguments)

@@ -23,6 +23,7 @@ from my_ops import reference as reference
 from my_ops._convert import Conversion, convert, revert
 from my_ops._fast_fp32 import fast_fp32
 from my_ops.ops import (
+    PackedWeight,
     add_one,
     custom_add,
     d_sigmoid,
@@ -40,6 +41,7 @@ __version__ = _library.version()
 cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_package(my_ops)
 __all__ = [
     "Conversion",
+    "PackedWeight",
     "add_one",
     "cmake_prefix_path",
     "convert",

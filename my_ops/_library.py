@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from importlib import metadata
@@ -61,9 +62,11 @@ def version() -> str:
 
 
 def tag_compile_cache(version: str) -> None:
-    """Makes this version part of the key of torch.compile's caches."""
+    """Makes this version part of the key of torch.compile's caches, and its decompositions, as two
+    builds of one version may differ in them."""
     config = torch.compiler.config
-    tag = f"my_ops-{version}"
+    decompositions = Path(__file__).with_name("_inductor.py").read_bytes()
+    tag = f"my_ops-{version}-{hashlib.sha256(decompositions).hexdigest()[:16]}"
     if tag not in config.cache_key_tag:
         config.cache_key_tag += tag
 

@@ -341,4 +341,6 @@ def linear(
             if y is not None:
                 return y
     precision = effective_precision("linear", precision)
-    return _linear(x, weight, bias, activation or "none", residual, precision, packed)
+    return _linear(
+        x, weight, bias, "none" if activation is None else activation, residual, precision, packed
+    )

@@ -125,14 +125,18 @@ class TorchLayer(LayerCall, nn.RNNBase):
         if lengths is not None or reset is not None:
             raise ValueError(f"{self._name}: lengths and reset must be None with proj_size > 0")
 
-    def _for_cudnn(
+    def _for_torch(
         self, data: Any, batch_sizes: Any, states: Any, lengths: Any, reset: Any
     ) -> list[Tensor] | None:
-        """The parameters, if a converted layer calls cuDNN as before."""
-        if not self._was_torchs or self._has_weight_dropout or self._has_zoneout:
+        """The parameters, if the call is torch's: of complex numbers, which our ops do not take, or
+        of a converted layer that calls cuDNN as before."""
+        is_complex = data.is_complex()
+        if not (self._was_torchs or is_complex) or self._has_weight_dropout or self._has_zoneout:
             return None
         if lengths is not None or reset is not None:
             return None
+        if is_complex:
+            return self._in_a_row()
         return parameters_for_cudnn(self, data, batch_sizes, states)
 
     def _all_layers(
@@ -142,7 +146,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
             self._check_projected(lengths, reset)
             return self._projected(x, states)
         if not torch.jit.is_scripting():
-            parameters = self._for_cudnn(x, None, states, lengths, reset)
+            parameters = self._for_torch(x, None, states, lengths, reset)
             if parameters is not None:
                 return self._torchs(x, None, states, parameters)
         return self._each_layer(x, states, lengths, reset)
@@ -155,7 +159,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
             self._check_projected(lengths, reset)
             parameters = self._in_a_row()
         else:
-            found = self._for_cudnn(data, batch_sizes, states or (), lengths, reset)
+            found = self._for_torch(data, batch_sizes, states or (), lengths, reset)
             if found is None:
                 return super()._run_packed(input, states, lengths, reset)
             parameters = found

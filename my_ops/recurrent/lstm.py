@@ -159,6 +159,8 @@ class LSTMCell(CarryingStepCall, nn.LSTMCell):
         w_ih, w_hh, b_ih, b_hh = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
         if torch.jit.is_scripting():
             h, c = torch.ops.my_ops.lstm_cell(x, w_ih, w_hh, b_ih, b_hh, h, c)
+        elif x.is_complex():  # which our op does not take
+            h, c = torch.lstm_cell(x, [h, c], w_ih, w_hh, b_ih, b_hh)
         else:
             h, c = lstm_cell(x, w_ih, w_hh, b_ih, b_hh, h, c)
         return [h, c]

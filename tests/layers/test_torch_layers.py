@@ -1,6 +1,7 @@
 """nn.LSTM, GRU and their cells equal torch.nn's in arguments, parameters, calls and results."""
 
 import itertools
+import warnings
 
 import numpy
 import pytest
@@ -347,3 +348,31 @@ def test_lengths_as_pack_padded_sequence_takes_them(name, batch_first, device):
         close(layer(x, state, lengths), want, 0)
     one = x[0] if batch_first else x[:, 0]
     close(layer(one, None, [2]), layer(one, None, torch.tensor([2], device=device)), 0)
+
+
+def test_lengths_on_the_cpu_of_a_layer_on_meta():
+    layer = my_ops.nn.LSTM(INPUTS, HIDDEN, device="meta")
+    x = torch.empty(STEPS, BATCH, INPUTS, device="meta")
+    assert layer(x, lengths=[1, 2, 3])[0].is_meta
+    assert layer(x, lengths=torch.tensor([1, 2, 3]))[0].is_meta
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("name", [*LAYERS, *CELLS])
+def test_complex_numbers_are_torch_s(name, dtype, device):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of complex modules
+        layer, like = pair(name, device, dtype, **(FORM if name in LAYERS else {}))
+    shape = (STEPS, BATCH, INPUTS) if name in LAYERS else (BATCH, INPUTS)
+    x = torch.randn(shape, dtype=dtype, device=device)
+    got, want = layer(x), like(x)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    for result in (got, want):
+        flat([result])[0].abs().sum().backward()
+    for (_, p), (_, q) in zip(layer.named_parameters(), like.named_parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+    if name in LAYERS:
+        packed = pack_padded_sequence(x, torch.tensor(LENGTHS), enforce_sorted=False)
+        torch.testing.assert_close(layer(packed)[0].data, like(packed)[0].data, rtol=0, atol=0)
+        with pytest.raises(RuntimeError, match=f"{name.lower()}: input must be of dtype float64, "):
+            layer(x, lengths=LENGTHS)

@@ -165,7 +165,13 @@ def test_linear_gradients_of_empty_problems(sizes, activation, device):
         torch.testing.assert_close(ours, exact, rtol=limit, atol=limit)
 
 
-@pytest.mark.parametrize("activation", ["none", ""])
+@pytest.mark.parametrize("activation", ["none", None])
 def test_linear_no_activation_by_name(activation, device):
     x, weight = normal((3, 4), torch.float32, device), normal((5, 4), torch.float32, device)
     assert torch.equal(my_ops.linear(x, weight, activation=activation), my_ops.linear(x, weight))
+
+
+def test_an_empty_activation_is_none_of_them():
+    x = torch.ones(2, 3)
+    with pytest.raises(RuntimeError, match=r"linear: activation must be none, relu, .*, got ''"):
+        my_ops.linear(x, x, activation="")

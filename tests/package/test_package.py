@@ -259,16 +259,21 @@ else:
 
 def test_import_is_quiet(tmp_path):
     """No warning and no CUDA context. The cache of compiled gradients depends on the package's
-    version."""
+    version and decompositions."""
     script = """
 import sys, warnings
 import torch
 warnings.simplefilter("error")
 import my_ops
 assert not torch.cuda.is_initialized()
-assert my_ops.__version__ in torch.compiler.config.cache_key_tag
+print(torch.compiler.config.cache_key_tag)
 """
-    assert run(script, tmp_path) == ""
+    tag = run(script, tmp_path)
+    assert my_ops.__version__ in tag
+    copy_package(tmp_path, with_module=True)
+    with (tmp_path / "my_ops/_inductor.py").open("a") as decompositions:
+        decompositions.write("# another build\n")
+    assert run(script, tmp_path) not in ("", tag)
 
 
 def copy_package(folder, *, with_module):

@@ -195,3 +195,22 @@ def test_bill_of_materials(nvcc, inside):
     assert bom["dependencies"][0]["dependsOn"] == [part["bom-ref"] for part in bom["components"]]
     if nvcc:
         assert bom["components"][1]["version"] == "13.0"
+
+
+def test_an_editable_install_in_the_folder_above_the_clone(tmp_path):
+    """Python finds the package there too, not the clone, which has its name."""
+    clone = copy_source(tmp_path / "my_ops")
+    setup = (clone / "setup.py").read_text()
+    assert "build() if COMPILES else {}" in setup
+    (clone / "setup.py").write_text(setup.replace("build() if COMPILES else {}", "{}"))
+    run([sys.executable, "-c", "import backend; backend.build_editable('.')"], clone,
+        PYTHONPATH="tools/build")  # fmt: skip
+    (wheel,) = clone.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    script = "import importlib.util, site; site.addsitedir('site')"
+    script += "; print(importlib.util.find_spec('my_ops').origin)"
+    found = run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, ''); {script}"], tmp_path
+    )
+    assert found.strip() == str(clone / "my_ops/__init__.py")
