@@ -34,6 +34,35 @@ M_PERTURB = -6  # in glibc's malloc.h: the byte to fill with, inverted
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+def pytest_addoption(parser):
+    text = "of each test, only as many cases as show every value of its parameters; the default of "
+    parser.addoption("--sample", action="store_true", help=f"{text}pytest without arguments")
+
+
+def pytest_configure(config):
+    options = config.option
+    if config.args_source is config.ArgsSource.TESTPATHS and not options.keyword:
+        options.sample = True  # here, because xdist hands the options to its workers
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.option.sample:
+        return
+    seen, left = {}, []
+    for item in items[:]:
+        skipped = any(mark.args and mark.args[0] for mark in item.iter_markers("skipif"))
+        values = getattr(item, "callspec", None)
+        shown = {(name, repr(v)) for name, v in values.params.items()} if values else {()}
+        of_test = seen.setdefault(item.nodeid.partition("[")[0], set())
+        if skipped or shown <= of_test:
+            left.append(item)
+        else:
+            of_test |= shown
+    config.hook.pytest_deselected(items=left)
+    gone = set(map(id, left))
+    items[:] = [item for item in items if id(item) not in gone]
+
+
 def pytest_make_parametrize_id(val):
     if isinstance(val, torch.dtype):
         return str(val).removeprefix("torch.")
