@@ -23,10 +23,8 @@ def _is_dense(t: Tensor) -> bool:
     Other subclasses, such as quantized weights or nested inputs, and sparse tensors support torch's
     linear, not ours.
     """
-    if t.dtype not in FLOATING:
-        return False
     if type(t) in _DENSE:
-        return t.layout is torch.strided and not t.is_nested
+        return t.layout is torch.strided and not t.is_nested and t.dtype in FLOATING
     return hasattr(t, "placements")
 
 

@@ -335,9 +335,11 @@ def linear(
         check_str("linear", activation=activation)
     if activation is residual is precision is packed is None:
         on_cpu = weight.dim() == 2 and calls_torchs(x, weight)
-        fits = bias is None or (bias.shape == weight.shape[:1] and dense_together(bias, x))
-        if fits and (on_cpu or (is_torchs_linear(x, weight) and dense_together(x, weight))):
-            y = torchs_linear(x, weight, bias)
+        if on_cpu or is_torchs_linear(x, weight):
+            fits = bias is None or (bias.shape == weight.shape[:1] and dense_together(bias, x))
+            y = None
+            if fits and (on_cpu or dense_together(x, weight)):
+                y = torchs_linear(x, weight, bias)
             if y is not None:
                 return y
     precision = effective_precision("linear", precision)
