@@ -21,7 +21,7 @@ namespace attention {
 constexpr int kRows = 128;  // of a block of the stationary operand, and of a scale
 constexpr float kLog2e = 1.44269504088896340736f, kLn2 = 0.693147180559945309417f;
 
-enum Mode { kForward, kGradQ, kGradK, kGradV };
+enum Mode { kForward, kGradQ, kGradK, kGradV, kGradKV };
 
 struct Strided {
   const float* x;
@@ -128,25 +128,32 @@ struct MainArgs {
   const float *lse2, *delta;
   float* out;
   int64_t out_batch, out_head, out_row;
+  float* out2;
+  int64_t out2_batch, out2_head, out2_row;
   float* lse;
   int lse_stride;
+  const float* bias;  // added to the scaled scores; its strides may be 0
+  int64_t bias_batch, bias_head, bias_row, bias_column;
+  float* grad_bias;  // [heads][a_length][b_length] or null
   int heads, head_count, dim;
   int a_length, a_padded, b_length, b_padded;
   bool causal;
   float scale;
 };
 
-template <int kD_, Mode kMode_>
+template <int kD_, Mode kMode_, bool kBias_>
 struct Config {
+  static constexpr bool kBias = kBias_;
   static constexpr int kD = kD_;
   static constexpr Mode kMode = kMode_;
-  static constexpr int kN = kD == 64 ? 128 : 64;  // streamed rows
+  static constexpr bool kBoth = kMode == kGradKV;
+  static constexpr int kN = kD == 64 && !kBoth ? 128 : 64;  // streamed rows
   static constexpr bool kBackward = kMode != kForward;
-  static constexpr bool kTwo = kMode == kGradQ || kMode == kGradK;  // dP too
-  static constexpr bool kColumns = kMode == kGradK || kMode == kGradV;  // queries are columns
+  static constexpr bool kTwo = kMode == kGradQ || kMode == kGradK || kBoth;  // dP too
+  static constexpr bool kColumns = kMode == kGradK || kMode == kGradV || kBoth;  // queries are columns
   static constexpr int kABytes = 2 * kRows * kD * 2, kSlotBytes = 2 * kN * kD * 2;
   static constexpr int kA = kTwo ? 2 : 1;
-  static constexpr int kSlots = kD == 64 ? 4 : kTwo ? 3 : 4;
+  static constexpr int kSlots = kBoth ? 6 : kD == 64 ? 4 : kTwo ? 3 : 4;
   static constexpr int kTerms = kColumns ? kTwo ? 2 : 1 : 0;  // per column: lse2, delta
 };
 
@@ -270,21 +277,42 @@ __device__ __forceinline__ void fence(uint32_t (&r)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
-template <typename C>
+template <typename C, bool kSecond = false>
 __device__ __forceinline__ void store(const MainArgs& p, const float (&o)[C::kD / 2], int row,
                                       int head, const float (&factor)[2]) {
   const int column = threadIdx.x % 4 * 2;
-  float* base = p.out + head / p.head_count * p.out_batch + head % p.head_count * p.out_head;
+  float* base = kSecond ? p.out2 + head / p.head_count * p.out2_batch +
+                              head % p.head_count * p.out2_head
+                        : p.out + head / p.head_count * p.out_batch +
+                              head % p.head_count * p.out_head;
+  const int64_t out_row = kSecond ? p.out2_row : p.out_row;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (row + 8 * i >= p.a_length) continue;
-    float* to = base + (row + 8 * i) * p.out_row + column;
+    float* to = base + (row + 8 * i) * out_row + column;
 #pragma unroll
     for (int j = 0; j < C::kD / 8; ++j) {
       if (8 * j >= p.dim) continue;
       *reinterpret_cast<float2*>(to + 8 * j) = {o[4 * j + 2 * i] * factor[i],
                                                 o[4 * j + 2 * i + 1] * factor[i]};
     }
+  }
+}
+
+// s = s f + bias, in units of log 2. Rows and columns beyond the lengths get any of the values.
+template <typename C>
+__device__ __forceinline__ void add_bias(const MainArgs& p, float (&s)[C::kN / 2], float f,
+                                         int head, int row, int column) {
+  const float* bias = p.bias + head / p.head_count * p.bias_batch +
+                      head % p.head_count * p.bias_head;
+  const int64_t along_row = C::kColumns ? p.bias_column : p.bias_row;
+  const int64_t along_column = C::kColumns ? p.bias_row : p.bias_column;
+  const float* at[2] = {bias + min(row, p.a_length - 1) * along_row,
+                        bias + min(row + 8, p.a_length - 1) * along_row};
+#pragma unroll
+  for (int x = 0; x < C::kN / 2; ++x) {
+    const int c = min(column + x / 4 * 8 + x % 2, p.b_length - 1);
+    s[x] = fmaf(s[x], f, __ldg(at[x / 2 % 2] + c * along_column) * kLog2e);
   }
 }
 
@@ -323,7 +351,11 @@ __device__ __forceinline__ void consume_forward(const MainArgs& p, Smem<C>& smem
     if (lane0) ptx::mbarrier_arrive(&smem.empty[at.slot]);
     at.step<C::kSlots>();
     const int scale_at = block * C::kN / kRows;
-    const float f = q_scale * k_inverse[scale_at];
+    float f = q_scale * k_inverse[scale_at];
+    if constexpr (C::kBias) {
+      add_bias<C>(p, s, f, head, row, block * C::kN + pair);
+      f = 1.0f;
+    }
     v_scale = v_inverse[scale_at];
     const int column0 = block * C::kN;
     if (column0 + C::kN > p.b_length || (p.causal && column0 + C::kN > row0 + group * 64)) {
@@ -468,7 +500,12 @@ __device__ __forceinline__ void consume_backward(const MainArgs& p, Smem<C>& sme
     }
     ptx::wgmma_fence_operand(s);
     const int scale_at = column0 / kRows;
-    const float f = s_scale * inverse0[scale_at], g = dp_scale * inverse1[scale_at];
+    float f = s_scale * inverse0[scale_at];
+    if constexpr (C::kBias) {
+      add_bias<C>(p, s, f, head, row, column0 + pair);
+      f = 1.0f;
+    }
+    const float g = dp_scale * inverse1[scale_at];
     const bool edge =
         column0 + C::kN > p.b_length ||
         (p.causal && (C::kColumns ? column0 < row0 + group * 64 + 64
@@ -496,6 +533,18 @@ __device__ __forceinline__ void consume_backward(const MainArgs& p, Smem<C>& sme
         }
         s[4 * j + x] = y;
         most[i] = fmaxf(most[i], fabsf(y));
+      }
+    }
+    if constexpr (C::kBias && C::kMode == kGradQ) {
+      if (p.grad_bias) {
+        float* to = p.grad_bias + (int64_t{head} * p.a_length + row) * p.b_length;
+#pragma unroll
+        for (int x = 0; x < kCount; ++x) {
+          const int column = column0 + x / 4 * 8 + pair + x % 2, down = x / 2 % 2 * 8;
+          if (row + down < p.a_length && column < p.b_length) {
+            to[int64_t{down} * p.b_length + column] = s[x];
+          }
+        }
       }
     }
     uint32_t high[kCount / 2], low[kCount / 2];
@@ -537,6 +586,124 @@ __device__ __forceinline__ void consume_backward(const MainArgs& p, Smem<C>& sme
   store<C>(p, o, row, head, factor);
 }
 
+// The gradients of K and V together.
+template <typename C>
+__device__ __forceinline__ void consume_both(const MainArgs& p, Smem<C>& smem, int row0, int head,
+                                             int group) {
+  constexpr int kCount = C::kN / 2;
+  const int thread = threadIdx.x % 128;
+  const int row = row0 + group * 64 + thread / 32 * 16 + thread % 32 / 4, pair = thread % 4 * 2;
+  int first, last;
+  block_range<C>(p, row0, first, last);
+  const int a_scale_at = head * (p.a_padded / kRows) + row0 / kRows;
+  const float s_scale = p.a_inverse[0][a_scale_at] * (p.scale * kLog2e);
+  const float dp_scale = p.a_inverse[1][a_scale_at];
+  const float* inverse0 = p.b_inverse[0] + head * (p.b_padded / kRows);
+  const float* inverse1 = p.b_inverse[1] + head * (p.b_padded / kRows);
+  float ok[C::kD / 2], ov[C::kD / 2], part[C::kD / 2], s[kCount], dp[kCount];
+  uint32_t high[kCount / 2], low[kCount / 2], high2[kCount / 2], low2[kCount / 2];
+#pragma unroll
+  for (int x = 0; x < C::kD / 2; ++x) ok[x] = ov[x] = 0.0f;
+  Ring at;
+  const bool lane0 = thread == 0;
+  ptx::mbarrier_wait(&smem.a_full, 0);
+  for (int block = first; block < last; ++block) {
+    const int column0 = block * C::kN;
+    const int slot0 = at.slot;
+    ptx::mbarrier_wait(&smem.full[at.slot], at.phase);
+    at.step<C::kSlots>();
+    ptx::wgmma_fence();
+    scores<C>(dp, smem.a[1], smem.slot[slot0], group);
+    const int slot1 = at.slot;
+    ptx::mbarrier_wait(&smem.full[at.slot], at.phase);
+    at.step<C::kSlots>();
+    scores<C>(s, smem.a[0], smem.slot[slot1], group);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_operand(dp);
+    ptx::wgmma_fence_operand(s);
+    const int scale_at = column0 / kRows;
+    float f = s_scale * inverse0[scale_at];
+    if constexpr (C::kBias) {
+      add_bias<C>(p, s, f, head, row, column0 + pair);
+      f = 1.0f;
+    }
+    const float g = dp_scale * inverse1[scale_at];
+    const bool edge = column0 + C::kN > p.b_length ||
+                      (p.causal && column0 < row0 + group * 64 + 64);
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+      const float2 l2 = *reinterpret_cast<const float2*>(smem.terms[slot1][0] + 8 * j + pair);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        float y = ptx::ex2_approx_ftz(fmaf(s[4 * j + x], f, x % 2 ? -l2.y : -l2.x));
+        if (edge) {
+          const int column = column0 + 8 * j + pair + x % 2, r = row + x / 2 * 8;
+          if (column >= p.b_length || (p.causal && column < r)) y = 0.0f;
+        }
+        s[4 * j + x] = y;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        split_pair(s[4 * j + 2 * i] * 0x1p14f, s[4 * j + 2 * i + 1] * 0x1p14f, high[2 * j + i],
+                   low[2 * j + i]);
+      }
+    }
+    fence(high);
+    fence(low);
+    ptx::wgmma_fence();
+    weighted<C>(part, high, low, smem.slot[slot0]);
+    ptx::wgmma_commit_group();
+    float most[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+      const float2 d2 = *reinterpret_cast<const float2*>(smem.terms[slot1][1] + 8 * j + pair);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const float y = s[4 * j + x] * fmaf(dp[4 * j + x], g, x % 2 ? -d2.y : -d2.x);
+        dp[4 * j + x] = s[4 * j + x] == 0.0f ? 0.0f : y;
+        most[x / 2] = fmaxf(most[x / 2], fabsf(dp[4 * j + x]));
+      }
+    }
+    float row_scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
+      most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
+      const float2 scale = power_scale(most[i]);
+      row_scale[i] = scale.y;
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+        split_pair(dp[4 * j + 2 * i] * scale.x, dp[4 * j + 2 * i + 1] * scale.x, high2[2 * j + i],
+                   low2[2 * j + i]);
+      }
+    }
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_operand(part);
+    if (lane0) ptx::mbarrier_arrive(&smem.empty[slot0]);
+    const float v_scale = inverse1[scale_at];
+#pragma unroll
+    for (int x = 0; x < C::kD / 2; ++x) ov[x] = fmaf(part[x] * 0x1p-14f, v_scale, ov[x]);
+    fence(high2);
+    fence(low2);
+    ptx::wgmma_fence_operand(part);
+    ptx::wgmma_fence();
+    weighted<C>(part, high2, low2, smem.slot[slot1]);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_operand(part);
+    if (lane0) ptx::mbarrier_arrive(&smem.empty[slot1]);
+    const float b_scale = inverse0[scale_at];
+#pragma unroll
+    for (int x = 0; x < C::kD / 2; ++x) {
+      ok[x] = fmaf(part[x] * row_scale[x / 2 % 2], b_scale, ok[x]);
+    }
+  }
+  const float factor[2] = {p.scale, p.scale}, one[2] = {1.0f, 1.0f};
+  store<C>(p, ok, row, head, factor);
+  store<C, true>(p, ov, row, head, one);
+}
+
 template <typename C>
 __global__ void __launch_bounds__(384, 1) main_kernel(const __grid_constant__ MainArgs p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -560,7 +727,9 @@ __global__ void __launch_bounds__(384, 1) main_kernel(const __grid_constant__ Ma
   } else {
     ptx::setmaxnreg_inc<240>();
     const int group = threadIdx.x / 128 - 1;
-    if constexpr (C::kBackward) {
+    if constexpr (C::kBoth) {
+      consume_both<C>(p, smem, row0, head, group);
+    } else if constexpr (C::kBackward) {
       consume_backward<C>(p, smem, row0, head, group);
     } else {
       consume_forward<C>(p, smem, row0, head, group);
@@ -584,6 +753,12 @@ struct Problem {
 
 inline int padded(int n) { return (n + kRows - 1) / kRows * kRows; }
 inline int width(int dim) { return dim <= 64 ? 64 : 128; }
+
+struct Bias {
+  const float* x;  // null: none
+  int64_t batch, head, row, column;
+  float* grad;
+};
 
 struct Parts {
   __half* parts;
@@ -699,9 +874,42 @@ cudaError_t run_main(const Problem& s, const Parts* a, int a_length, const Parts
   return cudaGetLastError();
 }
 
+inline void set(MainArgs& p, const Bias& bias) {
+  p.bias = bias.x;
+  p.bias_batch = bias.batch;
+  p.bias_head = bias.head;
+  p.bias_row = bias.row;
+  p.bias_column = bias.column;
+  p.grad_bias = bias.grad;
+}
+
+template <int kD, bool kBias>
+cudaError_t gradients(const Problem& s, const Parts (&queries)[2], const Parts (&keys)[2],
+                      MainArgs& p, const Tensor4& dq, const Tensor4& dk, const Tensor4& dv,
+                      cudaStream_t stream) {
+  if (auto err = run_main<Config<kD, kGradQ, kBias>>(s, queries, s.lq, keys, s.lk, p, dq, stream);
+      err != cudaSuccess) {
+    return err;
+  }
+  if constexpr (kD == 64) {
+    p.out2 = dv.x;
+    p.out2_batch = dv.batch;
+    p.out2_head = dv.head;
+    p.out2_row = dv.row;
+    return run_main<Config<kD, kGradKV, kBias>>(s, keys, s.lk, queries, s.lq, p, dk, stream);
+  } else {
+  if (auto err = run_main<Config<kD, kGradK, kBias>>(s, keys, s.lk, queries, s.lq, p, dk, stream);
+      err != cudaSuccess) {
+    return err;
+  }
+  return run_main<Config<kD, kGradV, kBias>>(s, keys, s.lk, queries, s.lq, p, dv, stream);
+  }
+}
+
 template <int kD>
 cudaError_t forward(const Problem& s, const Tensor4& q, const Tensor4& k, const Tensor4& v,
-                    const Tensor4& o, float* lse, int lse_stride, void* base, cudaStream_t stream) {
+                    const Tensor4& o, float* lse, int lse_stride, const Bias& bias, void* base,
+                    cudaStream_t stream) {
   const Workspace w = workspace(s, base, false);
   split<kD>(s, q, w.q, s.lq, stream);
   split<kD>(s, k, w.k, s.lk, stream);
@@ -710,14 +918,16 @@ cudaError_t forward(const Problem& s, const Tensor4& q, const Tensor4& k, const 
   p.lse = lse;
   p.lse_stride = lse_stride;
   const Parts b[2] = {w.k, w.v};
-  return run_main<Config<kD, kForward>>(s, &w.q, s.lq, b, s.lk, p, o, stream);
+  set(p, bias);
+  return bias.x ? run_main<Config<kD, kForward, true>>(s, &w.q, s.lq, b, s.lk, p, o, stream)
+                : run_main<Config<kD, kForward, false>>(s, &w.q, s.lq, b, s.lk, p, o, stream);
 }
 
 template <int kD>
 cudaError_t backward(const Problem& s, const Tensor4& q, const Tensor4& k, const Tensor4& v,
                      const Tensor4& o, const Tensor4& g, const float* lse, int lse_stride,
-                     const Tensor4& dq, const Tensor4& dk, const Tensor4& dv, void* base,
-                     cudaStream_t stream) {
+                     const Tensor4& dq, const Tensor4& dk, const Tensor4& dv, const Bias& bias,
+                     void* base, cudaStream_t stream) {
   const Workspace w = workspace(s, base, true);
   split<kD>(s, q, w.q, s.lq, stream);
   split<kD>(s, k, w.k, s.lk, stream);
@@ -727,15 +937,13 @@ cudaError_t backward(const Problem& s, const Tensor4& q, const Tensor4& k, const
   p.lse2 = w.lse2;
   p.delta = w.delta;
   const Parts queries[2] = {w.q, w.g}, keys[2] = {w.k, w.v};
-  if (auto err = run_main<Config<kD, kGradQ>>(s, queries, s.lq, keys, s.lk, p, dq, stream);
-      err != cudaSuccess) {
-    return err;
+  set(p, bias);
+  if (bias.grad && s.causal) {
+    const auto bytes = int64_t{s.batch} * s.heads * s.lq * s.lk * sizeof(float);
+    if (auto err = cudaMemsetAsync(bias.grad, 0, bytes, stream); err != cudaSuccess) return err;
   }
-  if (auto err = run_main<Config<kD, kGradK>>(s, keys, s.lk, queries, s.lq, p, dk, stream);
-      err != cudaSuccess) {
-    return err;
-  }
-  return run_main<Config<kD, kGradV>>(s, keys, s.lk, queries, s.lq, p, dv, stream);
+  return bias.x ? gradients<kD, true>(s, queries, keys, p, dq, dk, dv, stream)
+                : gradients<kD, false>(s, queries, keys, p, dq, dk, dv, stream);
 }
 
 }  // namespace attention
@@ -747,13 +955,16 @@ extern "C" int64_t attention_workspace(const Problem* s, int backward) {
   return workspace(*s, nullptr, backward).bytes;
 }
 extern "C" int attention_forward(const Problem* s, const Tensor4* t, float* lse, int lse_stride,
-                                 void* base, cudaStream_t stream) {
-  return width(s->dim) == 64 ? forward<64>(*s, t[0], t[1], t[2], t[3], lse, lse_stride, base, stream)
-                             : forward<128>(*s, t[0], t[1], t[2], t[3], lse, lse_stride, base, stream);
+                                 const Bias* bias, void* base, cudaStream_t stream) {
+  return width(s->dim) == 64
+             ? forward<64>(*s, t[0], t[1], t[2], t[3], lse, lse_stride, *bias, base, stream)
+             : forward<128>(*s, t[0], t[1], t[2], t[3], lse, lse_stride, *bias, base, stream);
 }
 extern "C" int attention_backward(const Problem* s, const Tensor4* t, const float* lse,
-                                  int lse_stride, void* base, cudaStream_t stream) {
-  return width(s->dim) == 64
-             ? backward<64>(*s, t[0], t[1], t[2], t[3], t[4], lse, lse_stride, t[5], t[6], t[7], base, stream)
-             : backward<128>(*s, t[0], t[1], t[2], t[3], t[4], lse, lse_stride, t[5], t[6], t[7], base, stream);
+                                  int lse_stride, const Bias* bias, void* base,
+                                  cudaStream_t stream) {
+  return width(s->dim) == 64 ? backward<64>(*s, t[0], t[1], t[2], t[3], t[4], lse, lse_stride, t[5],
+                                            t[6], t[7], *bias, base, stream)
+                             : backward<128>(*s, t[0], t[1], t[2], t[3], t[4], lse, lse_stride,
+                                             t[5], t[6], t[7], *bias, base, stream);
 }
