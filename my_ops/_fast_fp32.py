@@ -25,6 +25,10 @@ from torch.compiler import is_compiling
 from my_ops._private import dispatch_table
 
 OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
+ATTENTION = (
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_efficient_attention_backward",
+)
 SHOWN = 30  # shapes in the report's table
 # The releases with which csrc/overrides, compiled with another of them, was tested.
 TESTED_TORCH = (210, 215)
@@ -162,6 +166,7 @@ class Switch:
                     or not overrides.my_ops_overrides_put(*names, native)
                 ):
                     self._override_in_python(op, native.contents.least)
+            self._override_attention()
             return 0.0
 
         with warnings.catch_warnings():
@@ -197,6 +202,71 @@ class Switch:
 
         assert self._library is not None
         self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)
+
+    def _override_attention(self) -> None:
+        """Of the ops in which float32's ``scaled_dot_product_attention`` ends. One of them may run
+        while the switch is on, and the other while it is off: both keep torch's log-sum-exp."""
+        forward, backward = ATTENTION
+        ops = torch.ops.my_ops
+        torchs = torch.library.get_kernel(f"aten::{forward}", self._key).call_boxed
+        torchs_backward = torch.library.get_kernel(f"aten::{backward}", self._key).call_boxed
+
+        def scale_of(q: Tensor, scale: float | None) -> float:
+            return float(q.size(-1) ** -0.5 if scale is None else scale)
+
+        def attention(
+            keys: Any,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            bias: Tensor | None,
+            compute_log_sumexp: bool,
+            dropout_p: float = 0.0,
+            is_causal: bool = False,
+            *,
+            scale: float | None = None,
+        ) -> tuple[Tensor, ...]:
+            if self._on and dropout_p == 0.0 and q.dtype is torch.float32 and q.size(-1) > 0:
+                out, lse = ops.fast_fp32_attention(q, k, v, bias, is_causal, scale_of(q, scale))
+                if out is not None:
+                    if not compute_log_sumexp:
+                        lse = lse.new_empty((*lse.shape[:2], 0))
+                    seed, offset = (torch.empty((), dtype=torch.int64) for _ in range(2))
+                    return out, lse, seed, offset
+            rest = (bias, compute_log_sumexp, dropout_p, is_causal)
+            return torchs(keys, q, k, v, *rest, scale=scale)
+
+        def attention_backward(
+            keys: Any,
+            grad: Tensor,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            bias: Tensor | None,
+            out: Tensor,
+            logsumexp: Tensor,
+            seed: Tensor,
+            offset: Tensor,
+            dropout_p: float,
+            mask: list[bool],
+            is_causal: bool = False,
+            *,
+            scale: float | None = None,
+        ) -> tuple[Tensor | None, ...]:
+            if self._on and dropout_p == 0.0 and grad.dtype is q.dtype is torch.float32:
+                added = bias if bias is not None and bias.numel() > 0 else None
+                rest = (is_causal, scale_of(q, scale), mask[3])
+                grads = ops.fast_fp32_attention_backward(
+                    grad, q, k, v, added, out, logsumexp, *rest
+                )
+                if grads[0] is not None:
+                    return grads
+            saved = (q, k, v, bias, out, logsumexp, seed, offset)
+            return torchs_backward(keys, grad, *saved, dropout_p, mask, is_causal, scale=scale)
+
+        assert self._library is not None
+        for op, kernel in ((forward, attention), (backward, attention_backward)):
+            self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)
 
     def report(self) -> Report:
         taken, left = [], {}
