@@ -96,8 +96,9 @@ __global__ void __launch_bounds__(256) split_kernel(const SplitArgs p) {
       for (int d = kPerRow / 2; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
       if (column == 0) {
         p.delta[int64_t{head} * p.padded + row] = sum;
-        p.lse2[int64_t{head} * p.padded + row] =
-            row < p.length ? p.lse[int64_t{head} * p.lse_stride + row] * kLog2e : INFINITY;
+        // Infinite, of either sign, for a row without keys: its weights are 0.
+        const float lse = row < p.length ? p.lse[int64_t{head} * p.lse_stride + row] : INFINITY;
+        p.lse2[int64_t{head} * p.padded + row] = isinf(lse) ? INFINITY : lse * kLog2e;
       }
     }
   }
