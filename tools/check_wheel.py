@@ -6,15 +6,19 @@
 # ///
 """Checks a wheel of my_ops in the form that users get: check_wheel.py WHEEL [--glibc 2.28]
 
-name        the tags are py3-none; file name, metadata, build record and compiler give one version;
-            a manylinux wheel without a local version is for every driver, so CUDA 12.9 compiled it
-contents    the package's files are those of the source tree, each with its hash; twine accepts it
-notices     it has licences, NVIDIA's notice and a bill of materials (CycloneDX)
+name        the tags are py3-none; file name, metadata and build record give one version
+build       its compiler is the one that the name says, and its commit this source's; a manylinux
+            wheel has GPU code, from CUDA 12.9 if it has no local version: for every driver
+metadata    METADATA says what pyproject.toml and README.md say, and nothing else
+contents    its files are those of the source tree, byte by byte; twine accepts it
+files       each stands there once, is readable, and only modules are executable
+notices     its bill of materials is CycloneDX and names what the build record says
 python      no module uses a symbol of Python, or is named after one version of Python
 torch       _C.so only uses torch's stable ABI, of torch 2.10 at the latest (torch-abi-audit)
-libraries   it needs libtorch.so, no CUDA, Python or torch_cuda library, and has no run path
+libraries   it needs libtorch.so, and else only torch's CPU libraries and the system's; no run path
 symbols     it exports only the C interface my_ops_*; symbols that may be absent are weak
-memory      no segment is both writable and executable, nor is the stack; no build path is visible
+memory      no segment is both writable and executable, nor is the stack; tables of functions are
+            read-only; the stack is guarded; no symbol, debug information or build path is left
 gpu code    machine code and PTX match the build record, and its compiler made them (cuobjdump)
 size        less than 20 MB, or 30 with CUDA 12: drivers before 550 read no code compressed by zstd
 platform    glibc and libstdc++ are no newer than the tag says, or than --glibc (auditwheel)
@@ -24,110 +28,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import struct
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from email.parser import Parser
 from pathlib import Path
-from typing import Any
 
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from elftools.elf.constants import P_FLAGS
-from elftools.elf.elffile import ELFFile
-from packaging.requirements import Requirement
-from packaging.utils import parse_wheel_filename
 from packaging.version import Version
-from trove_classifiers import classifiers
-from wheel.wheelfile import WheelError, WheelFile
 
 sys.path.append(str(Path(__file__).resolve().parent / "build"))
 
 import preflight
+import wheel_text
+from wheel_text import BUILD_PATH, MODULE, OVERRIDES, Module, Wheel, release, tool
 
-ROOT = Path(__file__).resolve().parents[1]
-PLAIN_CUDA = "12.9"
 LARGEST = {12: 30_000_000, 13: 20_000_000}  # by the compiler
-FORBIDDEN = r"lib(cudart|c10_cuda|torch_cuda|torch_python|python|cublas|cuda\.)"
-MODULE = "my_ops/_C.so"
-OVERRIDES = "my_ops/_overrides.so"  # with CUDA only; fits some releases of torch, without GPU code
+LIBRARIES = {"libtorch.so", "libtorch_cpu.so", "libc10.so"}
+LIBRARIES |= {"libstdc++.so.6", "libgcc_s.so.1"}
+LIBRARIES |= {f"lib{name}" for name in ("c.so.6", "m.so.6", "dl.so.2", "rt.so.1", "pthread.so.0")}
+LIBRARIES |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+DEBUG = r"\.(symtab|z?debug|gnu_debug|stab)"
+NOW = {"DT_FLAGS": 0x8, "DT_FLAGS_1": 0x1}
 EXPORTS = "my_ops_.*"
 # CPU builds of torch lack these.
 MAY_BE_ABSENT = r"aoti_torch_(?!device_type_)\w*cuda|cu(da)?[A-Z]|_ZN2at4cuda"
 ELF_VERSION = 20  # the offset of e_version
-BUILD_PATH = rb"(?<![\w.-])/[\w.+/-]+/(?:csrc|kernels|torch/include)/[\w.]+"
-
-
-class Module:
-    """A shared library of the wheel."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = path.name
-        with path.open("rb") as file:
-            elf = ELFFile(file)
-            self.segments = {(s["p_type"], s["p_flags"]) for s in elf.iter_segments()}
-            self.dynamic = list(elf.get_section_by_name(".dynamic").iter_tags())
-            self.symbols = list(elf.get_section_by_name(".dynsym").iter_symbols())
-
-    def tags(self, *names: str) -> list[Any]:
-        return [tag for tag in self.dynamic if tag.entry.d_tag in names]
-
-    def exported(self) -> list[str]:
-        return [s.name for s in self.symbols if s.name and s["st_shndx"] != "SHN_UNDEF"]
-
-    def required(self) -> list[str]:
-        """The symbols that must be found when the module is loaded."""
-        return [
-            s.name
-            for s in self.symbols
-            if s["st_shndx"] == "SHN_UNDEF" and s["st_info"]["bind"] != "STB_WEAK"
-        ]
-
-
-class Wheel:
-    """The file, and the folder into which it is unpacked."""
-
-    def __init__(self, path: Path, folder: Path, glibc: str | None) -> None:
-        self.path = path
-        self.folder = folder
-        self.glibc = glibc
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(folder)
-            self.names = archive.namelist()
-        paths = sorted(p for p in folder.rglob("*") if re.search(r"\.so(\.|$)", p.name))
-        self.modules = [Module(path) for path in paths]
-        record = folder / "my_ops/_build.json"
-        self.record = json.loads(record.read_text()) if record.exists() else {}
-
-    def metadata(self) -> dict[str, list[str]]:
-        message = Parser().parsestr(self.info("METADATA").read_text())
-        return {key: message.get_all(key, []) for key in set(message.keys())}
-
-    def info(self, name: str) -> Path:
-        """A file of the .dist-info folder."""
-        (folder,) = self.folder.glob("*.dist-info")
-        return folder / name
-
-
-def tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs a tool that is installed in this Python's environment."""
-    scripts = sysconfig.get_path("scripts")
-    path = os.pathsep.join([scripts, os.environ.get("PATH", "")])
-    return subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PATH": path, "NO_COLOR": "1"},
-    )
 
 
 def cuobjdump() -> Path:
@@ -135,85 +64,6 @@ def cuobjdump() -> Path:
         for path in Path(folder).glob("nvidia/*/bin/cuobjdump"):
             return path
     raise SystemExit("check_wheel: pip install nvidia-cuda-cuobjdump")
-
-
-def release(version: str | None) -> str:
-    """13.0 for 13.0.88; 0 for None."""
-    return ".".join((version or "0").split(".")[:2])
-
-
-def check_name(wheel: Wheel) -> Iterator[str]:
-    _, version, _, tags = parse_wheel_filename(wheel.path.name)
-    for tag in tags:
-        if (tag.interpreter, tag.abi) != ("py3", "none") or "linux" not in tag.platform:
-            yield f"the tag is {tag}, not py3-none-<linux platform>"
-    metadata = wheel.metadata()
-    if metadata["Version"] != [str(version)]:
-        yield f"the file name says {version}, METADATA {metadata['Version']}"
-    if wheel.record.get("version") != str(version):
-        yield f"the file name says {version}, the build record {wheel.record.get('version')}"
-    nvcc = wheel.record.get("nvcc")
-    if version.local and version.local != f"cu{release(nvcc).replace('.', '')}":
-        yield f"the file name says {version.local}, and nvcc was {nvcc}"
-    released = all(tag.platform.startswith("manylinux") for tag in tags)
-    if released and nvcc and not version.local and release(nvcc) != PLAIN_CUDA:
-        yield f"the plain wheel is for drivers that know CUDA {PLAIN_CUDA}, and nvcc was {nvcc}"
-    written = set(re.findall(r"^Tag: (.*)$", wheel.info("WHEEL").read_text(), re.MULTILINE))
-    if written != {str(tag) for tag in tags}:
-        yield f"the file name says {sorted(map(str, tags))}, WHEEL says {sorted(written)}"
-    needs = [r for r in map(Requirement, metadata["Requires-Dist"]) if r.marker is None]
-    if [(r.name, str(r.specifier)) for r in needs] != [("torch", ">=2.10")]:
-        yield f"it requires {list(map(str, needs))}, not torch>=2.10 alone"
-    if metadata.get("Requires-Python") != [">=3.10"]:
-        yield f"it is for Python {metadata.get('Requires-Python')}, not >=3.10"
-
-
-def check_contents(wheel: Wheel) -> Iterator[str]:
-    endings = (".py", ".typed", ".h", ".cmake")
-    tree = (p for p in (ROOT / "my_ops").rglob("*") if p.suffix in endings or p.name in endings)
-    expected = {p.relative_to(ROOT).as_posix() for p in tree} | {MODULE, "my_ops/_build.json"}
-    if wheel.record.get("nvcc"):
-        expected.add(OVERRIDES)
-    found = {n for n in wheel.names if ".dist-info/" not in n and not n.endswith("/")}
-    for name in sorted(expected - found):
-        yield f"{name} is missing"
-    for name in sorted(found - expected):
-        yield f"{name} is not of the source tree"
-    try:
-        with WheelFile(wheel.path) as archive:
-            archive.testzip()
-    except WheelError as error:
-        yield f"RECORD: {error}"
-    for command in (
-        ("check-wheel-contents", wheel.path),
-        ("twine", "check", "--strict", wheel.path),
-    ):
-        done = tool(*command)
-        if done.returncode != 0:
-            yield f"{command[0]}: {done.stdout.strip()} {done.stderr.strip()}"
-    for classifier in set(wheel.metadata()["Classifier"]) - classifiers:
-        yield f"PyPI knows no classifier '{classifier}'"
-
-
-def check_notices(wheel: Wheel) -> Iterator[str]:
-    for name in ("LICENSE", "NOTICE"):
-        if not wheel.info(f"licenses/{name}").exists():
-            yield f"licenses/{name} is missing"
-    path = wheel.info("sboms/my_ops.cdx.json")
-    if not path.exists():
-        yield f"sboms/{path.name} is missing"
-        return
-    text = path.read_text()
-    if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
-        yield f"sboms/{path.name} is not CycloneDX: {error.data.message}"
-        return
-    bom = json.loads(text)
-    named = bom["metadata"]["component"]["version"]
-    if named != wheel.record["version"]:
-        yield f"the bill of materials is of {named}, the build record {wheel.record['version']}"
-    cuda = [c["version"] for c in bom["components"] if c["name"].startswith("CUDA Runtime")]
-    if cuda != ([release(wheel.record["nvcc"])] if wheel.record["nvcc"] else []):
-        yield f"the bill of materials names the CUDA Runtime {cuda}, nvcc {wheel.record['nvcc']}"
 
 
 def check_python(wheel: Wheel) -> Iterator[str]:
@@ -246,7 +96,7 @@ def check_libraries(wheel: Wheel) -> Iterator[str]:
     for module in wheel.modules:
         needed = [tag.needed for tag in module.tags("DT_NEEDED")]
         for name in needed:
-            if re.match(FORBIDDEN, name):
+            if name not in LIBRARIES:
                 yield f"{module.name} needs {name}"
         if "libtorch.so" not in needed:
             yield f"{module.name} does not need libtorch.so: no CUDA stream under CUDA torch"
@@ -274,8 +124,16 @@ def check_memory(wheel: Wheel) -> Iterator[str]:
                 yield f"{module.name} has a segment {kind} both writable and executable"
         if module.tags("DT_TEXTREL"):
             yield f"{module.name} has text relocations"
-        if path := re.search(BUILD_PATH, module.path.read_bytes()):
+        bound = any(tag.entry.d_val & NOW[tag.entry.d_tag] for tag in module.tags(*NOW))
+        if not any(kind == "PT_GNU_RELRO" for kind, _ in module.segments) or not bound:
+            yield f"{module.name} can be written to after loading: its link lacks -z relro -z now"
+        if found := sorted(name for name in module.sections if re.match(DEBUG, name)):
+            yield f"{module.name} is not stripped: it has {found}"
+        if path := re.search(BUILD_PATH, module.host):
             yield f"{module.name} names {path[0].decode()}, a path of the build machine"
+    for module in wheel.modules:
+        if module.path == wheel.folder / MODULE and "__stack_chk_fail" not in module.required():
+            yield f"{module.name} was compiled without -fstack-protector-strong"
 
 
 def code_of(module: Module, kind: str) -> Iterator[tuple[str, bytes]]:
@@ -321,6 +179,8 @@ def check_gpu_code(wheel: Wheel) -> Iterator[str]:
             for arch, code in code_of(module, kind):
                 sizes[arch] += len(code)
                 made |= compilers(code)
+                if path := re.search(BUILD_PATH, code):
+                    yield f"{module.name} names {path[0].decode()} in its {kind} for {arch}"
             if set(sizes) != archs:
                 yield f"{module.name} has {kind} for {sorted(sizes)}, the record {sorted(archs)}"
             for arch, size in sorted(sizes.items()):
@@ -362,9 +222,12 @@ def check_platform(wheel: Wheel) -> Iterator[str]:
 
 
 CHECKS = {
-    "name": check_name,
-    "contents": check_contents,
-    "notices": check_notices,
+    "name": wheel_text.check_name,
+    "build": wheel_text.check_build,
+    "metadata": wheel_text.check_metadata,
+    "contents": wheel_text.check_contents,
+    "files": wheel_text.check_files,
+    "notices": wheel_text.check_notices,
     "python": check_python,
     "torch": check_torch,
     "libraries": check_libraries,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
     not (REPOSITORY / "Makefile").exists() or not shutil.which("make"),
     reason="needs the source tree and make",
