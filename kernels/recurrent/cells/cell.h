@@ -33,7 +33,8 @@
 // The engine handles time; a cell does not see lengths or resets. At a reset the engine passes
 // zeros for h_prev and the carried values. Rows of a ragged batch that have ended still take steps:
 // their input's share of a gate is shut(gate), which keeps the carried values and their gradient
-// bit for bit, gives z no gradient where h has none, and keeps h finite. The engine discards that h.
+// bit for bit, gives z no gradient where h has none, and keeps h finite. The engine discards that
+// h.
 #pragma once
 
 #ifdef __CUDACC__
