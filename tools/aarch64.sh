@@ -22,7 +22,9 @@ if [ ! -e "$work/unpacked" ]; then
   mkdir -p "$work"/{lists,debs/archives}/partial
   touch "$work/status"
   mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -m1 debian)
-  echo "deb [trusted=yes] $mirror bookworm main" >"$work/sources.list"
+  keys=/usr/share/keyrings/debian-archive-keyring.gpg
+  [ -e $keys ] || { echo "aarch64.sh: there is no $keys (apt install debian-archive-keyring)" >&2; exit 1; }
+  echo "deb [signed-by=$keys] $mirror bookworm main" >"$work/sources.list"
   apt=(apt-get -qq -y -o APT::Architecture=arm64 -o APT::Architectures::=arm64
     -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=/dev/null
     -o Dir::State::Lists="$work/lists" -o Dir::State::status="$work/status"

@@ -60,7 +60,7 @@ mirror=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 2>/dev/null |
 
 root=$(mktemp -d -p /var/tmp my_ops-bare-root.XXXXXX)
 trap 'rm -rf --one-file-system "$root" "$root.log"' EXIT
-debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$root.log" 2>&1 ||
+debootstrap --force-check-gpg --variant=minbase "$suite" "$root" "$mirror" >"$root.log" 2>&1 ||
   { tail -5 "$root.log" >&2; impossible 'debootstrap failed'; }
 chmod 755 "$root"
 apt-config dump | grep '^Acquire::' >"$root/etc/apt/apt.conf.d/machine" || true

@@ -4,7 +4,8 @@
 # ///
 """Checks what is about to be released: check_release.py FOLDER [TAG]
 
-files       FOLDER has the sdist, and a wheel for every CUDA release and processor
+files       FOLDER has the sdist, and a wheel for every CUDA release and processor, which that
+            release compiled, all from one commit
 version     they have the version that setup.py names
 changelog   CHANGELOG.md begins with that version
 tag         TAG is v and the version, and the changelog has a date for it, not "unreleased"
@@ -13,8 +14,10 @@ tag         TAG is v and the version, and the changelog has a date for it, not "
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import sys
+import zipfile
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -23,6 +26,7 @@ from packaging.utils import parse_sdist_filename, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[1]
 CUDA = ["", "13.0", "13.2"]  # "" is the plain wheel, which goes to PyPI
+PLAIN_CUDA = "12.9"  # old enough for every driver that the code supports
 PROCESSORS = ["x86_64", "aarch64"]
 
 
@@ -35,14 +39,22 @@ def check_files(folder: Path, version: str) -> Iterator[str]:
         f"{version}+cu{cuda.replace('.', '')} {processor}" if cuda else f"{version} {processor}"
         for cuda, processor in product(CUDA, PROCESSORS)
     }
-    found = set()
-    for path in folder.glob("*.whl"):
+    found, commits = set(), set()
+    for path in sorted(folder.glob("*.whl")):
         _, named, _, tags = parse_wheel_filename(path.name)
+        with zipfile.ZipFile(path) as archive:
+            record = json.loads(archive.read("my_ops/_build.json"))
+        commits.add(str(record["commit"]))
+        cuda = re.sub(r"cu(\d+)(\d)", r"\1.\2", named.local) if named.local else PLAIN_CUDA
+        if not str(record["nvcc"]).startswith(f"{cuda}."):
+            yield f"{path.name} was built with the compiler {record['nvcc']}, not with CUDA {cuda}"
         for processor in PROCESSORS:
             if all(tag.platform.endswith(f"_{processor}") for tag in tags):
                 found.add(f"{named} {processor}")
         if not all(tag.platform.startswith("manylinux") for tag in tags):
             yield f"{path.name} has no manylinux tag, which an index asks for"
+    if len(commits) > 1:
+        yield f"the wheels are of several commits: {', '.join(sorted(commits))}"
     for name in sorted(wanted - found):
         yield f"there is no wheel of {name}"
     for name in sorted(found - wanted):

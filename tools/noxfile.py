@@ -63,8 +63,8 @@ def disk_measured(session):
 
 
 def commit_time(session):
-    """The commit's time. It becomes the time of every file in a wheel, so that two builds are
-    equal."""
+    """The commit's time. It becomes the time of every file in a wheel and in the sdist, so that two
+    builds are equal."""
     command = ("git", "-C", str(ROOT), "show", "-s", "--format=%ct", "HEAD")
     return session.run(*command, external=True, silent=True).strip()
 
@@ -72,7 +72,8 @@ def commit_time(session):
 @nox.session
 def sdist(session):
     session.install("-r", RELEASE)
-    session.run("python", "-m", "build", "--sdist", "--outdir", f"{ROOT}/dist", ROOT)
+    env = {"SOURCE_DATE_EPOCH": commit_time(session)}
+    session.run("python", "-m", "build", "--sdist", "--outdir", f"{ROOT}/dist", ROOT, env=env)
 
 
 @nox.session
@@ -160,7 +161,10 @@ def publish(session):
     session.install("-r", AUDIT)
     session.install("-r", RELEASE)
     session.run("python", f"{ROOT}/tools/check_release.py", folder, *filter(None, arguments))
-    files = [*Path(folder).glob("*.whl"), *Path(folder).glob("my_ops-*.tar.gz")]
+    wheels = sorted(Path(folder).glob("*.whl"))
+    for path in wheels:
+        session.run("python", f"{ROOT}/tools/check_wheel.py", path, "--glibc", "2.28")
+    files = [*wheels, *Path(folder).glob("my_ops-*.tar.gz")]
     session.run("twine", "check", "--strict", *files)
     ours = [path for path in files if "+" not in path.name]  # the others go to the release page
     session.run("uv", "publish", "--dry-run", "--username", "-", "--password", "-", *ours)

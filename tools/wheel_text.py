@@ -35,9 +35,9 @@ sys.path.append(str(Path(__file__).resolve().parent / "build"))
 
 import page
 import source
+from check_release import PLAIN_CUDA
 
 ROOT = Path(__file__).resolve().parents[1]
-PLAIN_CUDA = "12.9"
 MODULE = "my_ops/_C.so"
 OVERRIDES = "my_ops/_overrides.so"  # with CUDA only; fits some releases of torch, without GPU code
 BUILD_RECORD = "my_ops/_build.json"

@@ -18,8 +18,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
     not (REPOSITORY / "setup.py").exists(), reason="needs the source tree"
 )
-sys.path.insert(0, str(REPOSITORY / "tools/build"))
+sys.path[:0] = [str(REPOSITORY / name) for name in ("tools", "tools/build")]
 
+import check_release  # noqa: E402
 import preflight  # noqa: E402
 import sbom  # noqa: E402
 
@@ -72,7 +73,9 @@ def test_links_of_the_page_lead_to_the_repository(tmp_path):
     page = metadata(tmp_path, MY_OPS_HOME=HOME)
     html = markdown.MarkdownIt().render(page.get_payload(decode=True).decode())
     links = re.findall(r"\b(?:href|src|srcset)=\"([^\"]*)\"", html)
-    files = [link.partition("/v0.1.0/")[2] for link in links if link.startswith(HOME)]
+    tag = f"/v{check_release.source_version(REPOSITORY)}/"
+    files = [link.partition(tag)[2].partition("#")[0] for link in links if link.startswith(HOME)]
+    assert "" not in files
     assert len(files) > 10
     assert [name for name in files if not (REPOSITORY / name).exists()] == []
     assert [link for link in links if not re.match("https?://|#", link)] == []
@@ -114,6 +117,26 @@ def test_downloading_the_sdist_compiles_nothing(tmp_path):
 
 
 # --------------------------------------------------------------------------- the same bytes again
+
+
+def test_two_sdists_are_the_same(tmp_path):
+    """Of two checkouts, of other times and modes, in other folders."""
+    script, made = "import backend; backend.build_sdist('.')", []
+    for name, mode in (("one", 0o644), ("two", 0o664)):
+        source = copy_source(tmp_path / name / f"source {name}")
+        for number, path in enumerate(sorted(p for p in source.rglob("*") if p.is_file())):
+            path.chmod(mode)
+            os.utime(path, (1_700_000_000 + number * mode,) * 2)
+        environment = {"PYTHONPATH": "tools/build", "SOURCE_DATE_EPOCH": "1767225600"}
+        run([sys.executable, "-B", "-c", script], source, **environment)
+        made += source.glob("*.tar.gz")
+    first, second = made
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+    with tarfile.open(first) as archive:
+        assert {member.mtime for member in archive} == {1767225600}
+        assert {oct(member.mode) for member in archive if member.isfile()} == {"0o644"}
+        assert f"{first.name[:-7]}/setup.py" in archive.getnames()
 
 
 def wheel(source, **environment):
@@ -187,7 +210,7 @@ def test_two_builds_give_the_same_cuda_wheel(toolkit, tmp_path):
     [(None, ["torch"]), ("13.0.88", ["torch", "CUDA Runtime (libcudart_static)"])],
 )
 def test_bill_of_materials(nvcc, inside):
-    record = {"version": "0.1.0", "torch_built_against": "2.13.0", "nvcc": nvcc}
+    record = {"version": "1.2.3", "torch_built_against": "2.13.0", "nvcc": nvcc}
     bom = sbom.sbom(record)
     names = [part["name"] for part in bom["components"]]
     assert len(names) == len(inside)
@@ -210,7 +233,7 @@ def test_an_editable_install_in_the_folder_above_the_clone(tmp_path):
         archive.extractall(tmp_path / "site")
     script = "import importlib.util, site; site.addsitedir('site')"
     script += "; print(importlib.util.find_spec('my_ops').origin)"
-    found = run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, ''); {script}"], tmp_path
+    found = run(  # -S: this environment may have the wheel
+        [sys.executable, "-IS", "-c", f"import sys; sys.path.insert(0, ''); {script}"], tmp_path
     )
     assert found.strip() == str(clone / "my_ops/__init__.py")

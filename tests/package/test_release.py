@@ -237,6 +237,16 @@ def test_json_index(index):
 # ------------------------------------------------------------------------------------ the release
 
 
+def record(path, **changes):
+    """Writes a wheel with a build record alone, or with another one than it has."""
+    version, nvcc = path.name.split("-")[1], "12.9.86"
+    if "+cu" in version:
+        nvcc = "{}.{}.88".format(*re.findall(r"\+cu(\d\d)(\d)", version)[0])
+    fields = {"version": version, "nvcc": nvcc, "commit": "a" * 40} | changes
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("my_ops/_build.json", json.dumps(fields))
+
+
 @pytest.fixture
 def release(tmp_path):
     """The files of every wheel of version 0.2.0, and its source's version and changelog."""
@@ -245,8 +255,7 @@ def release(tmp_path):
     for cuda in check_release.CUDA:
         local = f"+cu{cuda.replace('.', '')}" if cuda else ""
         for processor in check_release.PROCESSORS:
-            name = f"my_ops-0.2.0{local}-py3-none-manylinux_2_28_{processor}.whl"
-            (folder / name).touch()
+            record(folder / f"my_ops-0.2.0{local}-py3-none-manylinux_2_28_{processor}.whl")
     (folder / "my_ops-0.2.0.tar.gz").touch()
     (tmp_path / "setup.py").write_text('VERSION = "0.2.0"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.2.0 (2026-12-31)\n\n## 0.1.0 (x)\n")
@@ -266,6 +275,7 @@ def test_release_that_is_ready(release):
     assert findings(release) == []  # a rehearsal
 
 
+PLAIN_WHEEL = "dist/my_ops-0.2.0-py3-none-manylinux_2_28_x86_64.whl"
 CUDA_WHEEL = "dist/my_ops-0.2.0+cu130-py3-none-manylinux_2_28_aarch64.whl"
 
 
@@ -282,6 +292,21 @@ CUDA_WHEEL = "dist/my_ops-0.2.0+cu130-py3-none-manylinux_2_28_aarch64.whl"
             CUDA_WHEEL,
             lambda path: path.rename(str(path).replace("manylinux_2_28", "linux")),
             "has no manylinux tag",
+        ),
+        (
+            CUDA_WHEEL,
+            lambda path: record(path, nvcc=None),
+            "aarch64.whl was built with the compiler None, not with CUDA 13.0",
+        ),
+        (
+            PLAIN_WHEEL,
+            lambda path: record(path, nvcc="13.0.88"),
+            "x86_64.whl was built with the compiler 13.0.88, not with CUDA 12.9",
+        ),
+        (
+            PLAIN_WHEEL,
+            lambda path: record(path, commit="b" * 40),
+            f"the wheels are of several commits: {'a' * 40}, {'b' * 40}",
         ),
         ("dist/my_ops-0.2.0.tar.gz", Path.unlink, "the sdists are of [], not of 0.2.0 alone"),
         (
@@ -309,6 +334,40 @@ def test_release_with_a_defect(release, file, change, finding):
 def test_source_is_at_a_version_that_can_be_rehearsed():
     version = check_release.source_version(REPOSITORY)
     assert list(check_release.check_changelog(REPOSITORY, version, None)) == []
+
+
+def test_the_next_version_passes_the_same_checks(tmp_path):
+    """Its number stands in three files. Tests that name a number themselves would fail in a copy of
+    the source at another one, or check nothing there."""
+
+    def ignored(path, names):
+        results = {"build", "dist", "wheelhouse", *(n for n in names if n[0] == ".")}
+        return results - {".github"} if Path(path) == REPOSITORY else {"__pycache__"}
+
+    folder = shutil.copytree(REPOSITORY, tmp_path / "copy", ignore=ignored)
+    now, other = check_release.source_version(REPOSITORY), "9.8.7"
+    for name, text in (
+        ("setup.py", f'VERSION = "{now}"'),
+        ("tools/recipe/recipe.yaml", f'version: "{now}"'),
+        ("CHANGELOG.md", f"## {now} ("),
+    ):
+        source = (folder / name).read_text()
+        assert source.count(text) == 1
+        (folder / name).write_text(source.replace(text, text.replace(now, other)))
+    tests = [folder / f"tests/package/test_{name}.py" for name in ("packaging", "release")]
+    names = "links_of_the_page or page_without or bill_of or recipe_asks or can_be_rehearsed"
+    command = [sys.executable, "-m", "pytest", "-c", folder / "pyproject.toml", "-q", "-k", names]
+    done = subprocess.run(
+        [*command, "--rootdir", folder, "-p", "no:cacheprovider", *tests],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^[56] passed", done.stdout, re.MULTILINE), done.stdout
+    for name in ("tests/package/test_wheel.py", "tests/planted_wheel.py"):  # they need a wheel
+        assert now not in (folder / name).read_text()
 
 
 def test_run_of_the_tests_is_recorded(tmp_path):

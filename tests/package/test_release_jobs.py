@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -177,6 +178,155 @@ def test_wheels_are_rehearsed_when_their_build_changes():
     assert files | folders <= set(of_push)
     for path in of_push:
         assert (REPOSITORY / path.removesuffix("/**")).exists()
+
+
+def workflow(name):
+    """The text of each of its jobs."""
+    text = (REPOSITORY / f".github/workflows/{name}.yml").read_text().partition("\njobs:\n")[2]
+    return dict(re.findall(r"^  ([\w-]+):\n((?:    .*\n|\n)+)", text, re.MULTILINE))
+
+
+# What a job must say; without any of these a wheel reaches an index unseen.
+GATES = {
+    "ci": ["if: github.ref_type == 'tag'", "uses: ./.github/workflows/ci.yml"],
+    "wheel": ["- run: nox -f tools/noxfile.py -s wheel"],
+    "smoke": ["needs: wheel", '- run: nox -f tools/noxfile.py -s "suite($TORCH)"'],
+    "rehearse": ["needs: [sdist, smoke]", "- run: nox -f tools/noxfile.py -s publish -- dist"],
+    "publish": ["needs: [ci, rehearse]", "if: github.ref_type == 'tag'", "environment: pypi"],
+    "testpypi": [
+        *("needs: rehearse", "if: github.event_name == 'workflow_dispatch'"),
+        *("environment: testpypi", "repository-url: https://test.pypi.org/legacy/"),
+    ],
+    "release": ["needs: publish"],
+}
+
+
+def test_nothing_is_published_before_it_passed():
+    found = workflow("wheels")
+    for job, lines in GATES.items():
+        said = [line.strip() for line in found[job].splitlines()]
+        for wanted in lines:
+            assert any(line.startswith(wanted) for line in said), f"{job}: {wanted}"
+        assert "continue-on-error" not in found[job]
+        conditions = [line for line in said if line.startswith("if:")]
+        assert all(line in lines for line in conditions), f"{job}: {conditions}"
+    publishing = {job for job, text in found.items() if "gh-action-pypi-publish" in text}
+    assert publishing == {"publish", "testpypi"}
+    assert all("\n          skip-existing: true" in found[job] for job in publishing)
+
+
+def test_every_wheel_of_a_release_is_audited_and_tested(jobs, tmp_path):
+    """By cibuildwheel in its container, and again before anything is published."""
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    said = dict(re.findall(r'^([\w-]+) = (?:"{3}\\?\n)?(.*?)"*$', text, re.MULTILINE))
+    assert said["audit-command"] == ('"python {package}/tools/check_wheel.py --glibc 2.28 {wheel}')
+    assert said["audit-requires"] == '["-r", "tools/requirements/audit.txt"]'
+    assert "python -m pytest {package}/tests -c {package}/pyproject.toml" in said["test-command"]
+    assert "auditwheel repair --exclude libtorch.so" in said["repair-wheel-command"]
+    names = [f"my_ops-1.0{local}-py3-none-linux_x86_64.whl" for local in ("+cu130", "")]
+    folder = tmp_path / "my_ops.whl"
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    session = Session(tmp_path)
+    jobs["publish"](session)
+    audited = [command for _, command in session.ran if "check_wheel.py" in str(command[1])]
+    assert [(Path(c[2]).name, *c[3:]) for c in audited] == [(n, "--glibc", "2.28") for n in names]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_jobs_end(path):
+    """GitHub's own limit is six hours. A workflow that a job calls has its own."""
+    for name, text in workflow(path.stem).items():
+        limits = re.findall(r"^    timeout-minutes: (\d+)$", text, re.MULTILINE)
+        assert len(limits) == (0 if re.search("^    uses:", text, re.MULTILINE) else 1), name
+        assert all(0 < int(limit) < 360 for limit in limits), name
+
+
+def test_a_push_leaves_the_weekly_run_alone():
+    """Both are of main, so the event must be part of what a run replaces."""
+    text = (REPOSITORY / ".github/workflows/ci.yml").read_text()
+    (group,) = re.findall(r"^  group: (.*)$", text, re.MULTILINE)
+    runs = {group.replace("${{ github.event_name }}", event) for event in ("push", "schedule")}
+    assert len(runs) == 2
+    assert "${{ github.ref }}" in group
+
+
+def test_jobs_of_every_push_keep_what_they_downloaded():
+    """Not those of a release, where another run could have put something into the cache."""
+    for name, text in workflow("ci").items():
+        if "- run: make" in text and "container:" not in text:
+            assert "          cache: pip\n" in text, name
+    for name in ("docs", "wheels"):
+        assert all("cache:" not in text for text in workflow(name).values())
+
+
+SCRIPTS = [".ci/run", "Makefile", *(f"tools/{name}" for name in ("aarch64.sh", "bare_root.sh"))]
+
+
+def test_packages_are_verified():
+    """What root installs, or runs, is signed by Debian or pinned."""
+    for name in [*SCRIPTS, *(path.relative_to(REPOSITORY) for path in (*WORKFLOWS, *ACTIONS))]:
+        text = (REPOSITORY / name).read_text()
+        assert not re.search(r"trusted=yes|unauthenticated|--no-check-gpg|--insecure|curl -k", text)
+    assert "[signed-by=" in (REPOSITORY / "tools/aarch64.sh").read_text()
+    assert "debootstrap --force-check-gpg" in (REPOSITORY / "tools/bare_root.sh").read_text()
+
+
+@pytest.fixture
+def ci(tmp_path):
+    """Runs a copy of .ci/run with stand-ins for all that it calls; returns it and their calls."""
+
+    def run(bare_root=0, **stand_ins):
+        for name in (".ci/run", "tools/bare_root.sh", "build/venv/bin/python"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / ".ci/run", tmp_path / ".ci/run")
+        tools = {"make": 0, "apt-get": 1, **stand_ins}
+        paths = {f"bin/{name}": status for name, status in tools.items()}
+        paths |= {"tools/bare_root.sh": bare_root, "build/venv/bin/python": 0}
+        (tmp_path / "bin").mkdir()
+        for name in ("bash", "dirname", "env"):
+            (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+        for name, status in paths.items():
+            text = f'#!/bin/sh\necho "{Path(name).name} $*" >>calls\nexit {status}\n'
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(0o755)
+        done = subprocess.run(
+            [tmp_path / ".ci/run"],
+            env={"PATH": str(tmp_path / "bin")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done, (tmp_path / "calls").read_text().splitlines()
+
+    return run
+
+
+ON_THE_MACHINE = ["make lint", "make fuzz SECONDS=60 SEED=1", "make examples", "make docs"]
+
+
+def test_ci_runs_the_two_commands_of_the_readme_in_a_bare_debian(ci):
+    done, calls = ci(**{"apt-get": 0})
+    assert done.returncode == 0
+    assert calls[0] == "bare_root.sh sh -c make clean && make demo && make test"
+    assert [call for call in calls if call.startswith("make")] == [*ON_THE_MACHINE, "make aarch64"]
+    assert "LEFT OUT" not in done.stdout
+
+
+def test_ci_says_what_it_left_out(ci):
+    done, calls = ci(bare_root=69)
+    assert done.returncode == 0
+    made = [call for call in calls if call.startswith("make")]
+    assert made == ["make demo", "make test", *ON_THE_MACHINE]
+    left_out = re.findall(r"^LEFT OUT: (.*)$", done.stdout, re.MULTILINE)
+    assert ["bare Debian" in left_out[0], "aarch64" in left_out[1]] == [True, True]
+
+
+def test_ci_fails_where_the_bare_debian_fails(ci):
+    done, calls = ci(bare_root=2)
+    assert done.returncode == 2
+    assert len(calls) == 1
 
 
 def test_newest_torch_and_python_are_tried_every_week():

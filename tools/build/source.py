@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("csrc", "include", "kernels", "my_ops", "tools/build")
 FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
-CHECKS = ("tools/check_wheel.py", "tools/wheel_text.py", "tools/requirements/audit.txt")
+CHECKS = tuple(f"tools/{name}.py" for name in ("check_wheel", "wheel_text", "check_release"))
+CHECKS += ("tools/requirements/audit.txt",)
 BUILT = (".pyc", ".so", "_build.json")
 
 
