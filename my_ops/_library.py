@@ -49,7 +49,7 @@ def _why_missing(path: Path) -> str:
         return "the package is in an archive, and the module loads from a folder only: unpack it"
     if getattr(sys, "frozen", False):
         return "the frozen program left it out: add the data files of my_ops to it"
-    return "the package is not whole: install it again"
+    return "the package is not whole: pip install --force-reinstall --no-deps my_ops"
 
 
 def version() -> str:
