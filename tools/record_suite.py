@@ -1,7 +1,7 @@
 """Adds a run of the tests to the compatibility table: record_suite.py JUNIT.xml WHAT
 
-Must run with the Python that ran the tests. A run replaces an earlier one with the same torch and
-processor. tools/measured.py writes the table.
+Must run with the Python that ran the tests. A run replaces an earlier one with the same torch,
+Python and processor. tools/measured.py writes the table.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
+
+from packaging.version import Version
 
 RUNS = Path(__file__).resolve().parents[1] / "benchmarks/results/compatibility.json"
 
@@ -31,21 +34,23 @@ def this_run(what: str) -> dict[str, Any]:
 
     import my_ops
 
+    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     build = json.loads(Path(my_ops.__file__).with_name("_build.json").read_text())
     return {
         "processor": platform.machine(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "python": ".".join(platform.python_version_tuple()[:2]),
+        "python": ".".join(platform.python_version_tuple()[:2]) + "t" * free_threaded,
         "commit": (build["commit"] or "unknown")[:7],
         "tests": what,
     }
 
 
 def add(runs: list[dict[str, Any]], run: dict[str, Any]) -> list[dict[str, Any]]:
-    def of(row: dict[str, Any]) -> tuple[bool, str, list[int]]:
-        release = [int(part) for part in row["torch"].split("+")[0].split(".")]
-        return row["processor"] != "x86_64", row["processor"], release
+    def of(row: dict[str, Any]) -> tuple[bool, str, Version, int, str]:
+        torch = Version(Version(row["torch"]).public)
+        minor = int(row["python"].split(".")[1].rstrip("t"))
+        return row["processor"] != "x86_64", row["processor"], torch, minor, row["python"]
 
     return sorted([*(row for row in runs if of(row) != of(run)), run], key=of)
 

@@ -377,16 +377,32 @@ def test_run_of_the_tests_is_recorded(tmp_path):
     (tmp_path / "suite.xml").write_text(f"<testsuites>{suite}</testsuites>")
     assert record_suite.counts(tmp_path / "suite.xml") == {"passed": 4, "failed": 2}
 
-    def run(torch, processor="x86_64", passed=1):
-        return {"torch": torch, "processor": processor, "passed": passed}
+    def run(torch, python="3.11", processor="x86_64", passed=1):
+        return {"torch": torch, "python": python, "processor": processor, "passed": passed}
 
     runs: list = []
     for one in (
-        *(run("2.10.0"), run("2.10.0", "aarch64"), run("2.9.1+cpu")),
+        *(run("2.10.0"), run("2.10.0", processor="aarch64"), run("2.9.1+cpu")),
+        *(run("2.16.0"), run("2.16.0.dev20261101+cpu"), run("2.16.0rc1")),
+        *(run("2.10.0", "3.14t"), run("2.10.0", "3.14"), run("2.10.0", "3.9")),
         run("2.10.0+cpu", passed=2),  # replaces the first
     ):
         runs = record_suite.add(runs, one)
-    assert [(row["torch"], row["processor"]) for row in runs] == [
-        *(("2.9.1+cpu", "x86_64"), ("2.10.0+cpu", "x86_64"), ("2.10.0", "aarch64")),
+    assert [(row["torch"], row["python"]) for row in runs[:-1]] == [
+        *(("2.9.1+cpu", "3.11"), ("2.10.0", "3.9"), ("2.10.0+cpu", "3.11")),
+        *(("2.10.0", "3.14"), ("2.10.0", "3.14t"), ("2.16.0.dev20261101+cpu", "3.11")),
+        *(("2.16.0rc1", "3.11"), ("2.16.0", "3.11")),
     ]
-    assert runs[1]["passed"] == 2
+    assert runs[2]["passed"] == 2
+    assert runs[-1]["processor"] == "aarch64"
+
+
+@pytest.mark.parametrize("free_threaded", [0, 1])
+def test_a_run_names_its_python(monkeypatch, free_threaded):
+    import record_suite
+
+    monkeypatch.setattr(
+        record_suite.sysconfig, "get_config_var", {"Py_GIL_DISABLED": free_threaded}.get
+    )
+    short = ".".join(map(str, sys.version_info[:2]))
+    assert record_suite.this_run("all")["python"] == short + "t" * free_threaded

@@ -215,6 +215,17 @@ def test_nothing_is_published_before_it_passed():
     assert all("\n          skip-existing: true" in found[job] for job in publishing)
 
 
+def test_steps_of_a_release_are_written_down():
+    """Each environment that a job waits for, each workflow and file that a person must touch."""
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("\n## Release\n")[2]
+    text = text.partition("\n## ")[0]
+    jobs = [job for path in WORKFLOWS for job in workflow(path.stem).values()]
+    named = re.findall(r"^    environment:(?:\n      name:)? (\S+)$", "\n".join(jobs), re.MULTILINE)
+    assert sorted(named) == ["github-pages", "pypi", "testpypi"]
+    files = ("wheels.yml", "setup.py", "tools/recipe/recipe.yaml", "CHANGELOG.md")
+    assert [name for name in (*named, *files) if f"`{name}`" not in text] == []
+
+
 def test_every_wheel_of_a_release_is_audited_and_tested(jobs, tmp_path):
     """By cibuildwheel in its container, and again before anything is published."""
     text = (REPOSITORY / "pyproject.toml").read_text()
