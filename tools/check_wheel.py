@@ -179,8 +179,8 @@ def check_gpu_code(wheel: Wheel) -> Iterator[str]:
             for arch, code in code_of(module, kind):
                 sizes[arch] += len(code)
                 made |= compilers(code)
-                if path := re.search(BUILD_PATH, code):
-                    yield f"{module.name} names {path[0].decode()} in its {kind} for {arch}"
+                if kind == "ptx" and (path := re.search(BUILD_PATH, code)):
+                    yield f"{module.name} names {path[0].decode()} in its PTX for {arch}"
             if set(sizes) != archs:
                 yield f"{module.name} has {kind} for {sorted(sizes)}, the record {sorted(archs)}"
             for arch, size in sorted(sizes.items()):

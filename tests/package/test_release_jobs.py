@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import runpy
 import shutil
@@ -332,6 +333,26 @@ def test_ci_says_what_it_left_out(ci):
     assert made == ["make demo", "make test", *ON_THE_MACHINE]
     left_out = re.findall(r"^LEFT OUT: (.*)$", done.stdout, re.MULTILINE)
     assert ["bare Debian" in left_out[0], "aarch64" in left_out[1]] == [True, True]
+
+
+@pytest.mark.parametrize(("user", "arguments", "status"), [(1000, ["false"], 69), (0, [], 2)])
+def test_bare_debian_needs_root_and_a_command(tmp_path, user, arguments, status):
+    """Where it is impossible, nothing runs, and the status is one that .ci/run knows."""
+    (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
+    (tmp_path / "id").chmod(0o755)
+    done = subprocess.run(
+        [REPOSITORY / "tools/bare_root.sh", *arguments],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status
+    if arguments:
+        reason = "no bare Debian can be made here: it needs root"
+        assert done.stderr == f"bare_root.sh: {reason}\n"
+    else:
+        assert "tools/bare_root.sh make test" in done.stdout
 
 
 def test_ci_fails_where_the_bare_debian_fails(ci):

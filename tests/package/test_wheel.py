@@ -390,3 +390,12 @@ def test_compiler_of_machine_code_of_cuda_12(
     wrong = ["_C.so has code made by CUDA 12.6, the record says 12.9"]
     wrong += ["_C.so has no machine code made by CUDA 12.9, as the record says"]
     assert found("gpu code") == ([] if release == "12.9" else wrong)
+
+
+def test_path_in_ptx(wheel, found, check_wheel, monkeypatch):
+    """nvcc -lineinfo writes it."""
+    code = b'.version 9.0\n.file 1 "/home/builder/kernels/gemm/simt.cu"\n'
+    monkeypatch.setattr(
+        check_wheel, "code_of", lambda _, kind: [("sm_80", code)] if kind == "ptx" else []
+    )
+    assert any("_C.so names /home/builder/kernels" in said for said in found("gpu code"))
