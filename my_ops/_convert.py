@@ -130,10 +130,7 @@ def convert(
             continue
         report._add(name, module, STAYING.get(kind) or _reason_to_skip(module, kind))
     for module, kind in report._modules:
-        module.__dict__.pop("forward", None)  # a method of the class, which it has anyway
-        module.__class__ = KINDS[kind]
-        if isinstance(module, nn.RNNBase):
-            module._was_torchs = True
+        _become(module, KINDS[kind])
     return report
 
 
@@ -176,13 +173,15 @@ def _other_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _become(module: nn.Module, kind: type[nn.Module]) -> None:
-    module.__dict__.pop("forward", None)
+    module.__dict__.pop("forward", None)  # a method of the class, which it has anyway
     module.__class__ = kind
     if kind in KINDS:
         for name in OPTIONS:
             module.__dict__.pop(name, None)
-    if isinstance(module, nn.RNNBase):
-        module.flatten_parameters()
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+    elif isinstance(module, nn.RNNBase):
+        module._was_torchs = True
 
 
 def _check_model(function: str, model: nn.Module) -> None:

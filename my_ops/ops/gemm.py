@@ -85,11 +85,7 @@ def are_on_cpu(a: Tensor, b: Tensor) -> bool:
 def calls_torchs(a: Tensor, b: Tensor) -> bool:
     """Whether our op would only add to the time of torch's product of these two: those of
     :func:`are_on_cpu` that are dense. Autocast acts on our ops and torch's in its own way."""
-    if type(a) not in _PLAIN or type(b) not in _PLAIN or is_compiling():
-        return False
-    if not (a.is_cpu and b.is_cpu and a.dtype is b.dtype and a.dtype in FLOATING):
-        return False
-    return _are_dense(a, b) and not (tracing() or dispatch_modes() or any_autocast())
+    return are_on_cpu(a, b) and _are_dense(a, b) and not any_autocast()
 
 
 def _are_dense(a: Tensor, b: Tensor) -> bool:
