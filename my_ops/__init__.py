@@ -1,7 +1,23 @@
-"""Custom CUDA and C++ operators for PyTorch.
+"""Operators and layers for PyTorch in C++ and CUDA.
 
-Every operator is a function here and ``torch.ops.my_ops.X`` in TorchScript and C++. Operators with
-parameters also have a layer in :mod:`my_ops.nn`. :mod:`my_ops.reference` has each in plain PyTorch.
+What a program needs first::
+
+    my_ops.fast_fp32()  # torch's own float32 products, faster on Hopper GPUs
+    my_ops.convert(model)  # faster LSTM, GRU, LSTMCell and GRUCell; my_ops.revert(model) undoes it
+    layer = my_ops.nn.LSTM(64, 128)  # or build the model of these layers
+
+And then::
+
+    gemm, linear, prepack          products, with bias, activation and residual in one kernel
+    lstm, gru, lltm                the functions of the layers; lstm_cell, ... are one step
+    nn                             the layers: LSTM, GRU, LLTM, their cells, Linear, ...
+    reference                      every op in plain PyTorch: what it is to compute
+    distributed                    import my_ops.distributed for DTensor
+    get_include, cmake_prefix_path where C and C++ find headers and libraries
+    add_one, custom_add, d_sigmoid, round_ste, fill_index: elementwise ops to learn from
+
+Every op is a function here and ``torch.ops.my_ops.X`` in TorchScript and C++. ``python -m my_ops``
+checks the machine and the installation.
 """
 
 import sys as _sys
@@ -20,10 +36,11 @@ if (
 from my_ops import _library
 from my_ops import nn as nn
 from my_ops import reference as reference
-from my_ops._convert import Conversion, convert, revert
+from my_ops._convert import Conversion as Conversion
+from my_ops._convert import convert, revert
 from my_ops._fast_fp32 import fast_fp32
+from my_ops.ops import PackedWeight as PackedWeight
 from my_ops.ops import (
-    PackedWeight,
     add_one,
     custom_add,
     d_sigmoid,
@@ -39,9 +56,8 @@ from my_ops.recurrent.lstm import lstm, lstm_cell
 
 __version__ = _library.version()
 cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_package(my_ops)
+# Without Conversion and PackedWeight, the classes of results: help() begins with the classes.
 __all__ = [
-    "Conversion",
-    "PackedWeight",
     "add_one",
     "cmake_prefix_path",
     "convert",

@@ -99,10 +99,10 @@ def convert(
     kernel. ``Linear`` stays torch's: :class:`fast_fp32` takes the same products, at less cost to
     the host.
 
-    A converted LSTM or GRU calls cuDNN, as before, where that is faster: in float32 with many rows
-    or more than 1024 units, while torch lets cuDNN use TF32 and products not; in 16 bits with two
-    directions of at least 1024 units; and for small calls of several layers or directions, or with
-    packed data. These calls have no second derivative, as before;
+    A converted LSTM or GRU calls cuDNN, as before, where that is faster: in float32 with many
+    sequences or more than 1024 units, while torch lets cuDNN use TF32 and products not; in 16 bits
+    with two directions of at least 1024 units; and for small calls of several layers or directions,
+    or with packed data. These calls have no second derivative, as before;
     ``torch.backends.cudnn.flags(enabled=False)`` makes them ours.
 
     Args:

@@ -5,9 +5,12 @@ tests/package/test_docs.py fails if a file differs from what this writes.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from svg import Drawing
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def fused() -> Drawing:
@@ -163,10 +166,72 @@ def fp32_parts() -> Drawing:
     return drawing
 
 
+def place(path: str, pattern: str) -> str:
+    """The file, in which one line matches."""
+    lines = (ROOT / path).read_text().splitlines()
+    hits = sum(bool(re.search(pattern, line)) for line in lines)
+    if hits != 1:
+        raise ValueError(f"{path}: {hits} lines match {pattern!r}, the drawing needs one")
+    return path
+
+
+def call() -> Drawing:
+    """One call of an elementwise op of one argument, by the names in the code."""
+    op, functor = "d_sigmoid", "DSigmoid"
+    python, binding = "my_ops/ops/elementwise.py", "csrc/elementwise"
+    cpu, cuda = "kernels/elementwise/elementwise_cpu.cpp", "kernels/elementwise/elementwise.cu"
+    nodes = {
+        "public": (f"my_ops.{op}", "public function", place(python, rf"^def {op}\(")),
+        "gradient": (
+            f"_{op}",
+            "gradient, on the Autograd key",
+            place(python, rf"^_{op} = register_gradient"),
+        ),
+        "schema": (f"my_ops::{op}", "schema", place("csrc/bindings.cpp", rf'm\.def\("{op}\(')),
+        "cpu": (op, "binding: check, allocate", place(f"{binding}_cpu.cpp", rf"^Tensor {op}\(")),
+        "cuda": (
+            op,
+            "binding: check, allocate, device, stream",
+            place(f"{binding}_cuda.cpp", rf"^Tensor {op}\("),
+        ),
+        "cpu_launcher": (f"cpu::{op}", "launcher", place(cpu, rf"void {op}\(")),
+        "cuda_launcher": (f"cuda::{op}", "launcher", place(cuda, rf"^\S+ my_ops::cuda::{op}\(")),
+        "cpu_kernel": (
+            functor,
+            "what map does to an element",
+            place(cpu, rf"^struct {functor} {{"),
+        ),
+        "cuda_kernel": (
+            functor,
+            "what map_kernel does to an element",
+            place(cuda, rf"^struct {functor} {{"),
+        ),
+    }
+    drawing = Drawing(720, 502, f"How a call of my_ops.{op} travels")
+    places = {
+        **{"public": (210, 0), "gradient": (210, 85), "schema": (210, 170)},
+        **{"cpu": (0, 270), "cpu_launcher": (0, 355), "cpu_kernel": (0, 440)},
+        **{"cuda": (420, 270), "cuda_launcher": (420, 355), "cuda_kernel": (420, 440)},
+    }
+    for key, (name, what, at) in nodes.items():
+        x, y = places[key]
+        drawing.rect(x, y, 300, 60, "grey", "line")
+        for row, (words, look) in enumerate(
+            ((name, {"bold": True}), (what, {"size": 12}), (at, {"size": 11, "color": "faint"}))
+        ):
+            drawing.text(x + 150, y + 17 + 18 * row, words, **look)
+    for x, y in ((360, 60), (360, 145), (150, 330), (150, 415), (570, 330), (570, 415)):
+        drawing.arrow((x, y), (x, y + 25))
+    for side, label in ((150, "CPU"), (570, "CUDA")):
+        drawing.arrow((360, 230), (360, 250), (side, 250), (side, 270))
+        drawing.text((side + 360) / 2, 245, label, size=12)
+    return drawing
+
+
 def files() -> dict[Path, str]:
     """The content of each file."""
     found: dict[Path, str] = {}
-    for draw in (fused, linear, lstm, gru, lltm, steps, fp32_parts):
+    for draw in (fused, linear, lstm, gru, lltm, steps, fp32_parts, call):
         found |= draw().files(f"drawing_{draw.__name__}")
     return found
 

@@ -20,6 +20,8 @@ from measured_reliability import Reliability, environment, figure, table
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "index",
+    "lstm_gru",
+    "making_it_fast",
     "performance",
     "reliability",
     "compatibility",

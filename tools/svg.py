@@ -87,7 +87,3 @@ class Drawing:
             IMAGES / f"{name}-{theme}.svg": self._written(colors)
             for theme, colors in THEMES.items()
         }
-
-    def inline(self) -> str:
-        """For a page of the site, in that page's colours."""
-        return self._written({name: f"var(--drawing-{name})" for name in THEMES["light"]})

@@ -105,8 +105,8 @@ def gru(
 
     Returns:
         ``(output, h_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``, and
-        is 0 after a row's end; ``h_n`` is the state at every row's end. The gradient goes to the
-        first six arguments and can be differentiated again.
+        is 0 after a sequence's end; ``h_n`` is the state at every sequence's end. The gradient goes
+        to the first six arguments and can be differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor.

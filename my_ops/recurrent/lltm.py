@@ -110,12 +110,12 @@ def lltm(
         h0, c0: ``(batch, hidden_size)``, the state before the first step.
         weights: ``(3 * hidden_size, hidden_size + input_size)``.
         bias: ``(3 * hidden_size,)`` or ``(1, 3 * hidden_size)``.
-        lengths: ``(batch,)``, int64, on the device of ``input``, in any order. Row ``b`` ends after
-            ``lengths[b]`` steps, which may be 0; later values in ``input`` are ignored. Lengths are
-            clamped to the range from 0 to steps. None: every row has all steps.
+        lengths: ``(batch,)``, int64, on the device of ``input``, in any order. Sequence ``b`` ends
+            after ``lengths[b]`` steps, which may be 0; later values in ``input`` are ignored.
+            Lengths are clamped to the range from 0 to steps. None: every sequence has all steps.
         reset: ``(steps, batch)``, bool, on the device of ``input``. Where True, ``h`` and the cell
             state are zero before that step, even if they were NaN, and no gradient goes through
-            them. After a row's end it is ignored. None: no resets.
+            them. After a sequence's end it is ignored. None: no resets.
         zoneout: ``(steps, batch, hidden_size)``, dtype and device of ``input``: the share of ``h``
             that stays from the step before, so that ``h`` is ``zoneout * old_h + (1 - zoneout) *
             new_h``; the cell state is as without it. 0 and 1 keep the new or the old ``h`` (Krueger
@@ -124,9 +124,9 @@ def lltm(
 
     Returns:
         ``(output, h_n, c_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``,
-        and is 0 after a row's end; ``h_n`` and ``c_n`` are the state at every row's end. In 16 bits
-        the cell state is kept in float32 between steps. The gradient goes to the first five
-        arguments and can be differentiated again.
+        and is 0 after a sequence's end; ``h_n`` and ``c_n`` are the state at every sequence's end.
+        In 16 bits the cell state is kept in float32 between steps. The gradient goes to the first
+        five arguments and can be differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -187,8 +187,8 @@ class LLTMCell(_Ops, CarryingCell):
     ``(3 * hidden_size,)`` or None, drawn from U(-1/sqrt(hidden_size), 1/sqrt(hidden_size)).
 
     Shapes: ``cell(input, (h, c))`` with input ``(batch, input_size)`` and h, c
-    ``(batch, hidden_size)`` (zeros by default) returns ``(h, c)``. For a single row, leave out the
-    batch everywhere.
+    ``(batch, hidden_size)`` (zeros by default) returns ``(h, c)``. For a single sequence, leave
+    out the batch everywhere.
 
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.

@@ -119,9 +119,9 @@ def lstm(
 
     Returns:
         ``(output, h_n, c_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``,
-        and is 0 after a row's end; ``h_n`` and ``c_n`` are the state at every row's end. In 16 bits
-        the cell state is kept in float32 between steps. The gradient goes to the first seven
-        arguments and can be differentiated again.
+        and is 0 after a sequence's end; ``h_n`` and ``c_n`` are the state at every sequence's end.
+        In 16 bits the cell state is kept in float32 between steps. The gradient goes to the first
+        seven arguments and can be differentiated again.
 
     Raises:
         TypeError: an argument is not a tensor.

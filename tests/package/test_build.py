@@ -561,9 +561,20 @@ def raised():
 
 
 def test_every_message_is_in_troubleshooting():
+    """In a box, or in the first column of a table."""
     page = (REPOSITORY / "docs/troubleshooting.md").read_text()
-    keys = re.findall(r"^(?:### |\| )`(.*?)`(?=$| )", page, re.MULTILINE)
+    keys = [
+        key.removesuffix("...") for key in re.findall(r"^(?:> |\| )`([^`]+)`", page, re.MULTILINE)
+    ]
     messages = [text for text in raised() if " " in text]  # the others are not our words
     assert len(messages) >= 20
     assert [text for text in messages if not any(key in text for key in keys)] == []
     assert [key for key in keys if not any(key in text for text in messages)] == []
+    assert [key for key in keys if len(key) < 20] == []  # no key fits by chance
+
+
+def test_headings_of_troubleshooting_are_not_messages():
+    headings = re.findall(
+        r"^#+ (.*)", (REPOSITORY / "docs/troubleshooting.md").read_text(), re.MULTILINE
+    )
+    assert [text for text in headings if text.startswith("`") or text.endswith((":", "."))] == []

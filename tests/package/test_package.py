@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import pydoc
 import re
 import shutil
 import struct
@@ -234,6 +235,17 @@ def test_public_names():
     layers = {"RoundSTE", "Linear", "LinearActivation", "LLTMCell", "LLTM"}
     assert layers | {"LSTMCell", "LSTM", "GRUCell", "GRU"} <= set(my_ops.nn.__all__)
     assert (PACKAGE / "py.typed").exists()
+
+
+def test_help_begins_with_what_a_user_needs_first():
+    text = pydoc.plain(pydoc.render_doc(my_ops))
+    described, _, classes = text.partition("\nCLASSES\n")
+    names = "fast_fp32()", "convert(model)", "nn.LSTM", "gemm", "lstm", "reference", "add_one"
+    places = [described.index(name) for name in names]
+    assert places == sorted(places)
+    assert re.search(r"^    class (\w+)", classes, re.MULTILINE)[1] == "fast_fp32"
+    for result in (my_ops.Conversion, my_ops.PackedWeight):  # named, for annotations
+        assert result.__doc__
 
 
 def run(script, cwd):
