@@ -92,7 +92,7 @@ def extension(cuda):
     macros = [("TORCH_TARGET_VERSION", TORCH_2_10)]
     flags = cxx_flags()
     cxx = [*flags, *CXX_ALONE]
-    sources = sorted([*HERE.glob("csrc/*.cpp"), *HERE.glob("kernels/*/*_cpu.cpp")])
+    sources = sorted([*HERE.glob("csrc/*.cpp"), *HERE.glob("kernels/**/*_cpu.cpp")])
     kwargs = {
         "extra_link_args": LINK,
         "include_dirs": [str(HERE / "include"), str(HERE / "kernels")],
@@ -120,7 +120,7 @@ def extension(cuda):
     names = ", ".join(archs)
     ext = cpp.CUDAExtension(
         "my_ops._C",
-        [str(s.relative_to(HERE)) for s in sorted([*sources, *HERE.glob("kernels/*/*.cu")])],
+        [str(s.relative_to(HERE)) for s in sorted([*sources, *HERE.glob("kernels/**/*.cu")])],
         define_macros=[*macros, ("MY_OPS_WITH_CUDA", None), ("USE_CUDA", None)],
         extra_compile_args={
             "cxx": [*cxx, f'-DMY_OPS_ARCHITECTURES="{names}"'],

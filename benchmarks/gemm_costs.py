@@ -119,8 +119,11 @@ def load(folder: Path, architecture: str | None = None) -> ctypes.CDLL:
         options = ["-std=c++20", "-O1", "-shared", "-fPIC", *folders]
         subprocess.run(["c++", *options, str(driver), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library))
-    sources = [driver, *ROOT.glob("kernels/gemm/*.cu"), *ROOT.glob("kernels/common/*.cu")]
-    newest = max(p.stat().st_mtime for p in [*sources, *ROOT.glob("kernels/*/*.*h")])
+    sources = [
+        driver,
+        *(s for room in ("gemm", "fp32", "common") for s in ROOT.glob(f"kernels/{room}/**/*.cu")),
+    ]
+    newest = max(p.stat().st_mtime for p in [*sources, *ROOT.glob("kernels/**/*.*h")])
     if not library.exists() or library.stat().st_mtime < newest:
         nvcc = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
         options = ["-std=c++20", "-O3", f"-arch={architecture}", "-DMY_OPS_WITH_CUDA", *folders]

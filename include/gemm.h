@@ -130,7 +130,7 @@ struct PackArgs {
 
 // T: double, float, __half, __nv_bfloat16; Out: T, or float for the 16-bit types. Products are
 // accumulated in float (double for double). Float products on Hopper are computed as several 16-bit
-// ones with float's accuracy (kernels/gemm/fp32_sm90.h). Any size may be 0; k = 0 gives
+// ones with float's accuracy (kernels/gemm/fp32_sm90/fp32_sm90.h). Any size may be 0; k = 0 gives
 // activation(bias) + residual.
 //
 // Returns the plan for the current device.

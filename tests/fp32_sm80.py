@@ -12,8 +12,8 @@ from torch.utils import cpp_extension
 
 ROOT = Path(__file__).resolve().parents[1]
 BINDING = """
-#include "gemm/fp32_sm80.h"
-#include "gemm/fp32_sm80_plan.h"
+#include "gemm/fp32_sm80/fp32_sm80.h"
+#include "gemm/fp32_sm80/plan.h"
 
 extern "C" int multiply(const float* a, const float* b, float* out, const int64_t* sizes,
                         const int64_t* strides, int shared_bytes, void* stream) {
@@ -41,7 +41,7 @@ def _library():
     build = Path(cpp_extension.get_default_build_root(), f"my_ops_fp32_sm80_{os.getuid()}")
     build.mkdir(parents=True, exist_ok=True)
     unit = build / "fp32_sm80_test.cu"
-    text = f'#include "{ROOT}/kernels/gemm/fp32_sm80.cu"\n{BINDING}'
+    text = f'#include "{ROOT}/kernels/gemm/fp32_sm80/fp32_sm80.cu"\n{BINDING}'
     if not unit.exists() or unit.read_text() != text:
         unit.write_text(text)
     path = cpp_extension.load(

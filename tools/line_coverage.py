@@ -21,8 +21,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import measure  # noqa: E402
 
-GROUPS = ["csrc", "include", "kernels/common", "kernels/elementwise", "kernels/gemm"]
-GROUPS += ["kernels/recurrent", "my_ops"]
+GROUPS = ["csrc", "include", "kernels/common", "kernels/elementwise", "kernels/fp32"]
+GROUPS += ["kernels/gemm", "kernels/recurrent", "my_ops"]
 
 Reached = dict[Any, bool]
 

@@ -15,10 +15,10 @@ arguments = parser.parse_args()
 
 root = Path(__file__).resolve().parents[2]
 with_cuda = torch.cuda.is_available() and cpp_extension.CUDA_HOME is not None
-sources = sorted([*root.glob("csrc/*.cpp"), *root.glob("kernels/*/*_cpu.cpp")])
+sources = sorted([*root.glob("csrc/*.cpp"), *root.glob("kernels/**/*_cpu.cpp")])
 flags = ["-O3", "-std=c++20", "-fno-trapping-math", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
 if with_cuda:
-    sources += sorted(root.glob("kernels/*/*.cu"))
+    sources += sorted(root.glob("kernels/**/*.cu"))
     flags += ["-DMY_OPS_WITH_CUDA", "-DUSE_CUDA"]
 else:
     sources = [source for source in sources if not source.stem.endswith("_cuda")]

@@ -3,12 +3,12 @@
 
 #include "common/launch.cuh"
 #include "gemm/epilogue.cuh"
-#include "gemm/fp32_skinny.h"
-#include "gemm/fp32_sm80.h"
-#include "gemm/fp32_sm90.h"
-#include "gemm/half_sm90.h"
+#include "gemm/fp32_skinny/fp32_skinny.h"
+#include "gemm/fp32_sm80/fp32_sm80.h"
+#include "gemm/fp32_sm90/fp32_sm90.h"
+#include "gemm/half_sm90/half_sm90.h"
 #include "gemm/plan.h"
-#include "gemm/small.cuh"
+#include "gemm/small/small.cuh"
 
 namespace my_ops::cuda {
 namespace {

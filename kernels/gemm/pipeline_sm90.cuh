@@ -1,7 +1,7 @@
 // What the Hopper kernels share: how clusters walk over the tiles of the output, and the ring of
 // stages in shared memory. A stage holds one k-block; one producer thread fills the ring by TMA,
-// and the consumer warpgroups read it. Tile is one of the tiles of half_sm90_plan.h or
-// fp32_sm90_plan.h.
+// and the consumer warpgroups read it. Tile is one of the tiles of half_sm90/plan.h or
+// fp32_sm90/plan.h.
 #pragma once
 
 #include <cuda.h>

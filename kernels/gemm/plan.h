@@ -12,11 +12,11 @@
 #include "gemm.h"
 #include "gemm/costs.h"
 #include "gemm/fitted_costs.h"
-#include "gemm/fp32_skinny_plan.h"
-#include "gemm/fp32_sm80_plan.h"
-#include "gemm/fp32_sm90_plan.h"
-#include "gemm/half_sm90_plan.h"
-#include "gemm/small_plan.h"
+#include "gemm/fp32_skinny/plan.h"
+#include "gemm/fp32_sm80/plan.h"
+#include "gemm/fp32_sm90/plan.h"
+#include "gemm/half_sm90/plan.h"
+#include "gemm/small/plan.h"
 
 namespace my_ops::cuda {
 

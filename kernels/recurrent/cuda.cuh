@@ -1,14 +1,14 @@
 // The engine on CUDA for a cell: one step, and all steps in one launch with the plan's kernel.
 #pragma once
 
-#include "recurrent/block_backward.cuh"
-#include "recurrent/block_forward.cuh"
-#include "recurrent/grid_backward.cuh"
-#include "recurrent/grid_forward.cuh"
+#include "recurrent/block/backward.cuh"
+#include "recurrent/block/forward.cuh"
+#include "recurrent/grid/backward.cuh"
+#include "recurrent/grid/forward.cuh"
 #include "recurrent/sm90.h"
-#include "recurrent/step.cuh"
-#include "recurrent/warp_backward.cuh"
-#include "recurrent/warp_forward.cuh"
+#include "recurrent/step/step.cuh"
+#include "recurrent/warp/backward.cuh"
+#include "recurrent/warp/forward.cuh"
 
 namespace my_ops::cuda {
 

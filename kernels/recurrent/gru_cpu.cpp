@@ -1,6 +1,6 @@
 // The engine on the CPU for GRU.
 #include "recurrent/cells/gru.h"
-#include "recurrent/cpu.h"
+#include "recurrent/cpu/cpu.h"
 
 namespace my_ops::cpu {
 

@@ -1,6 +1,6 @@
 // The engine on the CPU for LLTM.
 #include "recurrent/cells/lltm.h"
-#include "recurrent/cpu.h"
+#include "recurrent/cpu/cpu.h"
 
 namespace my_ops::cpu {
 

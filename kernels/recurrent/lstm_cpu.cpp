@@ -1,6 +1,6 @@
 // The engine on the CPU for LSTM.
 #include "recurrent/cells/lstm.h"
-#include "recurrent/cpu.h"
+#include "recurrent/cpu/cpu.h"
 
 namespace my_ops::cpu {
 

@@ -60,7 +60,7 @@ struct BlockPlan {
   int rows;     // of the batch, per block: 4 or 8
 };
 
-// Groups of blocks for many rows (warpgroup_forward.cuh). They divide tiles of 64 rows and never
+// Groups of blocks for many rows (warpgroup/forward.cuh). They divide tiles of 64 rows and never
 // communicate.
 struct WarpgroupPlan {
   int units;    // of a block: 8 or 16 in float, 16 or 32 in 16 bits
@@ -71,7 +71,7 @@ struct WarpgroupPlan {
   int shared_bytes;
 };
 
-// Clusters for many rows (warpgroup_backward.cuh). Those of a group divide the units, and the
+// Clusters for many rows (warpgroup/backward.cuh). Those of a group divide the units, and the
 // groups divide tiles of 64 rows.
 struct WarpgroupBackwardPlan {
   int split;  // blocks of a cluster, which divide the sum over gates and units: 4 or 8

@@ -1,11 +1,11 @@
 // What <cell>_sm90.cu instantiates: the choice among the kernels of clusters and of warpgroups.
 #pragma once
 
-#include "recurrent/cluster_backward.cuh"
-#include "recurrent/cluster_forward.cuh"
+#include "recurrent/cluster/backward.cuh"
+#include "recurrent/cluster/forward.cuh"
 #include "recurrent/sm90.h"
-#include "recurrent/warpgroup_backward.cuh"
-#include "recurrent/warpgroup_forward.cuh"
+#include "recurrent/warpgroup/backward.cuh"
+#include "recurrent/warpgroup/forward.cuh"
 
 namespace my_ops::cuda {
 

@@ -394,7 +394,7 @@ PLANNED = {  # kernels that request shared memory at launch; others have up to 4
 def test_no_kernel_is_forgotten():
     """All kernels with dynamic shared memory, or that run layers in clusters, are in the list."""
     found = set()
-    for path in (ROOT / "kernels").glob("*/*.cu*"):
+    for path in (ROOT / "kernels").rglob("*.cu*"):
         for kernel in path.read_text().split("__global__")[1:]:
             name = re.search(r"(\w+_kernel)\(", kernel)[1]
             if "extern __shared__" in kernel or "cluster_nctarank()" in kernel:

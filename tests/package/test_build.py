@@ -142,7 +142,7 @@ def test_processors_in_cflags(tmp_path, option):
     (tmp_path / "empty.cpp").touch()
     if preflight.run(*options, "-fsyntax-only", tmp_path / "empty.cpp").returncode != 0:
         pytest.skip(f"{compiler} does not know {option}")
-    for source in REPOSITORY.glob("kernels/*/*_cpu.cpp"):
+    for source in REPOSITORY.glob("kernels/**/*_cpu.cpp"):
         done = preflight.run(*options, "-c", source, "-o", tmp_path / "kernel.o")
         assert done.returncode == 0, done.stderr
 
@@ -293,7 +293,7 @@ def test_kernels_that_differ_on_hopper_are_in_files_of_their_own():
         return found
 
     differs = re.compile(r"__CUDA_ARCH__ [<>=]+ (9|1\d)\d0|__CUDA_ARCH_FEAT|__CUDA_ARCH_SPECIFIC")
-    for path in REPOSITORY.glob("kernels/*/*.cu"):
+    for path in REPOSITORY.glob("kernels/**/*.cu"):
         found = any(differs.search(file.read_text()) for file in includes(path))
         assert found == path.stem.endswith("_sm90"), path
 

@@ -187,7 +187,7 @@ def test_two_builds_give_the_same_cuda_wheel(toolkit, tmp_path):
     source, wheels = tmp_path / "source", []
     for name in ("first", "second"):
         copy_source(source)
-        for file in [*source.glob("csrc/*.cpp"), *source.glob("kernels/*/*.c*")]:
+        for file in [*source.glob("csrc/*.cpp"), *source.glob("kernels/**/*.c*")]:
             if file.suffix in (".cpp", ".cu") and file.name not in SOME:
                 file.unlink()
         built = wheel(source, MY_OPS_WITH_CUDA="1", **environment)
