@@ -76,16 +76,22 @@ inline void check_torch(int32_t status, const char* call) {
   check(false, "my_ops: ", call, " failed", text ? ": " : "", text ? text() : "");
 }
 
+// What messages show of a tensor. The text is made only for an error: it would take longer than the
+// checks.
+struct ShownSizes {
+  IntHeaderOnlyArrayRef sizes;
+};
 // "(2, 3)", the way torch prints a size.
-inline std::string show(IntHeaderOnlyArrayRef sizes) {
-  std::string text = "(";
-  for (size_t d = 0; d < sizes.size(); ++d) text += (d ? ", " : "") + std::to_string(sizes[d]);
-  return text + (sizes.size() == 1 ? ",)" : ")");
+inline std::ostream& operator<<(std::ostream& text, const ShownSizes& shown) {
+  text << '(';
+  for (size_t d = 0; d < shown.sizes.size(); ++d) text << (d ? ", " : "") << shown.sizes[d];
+  return text << (shown.sizes.size() == 1 ? ",)" : ")");
 }
-inline std::string show(const Tensor& t) { return show(t.sizes()); }
+inline ShownSizes show(IntHeaderOnlyArrayRef sizes) { return {sizes}; }
+inline ShownSizes show(const Tensor& t) { return {t.sizes()}; }
 
 // "float32", the way Python names a dtype.
-inline std::string show(ScalarType dtype) {
+inline std::string name_of(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Byte:
       return "uint8";
@@ -116,13 +122,26 @@ inline std::string show(ScalarType dtype) {
   }
 }
 
+struct ShownDtype {
+  ScalarType dtype;
+};
+inline std::ostream& operator<<(std::ostream& text, const ShownDtype& shown) {
+  return text << name_of(shown.dtype);
+}
+inline ShownDtype show(ScalarType dtype) { return {dtype}; }
+
 inline Sizes sizes_of(const Tensor& t) { return {t.sizes().begin(), t.sizes().end()}; }
 
 inline Sizes strides_of(const Tensor& t) { return {t.strides().begin(), t.strides().end()}; }
 
-inline std::string device_of(const Tensor& t) {
-  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "cpu";
+struct ShownDevice {
+  const Tensor& t;
+};
+// "cuda:0", the way torch prints a device.
+inline std::ostream& operator<<(std::ostream& text, const ShownDevice& shown) {
+  return shown.t.is_cuda() ? text << "cuda:" << shown.t.get_device_index() : text << "cpu";
 }
+inline ShownDevice device_of(const Tensor& t) { return {t}; }
 
 inline bool is_floating(ScalarType dtype) {
   return dtype == ScalarType::Float || dtype == ScalarType::Double || dtype == ScalarType::Half ||
@@ -184,10 +203,11 @@ inline void check_same_shape(const Tensor& t, const char* name, const Tensor& ot
         other_name, ", got ", show(t), " and ", show(other));
 }
 
-inline void check_shape(const Tensor& t, const char* name, const Sizes& want, const char* rule,
-                        const char* op) {
-  check(sizes_of(t) == want, op, ": ", name, " must be ", rule, " = ",
-        show(IntHeaderOnlyArrayRef(want.data(), want.size())), ", got ", show(t));
+template <typename Rule>
+void check_shape(const Tensor& t, const char* name, IntHeaderOnlyArrayRef want, const Rule& rule,
+                 const char* op) {
+  check(std::ranges::equal(t.sizes(), want), op, ": ", name, " must be ", rule, " = ", show(want),
+        ", got ", show(t));
 }
 
 // For a tensor that an op writes.
@@ -263,8 +283,9 @@ struct SizeTypes {  // for dispatch_real, where only sizes matter
 
 // Throws libtorch's error about a tensor that it could not make. The words added here let Python
 // raise the right class of error: my_ops/_errors.py.
-[[noreturn]] inline void fail_allocation(const std::exception& error, IntHeaderOnlyArrayRef sizes,
-                                         ScalarType dtype, const std::string& device) {
+template <typename Device>
+[[noreturn]] void fail_allocation(const std::exception& error, IntHeaderOnlyArrayRef sizes,
+                                  ScalarType dtype, const Device& device) {
   int64_t bytes = 1;  // for bool, which no kernel computes with
   if (dtype != ScalarType::Bool) {
     dispatch_real<SizeTypes>(dtype, [&]<typename T>() { bytes = sizeof(T); });

@@ -90,7 +90,7 @@ void log_plan(const cuda::GemmArgs<T, Out>& args, const cuda::GemmPlan& plan, co
               const char* op) {
   if (!logs_plans()) return;
   std::fprintf(stderr, "my_ops: %s of %s, m %lld n %lld k %lld batch %lld: %s\n", op,
-               show(like.scalar_type()).c_str(), static_cast<long long>(args.m),
+               name_of(like.scalar_type()).c_str(), static_cast<long long>(args.m),
                static_cast<long long>(args.n), static_cast<long long>(args.k),
                static_cast<long long>(args.batch), show(plan).c_str());
 }

@@ -146,7 +146,7 @@ void check_step_backward(const StepBackwardArguments<Op>& a) {
   if (a.old_h && a.old_cell) check_same_shape(*a.old_cell, "old_cell", *a.old_h, "old_h", op);
   constexpr int kSaved = Op::Cell::kSaved;
   check_shape(a.gates, "gates", {state.size(0), kSaved * state.size(1)},
-              rule_of("(batch, ", kSaved, ")").c_str(), op);
+              Rule{"(batch, ", kSaved, ")"}, op);
   constexpr const char* kNames[] = {"grad_h", "grad_cell"};
   for (size_t i = 0; i < a.grads.size(); ++i) {
     check_like(a.grads[i], kNames[i], state, first_name, op);
@@ -174,7 +174,7 @@ void check_layer_backward(const LayerBackwardArguments<Op>& a) {
   const int64_t steps = first.size(0), batch = first.size(1), hidden = first.size(2);
   constexpr int kSaved = Op::Cell::kSaved;
   check_shape(a.gates, "gates", {steps, batch, kSaved * hidden},
-              rule_of("(steps, batch, ", kSaved, ")").c_str(), op);
+              Rule{"(steps, batch, ", kSaved, ")"}, op);
   for (const auto& [t, name] : states) {
     if (*t) check_shape(**t, name, {batch, hidden}, "(batch, hidden_size)", op);
   }

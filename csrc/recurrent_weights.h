@@ -16,12 +16,14 @@ struct Weights {
   std::optional<Tensor> bias_x, bias_h;
 };
 
-// "(batch, 3 * hidden_size)"
-inline std::string rule_of(const char* before, int values, const char* after) {
-  std::string rule = before;
-  rule += std::to_string(values);
-  rule += " * hidden_size";
-  return rule += after;
+// "(batch, 3 * hidden_size)", in messages.
+struct Rule {
+  const char* before;
+  int values;
+  const char* after;
+};
+inline std::ostream& operator<<(std::ostream& text, const Rule& rule) {
+  return text << rule.before << rule.values << " * hidden_size" << rule.after;
 }
 
 inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
@@ -45,8 +47,8 @@ struct OneMatrix {
                     int64_t hidden, const char* op) {
     const Tensor &weights = *given[0], &bias = *given[1];
     check_shape(weights, "weights", {gates * hidden, hidden + inputs},
-                rule_of("(", gates, ", hidden_size + input_size)").c_str(), op);
-    const std::string rule = rule_of("", gates, "");
+                Rule{"(", gates, ", hidden_size + input_size)"}, op);
+    const Rule rule{"", gates, ""};
     my_ops::check((bias.dim() == 1 && bias.size(0) == gates * hidden) ||
                       (bias.dim() == 2 && bias.size(0) == 1 && bias.size(1) == gates * hidden),
                   op, ": bias must be (", rule, ",) or (1, ", rule, ") = (", gates * hidden,
@@ -63,7 +65,7 @@ struct OneMatrix {
   static void check_recurrent(const Tensor& weights, int gates, int64_t hidden, const char* op) {
     my_ops::check(
         weights.dim() == 2 && weights.size(0) == gates * hidden && weights.size(1) >= hidden, op,
-        ": weights must be ", rule_of("(", gates, ", hidden_size + input_size)"),
+        ": weights must be ", Rule{"(", gates, ", hidden_size + input_size)"},
         " with hidden_size = ", hidden, ", got ", show(weights));
   }
   static Weights of(std::span<const std::optional<Tensor>> given, int64_t hidden) {
@@ -84,12 +86,12 @@ struct TwoMatrices {
 
   static void check(std::span<const std::optional<Tensor>> given, int gates, int64_t inputs,
                     int64_t hidden, const char* op) {
-    check_shape(*given[0], kNames[0], {gates * hidden, inputs},
-                rule_of("(", gates, ", input_size)").c_str(), op);
+    check_shape(*given[0], kNames[0], {gates * hidden, inputs}, Rule{"(", gates, ", input_size)"},
+                op);
     check_recurrent(*given[1], gates, hidden, op);
     for (size_t i : {2, 3}) {
       if (!given[i]) continue;
-      check_shape(*given[i], kNames[i], {gates * hidden}, rule_of("(", gates, ",)").c_str(), op);
+      check_shape(*given[i], kNames[i], {gates * hidden}, Rule{"(", gates, ",)"}, op);
     }
   }
   static std::optional<UnitSizes> sizes(std::span<const std::optional<Tensor>> given, int gates) {
@@ -101,8 +103,8 @@ struct TwoMatrices {
     return UnitSizes{of_h.size(1), of_x.size(1)};
   }
   static void check_recurrent(const Tensor& weight, int gates, int64_t hidden, const char* op) {
-    check_shape(weight, kNames[1], {gates * hidden, hidden},
-                rule_of("(", gates, ", hidden_size)").c_str(), op);
+    check_shape(weight, kNames[1], {gates * hidden, hidden}, Rule{"(", gates, ", hidden_size)"},
+                op);
   }
   static Weights of(std::span<const std::optional<Tensor>> given, int64_t) {
     return {.x = *given[0],
