@@ -10,7 +10,7 @@ from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
 from my_ops.ops._checks import FLOATING
 from my_ops.ops.gemm import are_on_cpu
-from my_ops.ops.linear import is_torchs_linear, torchs_linear
+from my_ops.ops.linear import check_activation, is_torchs_linear, torchs_linear
 from my_ops.reference import ACTIVATIONS, activate
 
 _DENSE = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
@@ -72,7 +72,8 @@ class LinearActivation(nn.Module):
         activation: ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or ``"sigmoid"``.
 
     Raises:
-        ValueError: the activation is none of these.
+        TypeError: the activation is not a str.
+        ValueError: it is none of these.
     """
 
     __constants__ = ["_fused"]  # noqa: RUF012  read when the layer is scripted
@@ -89,11 +90,8 @@ class LinearActivation(nn.Module):
         activation: str,
     ) -> None:
         super().__init__()
-        known = tuple(name for name in ACTIVATIONS if name != "none")
-        if activation not in known:
-            raise ValueError(
-                f"LinearActivation: activation must be one of {known}, got {activation!r}"
-            )
+        names = [name for name in ACTIVATIONS if name != "none"]
+        check_activation("LinearActivation", activation, names)
         self.linear = Linear(in_features, out_features, bias, device, dtype)
         self.activation = activation
 

@@ -239,12 +239,13 @@ def check_residual(residual: Tensor, x: Tensor, weight: Tensor) -> None:
     check_shape(residual, "residual", want, "of the shape of the output", "linear")
 
 
+def wrong_activation(op: str, activation: str, names: Sequence[str]) -> str:
+    one_of = f"{', '.join(names[:-1])} or {names[-1]}"
+    return f"{op}: activation must be {one_of}, got '{activation}'"
+
+
 def check_activation(activation: str) -> None:
-    check(
-        activation in ACTIVATIONS,
-        f"linear: activation must be {', '.join(ACTIVATIONS[:-1])} or {ACTIVATIONS[-1]}, "
-        f"got '{activation}'",
-    )
+    check(activation in ACTIVATIONS, wrong_activation("linear", activation, ACTIVATIONS))
 
 
 def check_linear(

@@ -321,7 +321,7 @@ def fill_index(
 
     Raises:
         TypeError: a size is not an int, ``dtype`` is not a dtype, or ``device`` is not a device.
-        RuntimeError: a size is negative, ``dtype`` is another, or the values do not fit int32.
+        ValueError: a size is negative, ``dtype`` is another, or the values do not fit int32.
     """
     # torch.get_default_device would break the graph of torch.compile. Read the default here: the
     # call below leaves a mode that sets it.
@@ -347,4 +347,6 @@ def fill_index(
         return ops.fill_index.default(height, width, dtype=dtype, device=device)
     except RuntimeError as error:
         raise_out_of_memory(error)
+        if " must " in str(error):  # all arguments are values of Python
+            raise ValueError(str(error)) from None
         raise

@@ -22,7 +22,6 @@ from my_ops.ops._strides import known
 from my_ops.ops.gemm import (
     are_on_cpu,
     calls_torchs,
-    check_str,
     dense_together,
     effective_precision,
     gemm_op,
@@ -278,6 +277,13 @@ def prepack(weight: Tensor) -> PackedWeight:
     return PackedWeight(weight)
 
 
+def check_activation(op: str, activation: object, names: Sequence[str]) -> None:
+    if not isinstance(activation, str):
+        raise TypeError(f"{op}: activation must be a str, got {type(activation).__name__}")
+    if activation not in names:
+        raise ValueError(_checks.wrong_activation(op, activation, names))
+
+
 def linear(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -307,8 +313,8 @@ def linear(
 
     Raises:
         TypeError: an argument is not a tensor, or ``activation`` or ``precision`` is not a str.
-        ValueError: ``precision`` is none of those of :func:`gemm`.
-        RuntimeError: dtypes, devices or shapes do not fit, or the activation is unknown.
+        ValueError: ``activation`` or ``precision`` is none of these.
+        RuntimeError: dtypes, devices or shapes do not fit.
     """
     if has_torch_function((x, weight, bias, residual)) and not is_compiling():
         return handle_torch_function(
@@ -332,7 +338,7 @@ def linear(
     if residual is not None:
         check_tensor("linear", residual=residual)
     if activation is not None:
-        check_str("linear", activation=activation)
+        check_activation("linear", activation, reference.ACTIVATIONS)
     if activation is residual is precision is packed is None:
         on_cpu = weight.dim() == 2 and calls_torchs(x, weight)
         if on_cpu or is_torchs_linear(x, weight):

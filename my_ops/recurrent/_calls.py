@@ -17,10 +17,12 @@ from torch.fx.proxy import TraceError
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from my_ops._errors import without_kernel
+from my_ops.ops._checks import show
 from my_ops.ops._common import check_tensor
 
 State = Tuple[Tensor, Tensor]  # noqa: UP006
 Tensors = List[Tensor]  # noqa: UP006
+Sizes = List[int]  # noqa: UP006
 MaybeTensor = Optional[Tensor]  # noqa: UP045
 MaybeState = Optional[State]  # noqa: UP045
 MaybeTensors = Optional[Tensors]  # noqa: UP045
@@ -67,9 +69,9 @@ class StepCall(Whole):
     def _run(self, input: Tensor, states: MaybeTensors, count: int) -> Tensors:
         """``count``: the number of states of a row."""
         if input.dim() != 1 and input.dim() != 2:
-            raise ValueError(
-                f"{self._name}: input must have 2 dimensions, or 1 without a batch, "
-                f"got {input.dim()}"
+            raise RuntimeError(
+                f"{self._name}: input must be (batch, input_size) or (input_size,), "
+                f"got {shape_of(input)}"
             )
         one = input.dim() == 1
         x = input.unsqueeze(0) if one else input
@@ -131,17 +133,9 @@ class LayerCall(Whole):
     def _run(
         self, input: Tensor, states: MaybeTensors, lengths: MaybeTensor, reset: MaybeTensor
     ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
-        if input.dim() != 2 and input.dim() != 3:
-            raise ValueError(
-                f"{self._name}: input must have 3 dimensions, or 2 without a batch, "
-                f"got {input.dim()}"
-            )
-        if input.size(-1) != self.input_size:
-            raise ValueError(
-                f"{self._name}: input must have input_size = {self.input_size} in its last "
-                f"dimension, got {list(input.shape)}"
-            )
         one = input.dim() == 2
+        if (input.dim() != 3 and not one) or input.size(-1) != self.input_size:
+            self._refuse(input)
         x = input.unsqueeze(1) if one else input.transpose(0, 1) if self.batch_first else input
         first = self._initial(x, states, one)
         if lengths is not None:
@@ -154,6 +148,15 @@ class LayerCall(Whole):
         if one:
             return output.squeeze(1), [s.squeeze(1) for s in last]
         return (output.transpose(0, 1) if self.batch_first else output), last
+
+    def _refuse(self, input: Tensor) -> None:
+        rule = "(batch, steps, input_size)" if self.batch_first else "(steps, batch, input_size)"
+        if input.dim() == 3 or input.dim() == 2:
+            rule = rule if input.dim() == 3 else "(steps, input_size)"
+            rule += f" = {shown(list(input.shape[:-1]) + [self.input_size])}"  # noqa: RUF005
+        else:
+            rule += " or (steps, input_size)"
+        raise RuntimeError(f"{self._name}: input must be {rule}, got {shape_of(input)}")
 
     def _next_input(self, outputs: Tensors) -> Tensor:
         """The input of a layer, from the outputs of the directions of the layer before."""
@@ -169,9 +172,9 @@ class LayerCall(Whole):
                 f"{self._name}: lengths must be None with a PackedSequence, which has its own"
             )
         if input.data.dim() != 2:
-            raise ValueError(
-                f"{self._name}: the data of a PackedSequence must have 2 dimensions, "
-                f"got {input.data.dim()}"
+            raise RuntimeError(
+                f"{self._name}: the data of a PackedSequence must be (elements, input_size), "
+                f"got {shape_of(input.data)}"
             )
         padded, host_lengths = pad_packed_sequence(
             PackedSequence(input.data, input.batch_sizes), batch_first=self.batch_first
@@ -248,6 +251,23 @@ class PlainLayerCall(LayerCall):
 # ------------------------------------------------------------------------------------- functions
 
 
+def shown(sizes: Sizes) -> str:
+    """As the ops show a shape: (2, 3)."""
+    text = ", ".join([str(n) for n in sizes])
+    return f"({text},)" if len(sizes) == 1 else f"({text})"
+
+
+def shape_of(t: Tensor) -> str:
+    return shown(list(t.shape))
+
+
+def dtype_of(t: Tensor) -> str:
+    name = str(t.dtype)  # in TorchScript a number
+    if not torch.jit.is_scripting():
+        name = show(t.dtype)
+    return name
+
+
 def _check_given(layer: str, **tensors: Any) -> None:
     for name, t in tensors.items():
         if t is not None:
@@ -289,8 +309,10 @@ def on_device(layer: str, input: Any, lengths: Any, batch_first: bool) -> Any:
     if isinstance(lengths, (list, tuple)):
         steps = input.size(1 if batch_first and input.dim() == 3 else 0)
         for length in lengths:
-            if not isinstance(length, Integral) or not 0 <= int(length) <= steps:
-                raise ValueError(
+            is_integer = isinstance(length, Integral)
+            if not is_integer or not 0 <= int(length) <= steps:
+                kind = ValueError if is_integer else TypeError
+                raise kind(
                     f"{layer}: lengths must be integers from 0 to steps = {steps}, got {length!r}"
                 )
         return torch.tensor(lengths, dtype=torch.int64, device=input.device)
@@ -301,13 +323,13 @@ def on_device(layer: str, input: Any, lengths: Any, batch_first: bool) -> Any:
 
 def check_lengths(layer: str, x: Tensor, lengths: Tensor) -> None:
     if lengths.dim() != 1 or lengths.size(0) != x.size(1):
-        raise ValueError(
-            f"{layer}: lengths must be (batch,) = ({x.size(1)},), got {list(lengths.shape)}"
+        raise RuntimeError(
+            f"{layer}: lengths must be (batch,) = ({x.size(1)},), got {shape_of(lengths)}"
         )
     if lengths.dtype != torch.int64:
-        raise ValueError(f"{layer}: lengths must be of dtype int64, got {lengths.dtype}")
+        raise RuntimeError(f"{layer}: lengths must be of dtype int64, got {dtype_of(lengths)}")
     if lengths.device != x.device:
-        raise ValueError(
+        raise RuntimeError(
             f"{layer}: lengths must be on the device of input, got {lengths.device} and {x.device}"
         )
 
@@ -319,12 +341,23 @@ def check_reset(layer: str, input: Tensor, reset: Tensor, batch_first: bool) -> 
         rule = "batch, steps" if batch_first else "steps, batch"
         if input.dim() == 2:
             rule = "steps,"
-        raise ValueError(f"{layer}: reset must be ({rule}) = {expected}, got {list(reset.shape)}")
+        want, got = shown(expected), shape_of(reset)
+        raise RuntimeError(f"{layer}: reset must be ({rule}) = {want}, got {got}")
     if reset.dtype != torch.bool:
-        raise ValueError(f"{layer}: reset must be of dtype bool, got {reset.dtype}")
+        raise RuntimeError(f"{layer}: reset must be of dtype bool, got {dtype_of(reset)}")
     if reset.device != input.device:
-        raise ValueError(
+        raise RuntimeError(
             f"{layer}: reset must be on the device of input, got {reset.device} and {input.device}"
+        )
+
+
+def check_state(layer: str, name: str, state: Tensor, sizes: Sizes, last: str) -> None:
+    """``last``: the name of the last size."""
+    if list(state.shape) != sizes:
+        batch = "batch, " if len(sizes) == 3 else ""
+        raise RuntimeError(
+            f"{layer}: {name} must be (num_layers * directions, {batch}{last}) = {shown(sizes)}, "
+            f"got {shape_of(state)}"
         )
 
 

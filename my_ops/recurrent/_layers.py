@@ -22,6 +22,7 @@ from my_ops.recurrent._calls import (
     State,
     Tensors,
     check_probability,
+    check_state,
     reverse,
     reverse_reset,
     stacked,
@@ -211,7 +212,10 @@ class CarryingLayer(CarryingLayerCall, nn.Module):
         if states is None:
             zeros = x.new_zeros([len(self.cells), x.size(1), self.hidden_size])
             return [zeros, zeros]
-        check_states(self._name, states, len(self.cells), self.hidden_size, x, one)
+        sizes = [len(self.cells), x.size(1), self.hidden_size]
+        for k, name in enumerate(["h_0", "c_0"]):
+            want = [sizes[0], sizes[2]] if one else sizes
+            check_state(self._name, name, states[k], want, "hidden_size")
         return [s.unsqueeze(1) for s in states] if one else states
 
     def _all_layers(
@@ -259,21 +263,9 @@ class CarryingLayer(CarryingLayerCall, nn.Module):
         return text
 
 
-def check_states(
-    layer: str, states: Tensors, cells: int, hidden: int, x: Tensor, one: bool
-) -> None:
-    if one:
-        shape, expected = "", [cells, hidden]
-    else:
-        shape, expected = "batch, ", [cells, x.size(1), hidden]
-    if list(states[0].shape) != expected or list(states[1].shape) != expected:
-        raise ValueError(
-            f"{layer}: h_0 and c_0 must be (num_layers * directions, {shape}hidden_size) = "
-            f"{expected}, got {list(states[0].shape)} and {list(states[1].shape)}"
-        )
-
-
 def check_positive(layer: str, **sizes: Any) -> None:
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{layer}: {name} must be a positive int, got {size!r}")
+        is_int = isinstance(size, int) and not isinstance(size, bool)
+        if not is_int or size < 1:
+            kind = ValueError if is_int else TypeError
+            raise kind(f"{layer}: {name} must be a positive int, got {size!r}")

@@ -19,6 +19,7 @@ from my_ops.recurrent._calls import (
     MaybeTensors,
     Tensors,
     check_probability,
+    check_state,
     reverse,
     reverse_reset,
     stacked,
@@ -31,11 +32,11 @@ class TorchLayer(LayerCall, nn.RNNBase):
     """``_direction`` runs the op for one direction of one layer."""
 
     __constants__ = [  # noqa: RUF012
-        *(*nn.RNNBase.__constants__, "_name", "_hidden_messages"),
+        *(*nn.RNNBase.__constants__, "_name", "_state_names"),
         *("_has_dropout", "_has_weight_dropout", "_has_zoneout"),
     ]
     _name: str
-    _hidden_messages: list[str]  # torch's messages for each state, with {} for the shapes
+    _state_names: list[str]
     # The layers check these instead of the probabilities: torch.compile would compile again for a
     # float that is compared. These are the values of a layer that convert made of torch's.
     _has_dropout: bool = True
@@ -83,7 +84,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
 
     def _sizes(self) -> list[int]:
         """The size of each state."""
-        return [self.hidden_size] * len(self._hidden_messages)
+        return [self.hidden_size] * len(self._state_names)
 
     def _initial(self, x: Tensor, states: MaybeTensors, one: bool) -> Tensors:
         sizes = self._sizes()
@@ -91,16 +92,11 @@ class TorchLayer(LayerCall, nn.RNNBase):
         if states is None:
             zeros = x.new_zeros([cells, x.size(1), sizes[0]])
             return [zeros if n == sizes[0] else x.new_zeros([cells, x.size(1), n]) for n in sizes]
-        if one:
-            for s in states:
-                if s.dim() != 2:
-                    raise RuntimeError(
-                        f"{self._name}: hx must have 2 dimensions, as input has, got {s.dim()}"
-                    )
-            states = [s.unsqueeze(1) for s in states]
         for k, s in enumerate(states):
-            self.check_hidden_size(s, (cells, x.size(1), sizes[k]), self._hidden_messages[k])
-        return states
+            last = "proj_size" if self.proj_size > 0 and k == 0 else "hidden_size"
+            want = [cells, sizes[k]] if one else [cells, x.size(1), sizes[k]]
+            check_state(self._name, self._state_names[k], s, want, last)
+        return [s.unsqueeze(1) for s in states] if one else states
 
     def _projected(self, x: Tensor, states: Tensors) -> Tuple[Tensor, Tensors]:  # noqa: UP006
         """All layers with projections, which run torch's own op."""

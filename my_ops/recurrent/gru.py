@@ -132,7 +132,6 @@ class GRUCell(PlainStepCall, nn.GRUCell):
 
     Raises:
         TypeError: an argument is not a tensor.
-        ValueError: ``input`` has another number of dimensions.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
 
@@ -167,12 +166,13 @@ class GRU(PlainLayerCall, TorchLayer):
 
     Raises:
         TypeError: an argument is not a tensor.
-        ValueError: the shape of ``input``, ``lengths`` or ``reset`` does not fit.
-        RuntimeError: the state's shape, dtypes or devices do not fit.
+        ValueError: a length in a list is negative or larger than steps, or ``lengths`` is given
+            beside a ``PackedSequence``.
+        RuntimeError: dtypes, devices or shapes do not fit.
     """
 
     _name = "GRU"
-    _hidden_messages = ["Expected hidden size {}, got {}"]  # noqa: RUF012
+    _state_names = ["hx"]  # noqa: RUF012
 
     def __init__(
         self,

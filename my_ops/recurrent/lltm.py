@@ -192,7 +192,6 @@ class LLTMCell(_Ops, CarryingCell):
 
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
-        ValueError: ``input`` has another number of dimensions.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
 
@@ -238,8 +237,9 @@ class LLTM(CarryingLayer):
 
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
-        ValueError: shapes, ``lengths`` or ``reset`` do not fit.
-        RuntimeError: dtypes or devices do not fit.
+        ValueError: a length in a list is negative or larger than steps, or ``lengths`` is given
+            beside a ``PackedSequence``.
+        RuntimeError: dtypes, devices or shapes do not fit.
     """
 
     _name = "LLTM"

@@ -147,7 +147,6 @@ class LSTMCell(CarryingStepCall, nn.LSTMCell):
 
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
-        ValueError: ``input`` has another number of dimensions.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
 
@@ -185,12 +184,13 @@ class LSTM(CarryingLayerCall, TorchLayer):
 
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
-        ValueError: the shape of ``input``, ``lengths`` or ``reset`` does not fit.
-        RuntimeError: the state's shape, dtypes or devices do not fit.
+        ValueError: a length in a list is negative or larger than steps, ``lengths`` is given beside
+            a ``PackedSequence``, or an option does not go with projections.
+        RuntimeError: dtypes, devices or shapes do not fit.
     """
 
     _name = "LSTM"
-    _hidden_messages = [f"Expected hidden[{k}] size {{}}, got {{}}" for k in (0, 1)]  # noqa: RUF012
+    _state_names = ["h_0", "c_0"]  # noqa: RUF012
 
     def __init__(
         self,

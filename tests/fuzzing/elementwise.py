@@ -196,9 +196,9 @@ def spoil_fill_index(choose: random.Random, right: dict[str, Any]) -> tuple[dict
     name = choose.choice(list(size))
     if name == "dtype":
         wrong = choose.choice([torch.int8, torch.bool, torch.complex64, "float32"])
-        return {**size, name: wrong}, "TypeError" if wrong == "float32" else "RuntimeError"
+        return {**size, name: wrong}, "TypeError" if wrong == "float32" else "ValueError"
     wrong = choose.choice([-1, -choose.randrange(1, 1 << 40), 1.0, None, True])
-    return {**size, name: wrong}, "RuntimeError" if type(wrong) is int else "TypeError"
+    return {**size, name: wrong}, "ValueError" if type(wrong) is int else "TypeError"
 
 
 OPS = [

@@ -355,7 +355,7 @@ def spoil(choose: random.Random, right: dict[str, Any]) -> tuple[dict[str, Any],
     if how == "precision":
         return {**right, "precision": "medium"}, "ValueError"
     if how == "activation" and "activation" in right:
-        return {**right, "activation": "tanh"}, "RuntimeError"
+        return {**right, "activation": "tanh"}, "ValueError"
     if how == "size":
         shape = list(t.shape)
         shape[choose.choice(TIED[name])] += 1

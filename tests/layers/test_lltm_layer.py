@@ -364,7 +364,6 @@ def test_exported_and_run_at_another_batch_size(device):
     "arguments, match",
     [
         ({"num_layers": 0}, "LLTM: num_layers must be a positive int, got 0"),
-        ({"num_layers": True}, "LLTM: num_layers must be a positive int, got True"),
         ({"dropout": 1.1, "num_layers": 2}, r"LLTM: dropout must be a number in \[0, 1\], got 1.1"),
         ({"dropout": "a"}, r"LLTM: dropout must be a number in \[0, 1\], got 'a'"),
         ({"zoneout": -0.1}, r"LLTM: zoneout must be a number in \[0, 1\], got -0.1"),
@@ -376,27 +375,29 @@ def test_wrong_construction(arguments, match):
         my_ops.nn.LLTM(5, 4, **arguments)
 
 
+@pytest.mark.parametrize("wrong", [True, 2.0, "1", None])
+def test_a_number_of_layers_that_is_no_int(wrong):
+    with pytest.raises(TypeError, match=rf"num_layers must be a positive int, got {wrong!r}"):
+        my_ops.nn.LLTM(5, 4, num_layers=wrong)
+
+
 def test_wrong_call(device, rejects):
     layer = made("two-layers", device)
     x, (h, c) = drawn(layer, device)
     three = torch.tensor([1, 2, 3], device=device)
     for error, arguments, match in (
-        (ValueError, (x[0, 0],), "LLTM: input must have 3 dim.* 2 without a batch, got 1"),
-        (ValueError, (x[:, :, :4],), r"LLTM: input must have input_size = 5 .*got \[7, 3, 4\]"),
         (
-            ValueError,
-            (x, (h[:1], c)),
-            r"LLTM: h_0 and c_0 must be .*= \[2, 3, 4\], got \[1, 3, 4\]",
+            RuntimeError,
+            (x[0, 0],),
+            r"input must be \(steps, batch, input_size\) or \(steps, input_size\), got \(5,\)",
         ),
-        (ValueError, (x, (h, c[:, :2])), r"LLTM: h_0 and c_0 must be .*and \[2, 2, 4\]"),
-        (ValueError, (x[:, 0], (h, c)), r"directions, hidden_size\) = \[2, 4\], got \[2, 3, 4\]"),
-        (
-            ValueError,
-            (x, (h, c), three[:2]),
-            r"LLTM: lengths must be \(batch,\) = \(3,\), got \[2\]",
-        ),
-        (ValueError, (x, (h, c), three[:, None]), r"LLTM: lengths must be \(b.*, got \[3, 1\]"),
-        (ValueError, (x, (h, c), three.int()), "LLTM: lengths .* int64, got torch.int32"),
+        (RuntimeError, (x[:, :, :4],), r"LLTM: input must .* = \(7, 3, 5\), got \(7, 3, 4\)"),
+        (RuntimeError, (x, (h[:1], c)), r"LLTM: h_0 must be .*= \(2, 3, 4\), got \(1, 3, 4\)"),
+        (RuntimeError, (x, (h, c[:, :2])), r"LLTM: c_0 must be .*, got \(2, 2, 4\)"),
+        (RuntimeError, (x[:, 0], (h, c)), r"ons, hidden_size\) = \(2, 4\), got \(2, 3, 4\)"),
+        (RuntimeError, (x, (h, c), three[:2]), r"LLTM: lengths must .*h,\) = \(3,\), got \(2,\)"),
+        (RuntimeError, (x, (h, c), three[:, None]), r"LLTM: lengths must be \(b.*, got \(3, 1\)"),
+        (RuntimeError, (x, (h, c), three.int()), "LLTM: lengths .* int64, got int32"),
         (TypeError, (None,), "LLTM: input must be a torch.Tensor, got NoneType"),
         (TypeError, (x, h), r"LLTM: hx must be a pair of tensors \(h_0, c_0\), got Tensor"),
         (TypeError, (x, (h, c, c)), "LLTM: hx must be a pair of tensors .*, got 3 of them"),
@@ -424,7 +425,7 @@ def test_lengths_on_another_device(cuda, rejects):
     lengths = torch.tensor([1, 2, 3])
     torch.testing.assert_close(layer(x, state, lengths)[0], layer(x, state, lengths.to(cuda))[0])
     there = lengths.to(cuda)
-    with rejects(ValueError, "LLTM: lengths must be on the device of input, got cuda:0 and cpu"):
+    with rejects(RuntimeError, "LLTM: lengths must be on the device of input, got cuda:0 and cpu"):
         copy.deepcopy(layer).cpu()(x.cpu(), None, there)
     own = layer.cells[0].weights, layer.cells[0].bias
     with rejects(RuntimeError, "lltm: lengths must be on the device of input, got cpu and", x):

@@ -341,6 +341,7 @@ def test_wrong_dtype_floating(name, dtype, device, rejects):
         ((1.0, 3), TypeError, "fill_index: height must be an int, got float"),
         ((3, None), TypeError, "fill_index: width must be an int, got NoneType"),
         ((True, 3), TypeError, "fill_index: height must be an int, got bool"),
+        ((-1, 3), ValueError, "fill_index: height must not be negative, got -1"),
     ],
 )
 def test_fill_index_wrong_sizes(args, error, match, device):
@@ -350,7 +351,7 @@ def test_fill_index_wrong_sizes(args, error, match, device):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8, *UNSIGNED, *NOT_REAL])
 def test_fill_index_wrong_dtype(dtype, device):
-    with pytest.raises(RuntimeError, match=r"fill_index: dtype must be floating, int32 or int64"):
+    with pytest.raises(ValueError, match=r"fill_index: dtype must be floating, int32 or int64"):
         my_ops.fill_index(2, 3, dtype=dtype, device=device)
 
 
