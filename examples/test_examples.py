@@ -126,6 +126,27 @@ def test_cmake(tmp_path):
     assert lines[1:] == [f"CUDA: {cuda}"] * torch.cuda.is_available()
 
 
+def test_cmake_where_there_is_a_toolkit_and_no_gpu(tmp_path):
+    """There CMake stops at `native`, or has nvcc compile for its oldest GPU. Only configured: torch
+    here may be a build for the CPU."""
+    try:
+        nvcc = preflight.find_toolkit().home / "bin/nvcc"
+    except preflight.Unfit:
+        pytest.skip("needs a CUDA toolkit")
+    torch_folder, tools, build = (tmp_path / name for name in ("torch", "bin", "build"))
+    (torch_folder / "lib").mkdir(parents=True)
+    for name in ("torch", "torch_cpu", "c10", "torch_cuda"):
+        (torch_folder / f"lib/lib{name}.so").touch()
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho 'no driver'\nexit 9\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    no_gpu = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    configure = ("cmake", "-G", "Unix Makefiles", "-S", EXAMPLES / "cmake", "-B", build)
+    run(*configure, f"-DTORCH={torch_folder}", CUDACXX=str(nvcc), **no_gpu)
+    flags = (build / "CMakeFiles/my_ops.dir/flags.make").read_text()
+    assert set(re.findall(r"code=\[?[\w,]*sm_(\w+)", flags)) == {"80", "90a"}
+
+
 def test_char_lm(tmp_path):
     """It prints a row for every operator and fails if the model has learned nothing."""
     printed = run(sys.executable, EXAMPLES / "char_lm.py", "--steps", "120", cwd=tmp_path)
