@@ -68,7 +68,6 @@ examples: build/installed
 
 # The guide, into build/site. Runs its Python and checks its links; a warning is an error.
 docs: build/installed
-	$(PIP) install -q -r tools/requirements/docs.txt
 	$(IN_BUILD) TORCH_EXTENSIONS_DIR="$(CURDIR)/build/extensions" $(PYTEST_HERE) ../docs -W default
 	cd build && NO_MKDOCS_2_WARNING=1 venv/bin/python -m mkdocs build -q -f ../mkdocs.yml
 	$(SAY) "The guide: open file://$(CURDIR)/build/site/index.html in a browser."
@@ -105,10 +104,10 @@ build/wheel: build/tools build/wheel.inputs
 	$(PY) tools/check_wheel.py dist/*.whl
 	@touch $@
 
-build/tools: build/environment tools/requirements/audit.txt tools/requirements/test.txt
-	$(SAY) 'Downloading what the tests and the checks use: 200 MB, half a minute'
+build/tools: build/environment tools/requirements/audit.txt tools/requirements/make.txt
+	$(SAY) 'Downloading what the tests and the checks use: 250 MB, half a minute'
 	@$(INSTALL) -r tools/requirements/audit.txt
-	@$(INSTALL) -r tools/requirements/test.txt
+	@$(INSTALL) -r tools/requirements/make.txt
 	@touch $@
 
 build/environment: build/environment.inputs
@@ -126,7 +125,6 @@ build/%.inputs:
 	@$(WRITE_INPUTS)
 
 lint: build/tools
-	$(PIP) install -q -r tools/requirements/lint.txt
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -180,7 +178,6 @@ ABOUT_THE_MODULE := package/test_security.py package/test_wheel.py
 coverage: CFLAGS := --coverage -fprofile-update=atomic
 coverage: LDFLAGS := --coverage
 coverage: build/tools
-	$(PIP) install -q -r tools/requirements/mutants.txt
 	$(BUILD_WITH_CFLAGS) && rm -f build/.coverage*
 	$(IN_BUILD) PYTHONPATH=$(CURDIR)/build/coverage $(COVERAGE) run --rcfile=../tools/coverage.toml \
 	  -m $(subst python -m ,,$(PYTEST_HERE)) ../tests \
@@ -192,8 +189,7 @@ coverage: build/tools
 
 # Makes random mistakes, one at a time, and lists those that no test notices:
 # make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
-mutants: build/environment
-	$(PIP) install -q -r tools/requirements/mutants.txt
+mutants: build/tools
 	$(PY) tools/mutants.py $(MUTANTS)
 
 # Cross-compiles a wheel for aarch64, and tests it under qemu.
