@@ -18,7 +18,7 @@
 
 using namespace my_ops;
 using namespace my_ops::cuda;
-using Problem = my_ops_gemm_problem;
+using Problem = my_ops::AskedProduct;
 
 namespace {
 
@@ -47,7 +47,7 @@ auto with_args(const Problem& problem, Use use) {
 
 template <typename T>
 GemmPlan plan_of(const Problem& problem, const GemmArgs<T, T>& args, const GemmCosts& costs) {
-  return plan_gemm(args, facts_of(problem), costs, [](GemmKernel, const char*) {});
+  return plan_gemm(args, problem.device.facts(), costs, [](GemmKernel, const char*) {});
 }
 
 constexpr int64_t kTiles = 8, kLibraryCalls = 8;

@@ -1,28 +1,17 @@
-// Turns a my_ops_gemm_problem (c_api.h) into arguments of plan_gemm.
+// Turns a question about a product into arguments of plan_gemm.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "../include/gemm.h"
-#include "../my_ops/include/my_ops/c_api.h"
+#include "explain.h"
 
 namespace my_ops {
 
-inline cuda::DeviceFacts facts_of(const my_ops_gemm_problem& problem) {
-  return {.major = problem.device.major,
-          .minor = problem.device.minor,
-          .sm_count = problem.device.sm_count,
-          .shared_bytes = problem.device.shared_bytes,
-          .l2_bytes = problem.device.l2_bytes,
-          .code = problem.device.code,
-          .hopper_code = problem.device.hopper_code != 0};
-}
-
 // Operands get an aligned address that is never read.
 template <typename T>
-cuda::GemmArgs<T, T> args_of(const my_ops_gemm_problem& problem, Activation activation,
-                             bool bfloat16) {
+cuda::GemmArgs<T, T> args_of(const AskedProduct& problem, Activation activation, bool bfloat16) {
   T* const somewhere = reinterpret_cast<T*>(uintptr_t{1} << 20);
   cuda::GemmArgs<T, T> args{};
   args.a = args.b = args.out = somewhere;

@@ -80,12 +80,11 @@ class Cuda {
 
   bool sequence(const SequenceTensors& s) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
-    return in_one_launch(s.output, Pass::kForward, batch, hidden, [&]<typename T>() {
+    const auto run = [&]<typename T>(const cuda::RecurrentPlan& plan) {
       const Tensor gates_x = gates_of_input(*this, s);
       const Tensor h0 = aligned(s.h0), weights = row_major(s.weights.h);
       const auto c0 = aligned(s.c0), zoneout = aligned(s.masks.zoneout);
-      const Tensor workspace = scratch(s.output, cuda::recurrent_sequence_workspace<Cell, T>(
-                                                     Pass::kForward, steps, batch, hidden));
+      const Tensor workspace = empty(s.output, {plan.workspace}, ScalarType::Byte);
       check_launch(cuda::recurrent_sequence<Cell>(
                        cuda::RecurrentSequence<T>{.gates_x = in<float>(gates_x),
                                                   .bias_x = in<T>(s.weights.bias_x),
@@ -104,13 +103,14 @@ class Cuda {
                                                   .steps = steps,
                                                   .batch = batch,
                                                   .hidden = hidden},
-                       workspace.mutable_data_ptr(), device_.stream()),
+                       plan, workspace.mutable_data_ptr(), device_.stream()),
                    Op::kLayer);
-    });
+    };
+    return in_one_launch(s.output, Pass::kForward, steps, batch, hidden, run);
   }
 
   bool sequence_backward(const SequenceBackwardTensors& s) const {
-    return in_one_launch(s.saved, Pass::kBackward, s.batch, s.hidden, [&]<typename T>() {
+    const auto run = [&]<typename T>(const cuda::RecurrentPlan& plan) {
       const auto dense = [](const std::optional<Tensor>& t) { return aligned(as_contiguous(t)); };
       const auto grad_output = dense(s.grad_output), grad_h_n = dense(s.grad_h_n),
                  grad_c_n = dense(s.grad_c_n), carried = aligned(s.carried),
@@ -119,8 +119,7 @@ class Cuda {
       if (zoneout) grad_kept = empty(s.saved, {s.batch, s.hidden}, ScalarType::Float);
       const auto c0 = dense(Cell::kReadsPrevious ? s.c0 : std::nullopt);
       const Tensor saved = aligned(s.saved), weights = row_major(s.weights_h);
-      const Tensor workspace = scratch(s.saved, cuda::recurrent_sequence_workspace<Cell, T>(
-                                                    Pass::kBackward, s.steps, s.batch, s.hidden));
+      const Tensor workspace = empty(s.saved, {plan.workspace}, ScalarType::Byte);
       check_launch(cuda::recurrent_sequence_backward<Cell>(
                        cuda::RecurrentSequenceBackward<T>{.grad_output = in<T>(grad_output),
                                                           .grad_h_n = in<T>(grad_h_n),
@@ -141,31 +140,40 @@ class Cuda {
                                                           .steps = s.steps,
                                                           .batch = s.batch,
                                                           .hidden = s.hidden},
-                       workspace.mutable_data_ptr(), device_.stream()),
+                       plan, workspace.mutable_data_ptr(), device_.stream()),
                    Op::kLayerBackward);
-    });
+    };
+    return in_one_launch(s.saved, Pass::kBackward, s.steps, s.batch, s.hidden, run);
   }
 
  private:
-  // Calls f if the persistent kernels take the problem. like has its dtype, and is empty if it is.
-  template <typename F>
-  static bool in_one_launch(const Tensor& like, Pass pass, int64_t batch, int64_t hidden,
-                            const F& f) {
+  // Plans a layer, and calls run(plan) if the plan is one launch. like has its dtype, and is empty
+  // if it is.
+  template <typename Run>
+  static bool in_one_launch(const Tensor& like, Pass pass, int64_t steps, int64_t batch,
+                            int64_t hidden, const Run& run) {
     bool taken = false;
     dispatch_floating<CudaTypes>(like.scalar_type(), [&]<typename T>() {
       if constexpr (!std::is_same_v<T, double>) {
-        taken = like.numel() > 0 && persistent<T>(pass, batch, hidden);
-        if (taken) f.template operator()<T>();
+        if (like.numel() == 0) return;
+        const char* const op = pass == Pass::kForward ? Op::kLayer : Op::kLayerBackward;
+        cuda::RecurrentPlan plan;
+        check_launch(cuda::plan_recurrent<Cell, T>(pass, steps, batch, hidden, &plan), op);
+        if (plan.steps_faster_in_tf32 && library_rounds().value_or(false)) plan = {};
+        log_plan(like, pass, steps, batch, hidden, plan, op);
+        taken = plan.kernel != cuda::RecurrentKernel::kSteps;
+        if (taken) run.template operator()<T>(plan);
       }
     });
     return taken;
   }
-  template <typename T>
-  static bool persistent(Pass pass, int64_t batch, int64_t hidden) {
-    if (!cuda::recurrent_sequence_supported<Cell, T>(pass, batch, hidden)) return false;
-    return !std::is_same_v<T, float> ||
-           !cuda::recurrent_steps_faster_in_tf32<Cell>(pass, batch, hidden) ||
-           !library_rounds().value_or(false);
+  static void log_plan(const Tensor& like, Pass pass, int64_t steps, int64_t batch, int64_t hidden,
+                       const cuda::RecurrentPlan& plan, const char* op) {
+    if (!logs_plans()) return;
+    std::fprintf(stderr, "my_ops: %s of %s, steps %lld batch %lld hidden %lld: %s\n", op,
+                 show(like.scalar_type()).c_str(), static_cast<long long>(steps),
+                 static_cast<long long>(batch), static_cast<long long>(hidden),
+                 show(plan, pass).c_str());
   }
   static Tensor aligned(const Tensor& t) {
     const bool fits = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
@@ -176,9 +184,6 @@ class Cuda {
   }
   static Tensor row_major(const Tensor& weights) {
     return weights.stride(1) == 1 ? weights : as_contiguous(weights);
-  }
-  static Tensor scratch(const Tensor& like, size_t bytes) {
-    return empty(like, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
   }
 
   Device device_;

@@ -6,6 +6,7 @@
 // arguments in the order in which they are read here.
 #pragma once
 
+#include "recurrent_explain.h"
 #include "recurrent_steps.h"
 
 namespace my_ops {
@@ -79,6 +80,7 @@ struct RecurrentOps {
 
   static void implement(torch::stable::detail::StableLibrary& m) {
     const std::string step = Op::kCell, layer = Op::kLayer;
+    cells_of_ops().emplace(layer, kCellFacts<Cell>);
     m.impl(step.c_str(), &any_step<false>);
     m.impl((step + "_forward").c_str(), &any_step<true>);
     m.impl((step + "_backward").c_str(), &step_backward);

@@ -223,8 +223,105 @@ void ragged(const Ragged& args);
 
 }  // namespace cpu
 
-#ifdef MY_OPS_WITH_CUDA
 namespace cuda {
+
+// What a plan needs to know about a cell: kCellFacts in cells/cell.h.
+struct CellFacts {
+  int gates, terms;
+  int state;  // values of a unit that stay in its block from step to step, h included if it is read
+  bool bounded;  // |h_t| <= max(1, |h_{t-1}|)
+};
+
+// A layer, as its plan sees it: plain numbers.
+struct RecurrentProblem {
+  CellFacts cell;
+  Pass pass;
+  int width;  // bytes of an activation: 4 or 2
+  int64_t steps, batch, hidden;
+};
+
+// Groups of blocks that exchange through L2 (kernels/recurrent/grid). A group holds all of W_h, and
+// a block 16 * unit_tiles units of it. The groups divide the rows of the batch and never
+// communicate.
+struct GridPlan {
+  int unit_tiles;  // 1 or 2
+  int members;     // blocks of a group
+  int groups;
+  int rows;          // of the batch, per group
+  int row_tiles;     // tiles of 8 rows that a block takes at a time: 1 or 2
+  int chunks;        // of h, 64 bytes each, that a warp takes; the kernel's template argument
+  int shared_bytes;  // of a block
+};
+
+// Clusters that exchange through distributed shared memory (cluster/).
+struct ClusterPlan {
+  int blocks;        // of a cluster, which holds all of W_h
+  int rows;          // of the batch, per cluster: 1, 2 or 4
+  int chunks;        // of 64 units, which cover the hidden size: 1, 2 or 4
+  int spread_bytes;  // shared memory that a block may ask for to have its SM to itself
+};
+
+// Warps that run rows on their own (warp/).
+struct WarpPlan {
+  int units;    // up to which a kernel goes; its template argument: 32, 64 or 96
+  int rows;     // of the batch, per block: 1, 2 or 4
+  int threads;  // of a block
+};
+
+// Blocks that run rows on their own (block/).
+struct BlockPlan {
+  int units;    // up to which a kernel goes; its template argument: 32, 64 or 128
+  int threads;  // a warp per 16 units
+  int rows;     // of the batch, per block: 4 or 8
+};
+
+// Groups of blocks for many rows (warpgroup/). They divide tiles of 64 rows and never
+// communicate.
+struct WarpgroupPlan {
+  int units;    // of a block: 8 or 16 in float, 16 or 32 in 16 bits
+  int members;  // blocks of a group, which holds all of W_h
+  int groups;
+  int turns;   // tiles that each of a block's two warpgroups runs at a time
+  int stages;  // of a warpgroup's ring
+  int shared_bytes;
+};
+
+// Clusters for many rows (warpgroup/). Those of a group divide the units, and the
+// groups divide tiles of 64 rows.
+struct WarpgroupBackwardPlan {
+  int split;  // blocks of a cluster, which divide the sum over gates and units: 4 or 8
+  int tiles;  // of units, a cluster each
+  int groups;
+  int k_blocks;  // of a block
+  int turns;     // as above
+  int stages;
+  int shared_bytes;
+};
+
+enum class RecurrentKernel {
+  kSteps,  // none of these: a product and a kernel for each step
+  kWarp,
+  kBlock,
+  kCluster,
+  kGrid,
+  kWarpgroup,
+};
+
+// How a layer is computed, as decided by plan_recurrent. Of the families' plans only the kernel's
+// own counts.
+struct RecurrentPlan {
+  RecurrentKernel kernel = RecurrentKernel::kSteps;
+  bool steps_faster_in_tf32 = false;  // where products may have TF32's accuracy
+  int64_t workspace = 0;              // bytes
+  WarpPlan warp{};
+  BlockPlan block{};
+  ClusterPlan cluster{};
+  GridPlan grid{};
+  WarpgroupPlan warpgroup{};
+  WarpgroupBackwardPlan warpgroup_backward{};
+};
+
+#ifdef MY_OPS_WITH_CUDA
 
 template <typename Cell, typename T, typename Acc>
 cudaError_t recurrent_step(const RecurrentStep<T, Acc>& args, cudaStream_t stream);
@@ -318,33 +415,25 @@ template <typename T>
 cudaError_t recurrent_weights_backward(const RecurrentWeightsBackward<T>& args,
                                        cudaStream_t stream);
 
-// Whether the current device runs all steps in one launch: W_h fits on chip, and that is faster
-// than a product and a kernel for each step. If this is false, the launchers below return
-// cudaErrorNotSupported.
+// Returns the plan for the current device. Its kernel is kSteps if one launch for all steps is not
+// possible or not faster. Negative sizes are refused (cudaErrorInvalidValue).
 template <typename Cell, typename T>
-bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden);
+cudaError_t plan_recurrent(Pass pass, int64_t steps, int64_t batch, int64_t hidden,
+                           RecurrentPlan* plan);
 
-// Whether a product in TF32 and a kernel for each step are faster than all steps in one launch,
-// which in float computes at full accuracy.
-template <typename Cell>
-bool recurrent_steps_faster_in_tf32(Pass pass, int64_t batch, int64_t hidden);
-
-// Bytes of scratch memory, aligned to 16. The launcher initialises it. Launches that may overlap
-// need one each.
+// These run a plan for these arguments, on the device it was made for; its kernel must not be
+// kSteps. They can be captured. workspace: plan.workspace bytes, 16-byte aligned, which the
+// launcher initialises. Launches that may overlap need one each.
 template <typename Cell, typename T>
-size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int64_t hidden);
-
-// These run on the current device and can be captured. Zero steps are refused
-// (cudaErrorInvalidValue): only the last state would have to be written, and the caller copies
-// that. An empty batch or hidden is cudaSuccess.
+cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, const RecurrentPlan& plan,
+                               void* workspace, cudaStream_t stream);
 template <typename Cell, typename T>
-cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, void* workspace,
-                               cudaStream_t stream);
-template <typename Cell, typename T>
-cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args, void* workspace,
+cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args,
+                                        const RecurrentPlan& plan, void* workspace,
                                         cudaStream_t stream);
 
-}  // namespace cuda
 #endif
+
+}  // namespace cuda
 
 }  // namespace my_ops

@@ -1,7 +1,8 @@
-"""``python -m my_ops explain gemm M N K``: which kernel computes a product on a GPU, and why.
+"""``python -m my_ops explain gemm M N K`` and ``explain lstm STEPS BATCH HIDDEN``: which kernel
+computes a product or a layer on a GPU, and why.
 
-The answer comes from the compiled module. The host code that plans a product needs only sizes and a
-few numbers of the device, so it answers for any GPU on any machine, in builds without CUDA too.
+The answer comes from the compiled module. The host code that plans needs only sizes and a few
+numbers of the device, so it answers for any GPU on any machine, in builds without CUDA too.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import argparse
 import ctypes
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 DEFAULT_GPU = "h200"
 KIB, MIB = 1024, 1024**2
-# The options of one op, and their values if not given.
+# The options of some ops, and their values if not given.
 OWN: dict[str, dict[str, object]] = {
     "gemm": {"batch": 1, "a_transposed": False, "b_transposed": False},
     "linear": {"bias": False, "activation": "none", "residual": False, "packed": False},
+    "gemm, linear": {"precision": None},
 }
 
 
@@ -51,12 +53,14 @@ GPUS = {
 }
 
 
+_DEVICE = [(name, ctypes.c_int) for name in Gpu._fields]
+
+
 class _Problem(ctypes.Structure):
-    """my_ops_gemm_problem of my_ops/c_api.h."""
+    """AskedProduct of csrc/explain.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int) for name in ("major", "minor", "sm_count", "shared_bytes")),
-        *((name, ctypes.c_int) for name in ("l2_bytes", "code", "hopper_code")),
+        *_DEVICE,
         *((name, ctypes.c_char_p) for name in ("dtype", "activation")),
         *((name, ctypes.c_int64) for name in ("batch", "m", "n", "k")),
         *((name, ctypes.c_int) for name in ("a_transposed", "b_transposed", "linear")),
@@ -65,11 +69,21 @@ class _Problem(ctypes.Structure):
     ]
 
 
+class _Layer(ctypes.Structure):
+    """AskedLayer of csrc/explain.h."""
+
+    _fields_ = [
+        *_DEVICE,
+        *((name, ctypes.c_char_p) for name in ("op", "dtype")),
+        *((name, ctypes.c_int64) for name in ("steps", "batch", "hidden")),
+        *((name, ctypes.c_int) for name in ("backward", "library_tf32")),
+    ]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("op", choices=("gemm", "linear"))
-    for name in ("m", "n", "k"):
-        add(name, type=int, metavar=name.upper())
+    add("op", help="gemm, linear, or a layer: lltm, lstm, gru")
+    add("sizes", type=int, nargs=3, metavar="SIZE", help="M N K, or STEPS BATCH HIDDEN of a layer")
     add("--gpu", choices=sorted(GPUS), help=f"default: {DEFAULT_GPU}")
     add("--dtype", choices=(*DTYPES, *SHORT), default="float32", help="default: %(default)s")
     add("--batch", type=int, default=1, help="gemm: how many products")
@@ -87,21 +101,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def explain(options: argparse.Namespace) -> str:
     """The lines that ``python -m my_ops explain`` prints; SystemExit if an option is invalid."""
-    for name, default in OWN["linear" if options.op == "gemm" else "gemm"].items():
-        if getattr(options, name) != default:
-            option = name.replace("_", "-")
-            raise SystemExit(f"explain: {options.op} takes no --{option}")
-    sizes = (options.batch, options.m, options.n, options.k)
+    for ops, defaults in OWN.items():
+        for name, default in defaults.items():
+            if options.op not in ops.split(", ") and getattr(options, name) != default:
+                option = name.replace("_", "-")
+                raise SystemExit(f"explain: {options.op} takes no --{option}")
+    sizes = (options.batch, *options.sizes)
     if min(sizes) < 0 or max(sizes) > 2**20:
         raise SystemExit(f"explain: sizes must be from 0 to 2^20, got {sizes}")
-    linear, gpu = options.op == "linear", options.gpu or DEFAULT_GPU
-    dtype = SHORT.get(options.dtype, options.dtype)
+    asked = {
+        "op": options.op,
+        "gpu": options.gpu or DEFAULT_GPU,
+        "dtype": SHORT.get(options.dtype, options.dtype),
+    }
+    if options.op in ("gemm", "linear"):
+        names, passes = "m, n, k", {"": _product(options, asked)}
+        asked |= dict(zip(("batch", "m", "n", "k"), sizes, strict=True))
+    else:
+        names, passes = "steps, batch, hidden", _layer(options, asked)
+        asked |= dict(zip(names.split(", "), options.sizes, strict=True))
+    if options.json:
+        answers: dict[str, Any] = {name: _as_dict(lines) for name, lines in passes.items()}
+        return f"{json.dumps(asked | answers.get('', answers), indent=1)}\n"
+    shape = " x ".join(str(size) for size in options.sizes)
+    batch = f", batch {options.batch}" if options.batch != 1 else ""
+    assumed = "" if options.gpu else " (assumed: --gpu names another)"
+    where = f"on {asked['gpu']}{assumed}"
+    said = [
+        f"{options.op} of {asked['dtype']}, {names.replace(', ', ' x ')} = {shape}{batch}, {where}"
+    ]
+    for name, lines in passes.items():
+        if name:
+            said.append(f"  {name}")
+        said += [f"{'    ' if name else '  '}{line}" for line in lines]
+    return "\n".join(said) + "\n"
+
+
+def _as_dict(lines: list[str]) -> dict[str, object]:
+    *refused, plan = lines
+    return {"plan": plan, "not taken": dict(line.split(": no, ", 1) for line in refused)}
+
+
+def _product(options: argparse.Namespace, asked: dict[str, object]) -> list[str]:
     precision = options.precision or ("high" if options.tf32 else "highest")
+    asked["precision"] = precision
+    linear = options.op == "linear"
     problem = _Problem(
-        *GPUS[gpu],
-        dtype.encode(),
+        *GPUS[str(asked["gpu"])],
+        str(asked["dtype"]).encode(),
         options.activation.encode(),
-        *sizes,
+        options.batch,
+        *options.sizes,
         options.a_transposed,
         options.b_transposed or linear,
         linear,
@@ -111,26 +161,34 @@ def explain(options: argparse.Namespace) -> str:
         precision == "high",
         options.tf32,
     )
+    wrong = f"no activation of linear is called {options.activation!r}"
+    return _answer("my_ops_explain_gemm", problem, wrong)
+
+
+def _layer(options: argparse.Namespace, asked: dict[str, object]) -> dict[str, list[str]]:
+    gpu, op, dtype = GPUS[str(asked["gpu"])], options.op.encode(), str(asked["dtype"]).encode()
+    wrong = f"no op is called {options.op!r}: gemm, linear, lltm, lstm, gru"
+    return {
+        name: _answer(
+            "my_ops_explain_recurrent",
+            _Layer(*gpu, op, dtype, *options.sizes, name == "backward", options.tf32),
+            wrong,
+        )
+        for name in ("forward", "backward")
+    }
+
+
+def _answer(name: str, problem: ctypes.Structure, wrong: str) -> list[str]:
+    """The lines that the module's function writes; it knows all names but the one of `wrong`."""
     try:
         import torch  # noqa: F401  loads the libraries that the module needs
 
         module = ctypes.CDLL(str(Path(__file__).with_name("_C.so")))
     except (ImportError, OSError) as error:
         raise SystemExit(f"explain: {error}; `python -m my_ops` says what to do") from None
-    function = module.my_ops_explain_gemm
+    function = module[name]
     function.restype = ctypes.c_int64
     text = ctypes.create_string_buffer(4096)
-    length = function(ctypes.byref(problem), text, ctypes.c_int64(len(text)))
-    if length < 0:
-        raise SystemExit(f"explain: no activation of linear is called {options.activation!r}")
-    *refused, plan = [line.strip() for line in text.value.decode().splitlines()]
-    if options.json:
-        asked = {"op": options.op, "gpu": gpu, "dtype": dtype, "precision": precision}
-        asked |= dict(zip(("batch", "m", "n", "k"), sizes, strict=True))
-        not_taken = dict(line.split(": no, ", 1) for line in refused)
-        return f"{json.dumps(asked | {'plan': plan, 'not taken': not_taken}, indent=1)}\n"
-    shape = " x ".join(str(size) for size in sizes[1:])
-    batch = f", batch {options.batch}" if options.batch != 1 else ""
-    assumed = "" if options.gpu else " (assumed: --gpu names another)"
-    what = f"{options.op} of {dtype}, m x n x k = {shape}{batch}, on {gpu}{assumed}"
-    return "\n  ".join([what, *refused, plan]) + "\n"
+    if function(ctypes.byref(problem), text, ctypes.c_int64(len(text))) < 0:
+        raise SystemExit(f"explain: {wrong}")
+    return [line.strip() for line in text.value.decode().splitlines()]

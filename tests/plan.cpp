@@ -95,27 +95,25 @@ void layer(std::istream& in, const DeviceFacts& device) {
   in >> backward >> width >> batch >> hidden >> variant;
   const Pass pass = backward ? Pass::kBackward : Pass::kForward;
   const RecurrentPlan plan =
-      make_recurrent_plan(kCellFacts<Cell>, pass, width, batch, hidden, device);
+      plan_recurrent({kCellFacts<Cell>, pass, width, 1, batch, hidden}, device);
   const ClusterPlan& cluster = plan.cluster;
   const GridPlan& grid = plan.grid;
-  switch (plan.kind) {
-    case RecurrentPlan::Kind::kWarp:
+  switch (plan.kernel) {
+    case RecurrentKernel::kWarp:
       if (variant) return answer("warp", plan.warp.units, plan.warp.rows, 0);
       return answer("warp", kWarpNeeds);
-    case RecurrentPlan::Kind::kBlock:
+    case RecurrentKernel::kBlock:
       if (variant) return answer("block", plan.block.units, plan.block.rows, 0);
-      return answer("block", {.code = 80});
-    case RecurrentPlan::Kind::kCluster:
+      return answer("block", kBlockNeeds);
+    case RecurrentKernel::kCluster:
       if (variant) return answer("cluster", cluster.rows, cluster.chunks, 0);
-      return answer("cluster", {.code = 90,
-                                .shared_bytes = cluster.spread_bytes + kMaxClusterStatic,
-                                .cluster = cluster.blocks});
-    case RecurrentPlan::Kind::kGrid:
+      return answer("cluster", needs(cluster));
+    case RecurrentKernel::kGrid:
       if (variant) return answer("grid", grid.unit_tiles, grid.row_tiles, grid.chunks);
       return answer("grid", needs(grid));
-    case RecurrentPlan::Kind::kWarpgroup:
+    case RecurrentKernel::kWarpgroup:
       return answer("warpgroup", backward ? needs(plan.warpgroup_backward) : needs(plan.warpgroup));
-    case RecurrentPlan::Kind::kNone:
+    case RecurrentKernel::kSteps:
       return answer("steps");
   }
 }

@@ -5,6 +5,7 @@
 #include "recurrent/block/forward.cuh"
 #include "recurrent/grid/backward.cuh"
 #include "recurrent/grid/forward.cuh"
+#include "recurrent/plan.h"
 #include "recurrent/sm90.h"
 #include "recurrent/step/step.cuh"
 #include "recurrent/warp/backward.cuh"
@@ -51,87 +52,51 @@ const void* grid_kernel_of(const GridPlan& plan) {
 }
 
 template <typename Cell, typename T>
-cudaError_t plan_for_current_device(Pass pass, int64_t steps, int64_t batch, int64_t hidden,
-                                    RecurrentPlan& plan) {
-  if (steps <= 0 || batch < 0 || hidden < 0) return cudaErrorInvalidValue;
-  DeviceFacts facts;
-  if (auto err = current_device(&facts); err != cudaSuccess) return err;
-  plan = make_recurrent_plan(kCellFacts<Cell>, pass, sizeof(T), batch, hidden, facts);
-  return plan.kind == RecurrentPlan::Kind::kNone ? cudaErrorNotSupported : cudaSuccess;
-}
-
-template <typename Cell, typename T>
-bool recurrent_sequence_supported(Pass pass, int64_t batch, int64_t hidden) {
-  if (batch <= 0 || hidden <= 0) return batch >= 0 && hidden >= 0;
-  DeviceFacts facts;
-  if (current_device(&facts) != cudaSuccess) return false;  // the launch will report the error
-  const RecurrentPlan plan =
-      make_recurrent_plan(kCellFacts<Cell>, pass, sizeof(T), batch, hidden, facts);
-  if (plan.kind == RecurrentPlan::Kind::kCluster || plan.kind == RecurrentPlan::Kind::kWarpgroup) {
-    return pass == Pass::kForward ? Sm90<Pass::kForward, Cell, T>::fits(plan)
-                                  : Sm90<Pass::kBackward, Cell, T>::fits(plan);
+cudaError_t plan_recurrent(Pass pass, int64_t steps, int64_t batch, int64_t hidden,
+                           RecurrentPlan* plan) {
+  if (steps < 0 || batch < 0 || hidden < 0) return cudaErrorInvalidValue;
+  DeviceFacts device;
+  if (auto err = current_device(&device); err != cudaSuccess) return err;
+  *plan = plan_recurrent({kCellFacts<Cell>, pass, sizeof(T), steps, batch, hidden}, device);
+  if (plan->kernel == RecurrentKernel::kCluster || plan->kernel == RecurrentKernel::kWarpgroup) {
+    const bool fits = pass == Pass::kForward ? Sm90<Pass::kForward, Cell, T>::fits(*plan)
+                                             : Sm90<Pass::kBackward, Cell, T>::fits(*plan);
+    if (!fits) *plan = {};
   }
-  return plan.kind != RecurrentPlan::Kind::kNone;
-}
-
-template <typename Cell>
-bool recurrent_steps_faster_in_tf32(Pass pass, int64_t batch, int64_t hidden) {
-  RecurrentPlan plan;
-  return steps_faster_in_tf32(kCellFacts<Cell>, pass, batch, hidden) &&
-         plan_for_current_device<Cell, float>(pass, 1, batch, hidden, plan) == cudaSuccess &&
-         plan.kind == RecurrentPlan::Kind::kWarpgroup;
-}
-
-template <typename Cell, typename T>
-size_t recurrent_sequence_workspace(Pass pass, int64_t steps, int64_t batch, int64_t hidden) {
-  if (steps <= 0 || batch <= 0 || hidden <= 0) return 0;
-  RecurrentPlan plan;
-  if (plan_for_current_device<Cell, T>(pass, steps, batch, hidden, plan) != cudaSuccess) return 0;
-  switch (plan.kind) {
-    case RecurrentPlan::Kind::kGrid:
-      return static_cast<size_t>(grid_exchange_bytes<Cell, T>(pass, steps, batch, hidden));
-    case RecurrentPlan::Kind::kWarpgroup:
-      return static_cast<size_t>(
-          pass == Pass::kForward
-              ? Sm90<Pass::kForward, Cell, T>::warpgroup_workspace(batch, hidden)
-              : Sm90<Pass::kBackward, Cell, T>::warpgroup_workspace(batch, hidden));
-    default:
-      return 0;
-  }
+  return cudaSuccess;
 }
 
 template <Pass kPass, typename Cell, typename T, typename Sequence>
-cudaError_t launch_sequence(const Sequence& args, void* workspace, cudaStream_t stream) {
-  if (args.steps > 0 && (args.batch == 0 || args.hidden == 0)) return cudaSuccess;
-  RecurrentPlan plan;
-  if (auto err = plan_for_current_device<Cell, T>(kPass, args.steps, args.batch, args.hidden, plan);
-      err != cudaSuccess) {
-    return err;
+cudaError_t launch_sequence(const Sequence& args, const RecurrentPlan& plan, void* workspace,
+                            cudaStream_t stream) {
+  switch (plan.kernel) {
+    case RecurrentKernel::kWarp:
+      return launch_warp(warp_kernel_of<Cell, Sequence>(plan.warp), plan.warp, args, stream);
+    case RecurrentKernel::kBlock:
+      return launch_block(block_kernel_of<Cell, T, Sequence>(plan.block), plan.block, args, stream);
+    case RecurrentKernel::kGrid:
+      return launch_grid(grid_kernel_of<kPass, Cell, T, Sequence>(plan.grid), plan.grid,
+                         plan.workspace, args, workspace, stream);
+    case RecurrentKernel::kCluster:
+    case RecurrentKernel::kWarpgroup:
+      return Sm90<kPass, Cell, T>::launch(args, plan, workspace, stream);
+    case RecurrentKernel::kSteps:
+      break;
   }
-  if (plan.kind == RecurrentPlan::Kind::kWarp) {
-    return launch_warp(warp_kernel_of<Cell, Sequence>(plan.warp), plan.warp, args, stream);
-  }
-  if (plan.kind == RecurrentPlan::Kind::kBlock) {
-    return launch_block(block_kernel_of<Cell, T, Sequence>(plan.block), plan.block, args, stream);
-  }
-  if (plan.kind == RecurrentPlan::Kind::kCluster || plan.kind == RecurrentPlan::Kind::kWarpgroup) {
-    return Sm90<kPass, Cell, T>::launch(args, plan, workspace, stream);
-  }
-  const int64_t bytes = grid_exchange_bytes<Cell, T>(kPass, args.steps, args.batch, args.hidden);
-  return launch_grid(grid_kernel_of<kPass, Cell, T, Sequence>(plan.grid), plan.grid, bytes, args,
-                     workspace, stream);
+  return cudaErrorNotSupported;
 }
 
 template <typename Cell, typename T>
-cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, void* workspace,
-                               cudaStream_t stream) {
-  return launch_sequence<Pass::kForward, Cell, T>(args, workspace, stream);
+cudaError_t recurrent_sequence(const RecurrentSequence<T>& args, const RecurrentPlan& plan,
+                               void* workspace, cudaStream_t stream) {
+  return launch_sequence<Pass::kForward, Cell, T>(args, plan, workspace, stream);
 }
 
 template <typename Cell, typename T>
-cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args, void* workspace,
+cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args,
+                                        const RecurrentPlan& plan, void* workspace,
                                         cudaStream_t stream) {
-  return launch_sequence<Pass::kBackward, Cell, T>(args, workspace, stream);
+  return launch_sequence<Pass::kBackward, Cell, T>(args, plan, workspace, stream);
 }
 
 }  // namespace my_ops::cuda
@@ -142,21 +107,19 @@ cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args
   template cudaError_t my_ops::cuda::recurrent_step_backward<Cell>(                     \
       const RecurrentStepBackward<T, Acc>&, cudaStream_t);
 
-#define MY_OPS_RECURRENT_SEQUENCE(Cell, T)                                                        \
-  template bool my_ops::cuda::recurrent_sequence_supported<Cell, T>(Pass, int64_t, int64_t);      \
-  template size_t my_ops::cuda::recurrent_sequence_workspace<Cell, T>(Pass, int64_t, int64_t,     \
-                                                                      int64_t);                   \
-  template cudaError_t my_ops::cuda::recurrent_sequence<Cell>(const RecurrentSequence<T>&, void*, \
-                                                              cudaStream_t);                      \
-  template cudaError_t my_ops::cuda::recurrent_sequence_backward<Cell>(                           \
-      const RecurrentSequenceBackward<T>&, void*, cudaStream_t);
+#define MY_OPS_RECURRENT_SEQUENCE(Cell, T)                                                    \
+  template cudaError_t my_ops::cuda::plan_recurrent<Cell, T>(Pass, int64_t, int64_t, int64_t, \
+                                                             RecurrentPlan*);                 \
+  template cudaError_t my_ops::cuda::recurrent_sequence<Cell>(                                \
+      const RecurrentSequence<T>&, const RecurrentPlan&, void*, cudaStream_t);                \
+  template cudaError_t my_ops::cuda::recurrent_sequence_backward<Cell>(                       \
+      const RecurrentSequenceBackward<T>&, const RecurrentPlan&, void*, cudaStream_t);
 
-#define MY_OPS_RECURRENT_CUDA(Cell)                                                         \
-  template bool my_ops::cuda::recurrent_steps_faster_in_tf32<Cell>(Pass, int64_t, int64_t); \
-  MY_OPS_RECURRENT_STEP(Cell, double, double)                                               \
-  MY_OPS_RECURRENT_STEP(Cell, float, float)                                                 \
-  MY_OPS_RECURRENT_STEP(Cell, __half, float)                                                \
-  MY_OPS_RECURRENT_STEP(Cell, __nv_bfloat16, float)                                         \
-  MY_OPS_RECURRENT_SEQUENCE(Cell, float)                                                    \
-  MY_OPS_RECURRENT_SEQUENCE(Cell, __half)                                                   \
+#define MY_OPS_RECURRENT_CUDA(Cell)                 \
+  MY_OPS_RECURRENT_STEP(Cell, double, double)       \
+  MY_OPS_RECURRENT_STEP(Cell, float, float)         \
+  MY_OPS_RECURRENT_STEP(Cell, __half, float)        \
+  MY_OPS_RECURRENT_STEP(Cell, __nv_bfloat16, float) \
+  MY_OPS_RECURRENT_SEQUENCE(Cell, float)            \
+  MY_OPS_RECURRENT_SEQUENCE(Cell, __half)           \
   MY_OPS_RECURRENT_SEQUENCE(Cell, __nv_bfloat16)

@@ -23,7 +23,7 @@ const void* cluster_kernel_of(const ClusterPlan& plan) {
 
 template <Pass kPass, typename Cell, typename T>
 bool Sm90<kPass, Cell, T>::fits(const RecurrentPlan& plan) {
-  if (plan.kind == RecurrentPlan::Kind::kCluster) {
+  if (plan.kernel == RecurrentKernel::kCluster) {
     const void* const kernel = cluster_kernel_of<Cell, SequenceOf<kPass, T>>(plan.cluster);
     return count_resident(kernel, plan.cluster) > 0;
   }
@@ -35,23 +35,18 @@ bool Sm90<kPass, Cell, T>::fits(const RecurrentPlan& plan) {
 }
 
 template <Pass kPass, typename Cell, typename T>
-int64_t Sm90<kPass, Cell, T>::warpgroup_workspace(int64_t batch, int64_t hidden) {
-  return kPass == Pass::kForward ? warpgroup_exchange_bytes<T>(batch, hidden)
-                                 : warpgroup_backward_exchange_bytes<Cell, T>(batch, hidden);
-}
-
-template <Pass kPass, typename Cell, typename T>
 cudaError_t Sm90<kPass, Cell, T>::launch(const SequenceOf<kPass, T>& args,
                                          const RecurrentPlan& plan, void* workspace,
                                          cudaStream_t stream) {
-  if (plan.kind == RecurrentPlan::Kind::kCluster) {
+  if (plan.kernel == RecurrentKernel::kCluster) {
     const void* const kernel = cluster_kernel_of<Cell, SequenceOf<kPass, T>>(plan.cluster);
     return launch_cluster(kernel, plan.cluster, args, stream);
   }
   if constexpr (kPass == Pass::kForward) {
     return warpgroup_forward<Cell, T>(args, plan.warpgroup, workspace, stream);
   } else {
-    return warpgroup_backward<Cell, T>(args, plan.warpgroup_backward, workspace, stream);
+    return warpgroup_backward<Cell, T>(args, plan.warpgroup_backward, workspace, plan.workspace,
+                                       stream);
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "recurrent/plan.h"
+#include "recurrent.h"
 
 namespace my_ops::cuda {
 
@@ -17,7 +17,6 @@ struct Sm90 {
   // Whether the device holds the plan's clusters, which depends on how its SMs are distributed
   // among GPCs.
   static bool fits(const RecurrentPlan& plan);
-  static int64_t warpgroup_workspace(int64_t batch, int64_t hidden);
   static cudaError_t launch(const SequenceOf<kPass, T>& args, const RecurrentPlan& plan,
                             void* workspace, cudaStream_t stream);
 };

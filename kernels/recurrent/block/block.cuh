@@ -9,6 +9,7 @@
 #pragma once
 
 #include "common/launch.cuh"
+#include "recurrent/block/plan.h"
 #include "recurrent/shared/slab.cuh"
 #include "recurrent/shared/terms.cuh"
 

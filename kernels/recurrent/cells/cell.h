@@ -37,6 +37,8 @@
 // h.
 #pragma once
 
+#include "recurrent.h"
+
 #ifdef __CUDACC__
 #define MY_OPS_CELL __device__ __forceinline__
 #else
@@ -47,6 +49,10 @@ namespace my_ops {
 
 template <typename Cell>
 constexpr int kTerms = Cell::kGates + Cell::kApart;
+
+template <typename Cell>
+constexpr cuda::CellFacts kCellFacts{Cell::kGates, kTerms<Cell>, Cell::kCarried + Cell::kReadsH,
+                                     Cell::kBounded};
 
 // Whether z[gate] is the whole pre-activation.
 template <typename Cell>

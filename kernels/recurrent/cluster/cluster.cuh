@@ -20,8 +20,9 @@
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "recurrent/cells/cell.h"
-#include "recurrent/plan.h"
+#include "recurrent/cluster/plan.h"
 #include "recurrent/shared/lanes.cuh"
+#include "recurrent/shared/sizes.h"
 
 namespace my_ops::cuda {
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/launch.cuh"
+#include "recurrent/grid/plan.h"
 #include "recurrent/shared/slab.cuh"
 
 namespace my_ops::cuda {
@@ -158,16 +159,6 @@ constexpr int kGridAhead = 3;  // steps between the prefetch of a value and its 
 __device__ __forceinline__ bool asks_for_sector() { return threadIdx.x % 8 == 0; }
 
 // ---- host ----
-
-// Bytes of the grid kernels' exchange: for h0 and the h of every step, or for the gates' gradients
-// of every step.
-template <typename Cell, typename T>
-constexpr int64_t grid_exchange_bytes(Pass pass, int64_t steps, int64_t batch, int64_t hidden) {
-  const int64_t vectors = pass == Pass::kForward ? 1 : Cell::kGates;
-  const int64_t rounds = pass == Pass::kForward ? steps + 1 : steps;
-  return (rounds < kSlots ? rounds : kSlots) * vectors *
-         ((hidden + kChunkUnits<T> - 1) / kChunkUnits<T>)*batch * kChunkBytes;
-}
 
 // Calls visit<unit_tiles, row_tiles, chunks>() for the plan's instantiation; null if there is none.
 template <typename T, typename Visit>

@@ -19,15 +19,13 @@
 
 #include "common/numeric.cuh"
 #include "ptx/memory.cuh"
-#include "recurrent/plan.h"
+#include "recurrent/shared/sizes.h"
 
 namespace my_ops::cuda {
 
 constexpr uint32_t kEmpty = 0xFFFFFFFFu;
-constexpr int kSlots = 64;
 constexpr int kPeriod = (kSlots - 2) / 2;  // a fence takes about a step, so it should be rare
 static_assert(kSlots - kPeriod >= kPeriod + 2);
-constexpr int kChunkBytes = 64;  // of one row: 16 bytes per lane of the four in an mma column
 
 template <typename T>
 constexpr int kChunkUnits = kChunkBytes / static_cast<int>(sizeof(T));

@@ -9,10 +9,10 @@
 #pragma once
 
 #include "common/launch.cuh"
-#include "recurrent/plan.h"
 #include "recurrent/shared/lanes.cuh"
 #include "recurrent/shared/terms.cuh"
 #include "recurrent/shared/weights.cuh"
+#include "recurrent/warp/plan.h"
 
 namespace my_ops::cuda {
 

@@ -90,17 +90,6 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 
 // ---- host ----
 
-// Of the workspace: the counters and, in float, the parts of two steps and the rows' scales.
-template <typename Cell, typename T>
-int64_t warpgroup_backward_exchange_bytes(int64_t batch, int64_t hidden) {
-  const int64_t tiles = ceil_div(hidden, kBackwardUnits);
-  const int64_t columns = tiles * kBackwardTileK<Cell>;
-  const int64_t parts = sizeof(T) == 4 ? 4 * batch * columns * int64_t{sizeof(__half)} +
-                                             2 * tiles * batch * int64_t{sizeof(float)}
-                                       : 0;
-  return warpgroup_counter_bytes(batch) + parts;
-}
-
 template <typename Cell, typename T>
 const void* warpgroup_backward_kernel_of(const WarpgroupBackwardPlan& plan) {
   return plan.split == 8 ? reinterpret_cast<const void*>(&warpgroup_backward_kernel<Cell, T, 8>)
@@ -147,7 +136,7 @@ bool warpgroup_backward_fits(const WarpgroupBackwardPlan& plan) {
 template <typename Cell, typename T>
 cudaError_t warpgroup_backward(const RecurrentSequenceBackward<T>& args,
                                const WarpgroupBackwardPlan& plan, void* workspace,
-                               cudaStream_t stream) {
+                               int64_t workspace_bytes, cudaStream_t stream) {
   const void* const kernel = warpgroup_backward_kernel_of<Cell, T>(plan);
   if (kernel == nullptr) return cudaErrorNotSupported;
   sm90::TensorMapEncoder encoder;  // if it fails, it fails before any launch
@@ -177,9 +166,7 @@ cudaError_t warpgroup_backward(const RecurrentSequenceBackward<T>& args,
   if (encoded != cudaSuccess) return encoded;
   if (auto err = allow_all_shared_bytes(kernel); err != cudaSuccess) return err;
   // The counters, and columns of parts that belong to no unit.
-  if (auto err = cudaMemsetAsync(workspace, 0,
-                                 warpgroup_backward_exchange_bytes<Cell, T>(batch, hidden), stream);
-      err != cudaSuccess) {
+  if (auto err = cudaMemsetAsync(workspace, 0, workspace_bytes, stream); err != cudaSuccess) {
     return err;
   }
   const WarpgroupBackwardLaunch launch(plan, stream);

@@ -403,15 +403,6 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 1)
 
 // ---- host ----
 
-// Of the workspace: the counters and, in float, the parts of two steps and the rows' exponents.
-template <typename T>
-int64_t warpgroup_exchange_bytes(int64_t batch, int64_t hidden) {
-  const int64_t parts = sizeof(T) == 4 ? 4 * batch * hidden * int64_t{sizeof(__half)} +
-                                             batch * int64_t{sizeof(int32_t)}
-                                       : 0;
-  return warpgroup_counter_bytes(batch) + parts;
-}
-
 template <typename Cell, typename T>
 const void* warpgroup_forward_kernel_of(const WarpgroupPlan& plan) {
   const auto of = [&]<int Units>() -> const void* {

@@ -16,9 +16,9 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #include "ptx/wgmma_mma_async.cuh"
-#include "recurrent/plan.h"
 #include "recurrent/shared/terms.cuh"
 #include "recurrent/shared/weights.cuh"
+#include "recurrent/warpgroup/plan.h"
 
 namespace my_ops::cuda {
 
@@ -26,13 +26,6 @@ namespace my_ops::cuda {
 template <int kBytes>
 using WordOf =
     std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, uint32_t>>;
-
-// Each tile of rows has a counter, which shows how far its group is.
-constexpr int kArrivedStride = 32;  // words, so that each counter has its own 128 bytes
-
-inline int64_t warpgroup_counter_bytes(int64_t batch) {
-  return ceil_div(batch, kWarpgroupRows) * kArrivedStride * int64_t{sizeof(uint32_t)};
-}
 
 __device__ __forceinline__ uint32_t* counter_of(uint32_t* arrived, int tile) {
   return arrived + tile * kArrivedStride;
