@@ -30,24 +30,24 @@ using Half = cpu::Half;
 using BFloat16 = cpu::BFloat16;
 #endif
 
-// Calls use(arguments).
+// Calls use<T>(problem) with the question's type.
 template <typename Use>
-auto with_args(const Problem& problem, Use use) {
-  const std::string_view dtype = problem.dtype;
-  const auto args = [&]<typename T>() {
-    auto args = args_of<T>(problem, activation_of(problem.activation), dtype == "bfloat16");
-    args.library_tf32_call = false;  // the library's times are those of its settings
-    return args;
+auto with_problem(const Problem& asked, Use use) {
+  const std::string_view dtype = asked.dtype;
+  const auto of = [&]<typename T>() {
+    auto p = problem_of<T>(asked, activation_of(asked.activation), dtype == "bfloat16");
+    p.library_tf32_call = false;  // the library's times are those of its settings
+    return use.template operator()<T>(p);
   };
-  if (dtype == "float64") return use(args.template operator()<double>());
-  if (dtype == "float32") return use(args.template operator()<float>());
-  if (dtype == "float16") return use(args.template operator()<Half>());
-  return use(args.template operator()<BFloat16>());
+  if (dtype == "float64") return of.template operator()<double>();
+  if (dtype == "float32") return of.template operator()<float>();
+  if (dtype == "float16") return of.template operator()<Half>();
+  return of.template operator()<BFloat16>();
 }
 
 template <typename T>
-GemmPlan plan_of(const Problem& problem, const GemmArgs<T, T>& args, const GemmCosts& costs) {
-  return plan_gemm(args, problem.device.facts(), costs, [](GemmKernel, const char*) {});
+GemmPlan plan_of(const Problem& asked, const GemmProblem& p, const GemmCosts& costs) {
+  return plan_gemm<T, T>(p, asked.device.facts(), costs, [](GemmKernel, const char*) {});
 }
 
 constexpr int64_t kTiles = 8, kLibraryCalls = 8;
@@ -60,8 +60,9 @@ extern "C" void plans(const Problem* problems, int64_t count, const double* numb
                       int64_t* workspaces) {
   const GemmCosts costs = costs_from(numbers);
   for (int64_t i = 0; i < count; ++i) {
-    const GemmPlan plan =
-        with_args(problems[i], [&](const auto& args) { return plan_of(problems[i], args, costs); });
+    const GemmPlan plan = with_problem(problems[i], [&]<typename T>(const GemmProblem& p) {
+      return plan_of<T>(problems[i], p, costs);
+    });
     const int64_t call = static_cast<int64_t>(plan.kernel) * kLibraryCalls +
                          (plan.kernel == GemmKernel::kLibrary ? static_cast<int>(plan.library) : 0);
     codes[i] = call * kTiles + plan.tile;
@@ -93,21 +94,22 @@ extern "C" int ask_device(Problem* problem) {
 // operands: a, b, bias, residual, packed b, out, workspace.
 extern "C" int multiply(const Problem* problem, const double* numbers, void* const* operands,
                         cudaStream_t stream) {
-  return with_args(*problem, [&]<typename T>(GemmArgs<T, T> args) {
-    args.a = static_cast<const T*>(operands[0]);
-    args.b = static_cast<const T*>(operands[1]);
-    args.bias = static_cast<const T*>(operands[2]);
-    args.residual = static_cast<const T*>(operands[3]);
-    args.packed_b = operands[4];
-    args.out = static_cast<T*>(operands[5]);
-    return gemm(args, plan_of(*problem, args, costs_from(numbers)), operands[6], stream);
+  return with_problem(*problem, [&]<typename T>(const GemmProblem& p) {
+    const GemmArgs<T, T> args{p,
+                              {.a = static_cast<const T*>(operands[0]),
+                               .b = static_cast<const T*>(operands[1]),
+                               .bias = static_cast<const T*>(operands[2]),
+                               .out = static_cast<T*>(operands[5]),
+                               .residual = static_cast<const T*>(operands[3]),
+                               .packed_b = operands[4]}};
+    return gemm(args, plan_of<T>(*problem, p, costs_from(numbers)), operands[6], stream);
   });
 }
 
 // The epilogue after a library's product of 16 bits, or with float sums, in place.
 extern "C" int finish(const Problem* problem, bool float_sums, const void* sums,
                       void* const* operands, cudaStream_t stream) {
-  return with_args(*problem, [&]<typename T>(const GemmArgs<T, T>& args) -> cudaError_t {
+  return with_problem(*problem, [&]<typename T>(const GemmProblem& args) -> cudaError_t {
     if constexpr (sizeof(T) == 2) {
       const auto run = [&](const auto* typed, const void* bias) {
         return linear_epilogue(typed, static_cast<const T*>(bias),

@@ -16,11 +16,13 @@ struct Cuda {
     const Device device(p.a);
     auto args = gemm_args<float, float>(p, std::nullopt);
     args.bias = added.bias;
+    args.has_bias = added.bias != nullptr;
     args.residual = added.residual;
+    args.has_residual = added.residual != nullptr;
     args.residual_batch = added.batch;
     args.residual_row = added.row;
     args.residual_col = added.col;
-    const cuda::GemmPlan plan = planned(args, p.a, op);
+    const cuda::GemmPlan plan = planned<float, float>(args, p.a, op);
     if (!plan.on_tensor_cores()) return fast_fp32::Left::kPlan;
     if (library_rounds().value_or(true)) return fast_fp32::Left::kPrecision;
     args.out = out<float>(place());

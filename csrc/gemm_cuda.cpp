@@ -145,6 +145,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   dispatch_floating<CudaTypes>(y.scalar_type(), [&]<typename T>() {
     auto args = gemm_args<T, T>(p, precision);
     args.bias = in<T>(bias_);
+    args.has_bias = bias_.has_value();
     args.activation = act;
     args.linear = true;
     args.library_tf32_call = has_tf32_gemm<T>();
@@ -152,10 +153,13 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
     args.library_gelu = std::is_same_v<T, __nv_bfloat16> && aoti_torch_cuda__addmm_activation;
     if (residual_) {
       args.residual = in<T>(*residual_);
+      args.has_residual = true;
+      args.residual_aligned = is_aligned(*residual_);
       args.residual_row = residual_->stride(0);
       args.residual_col = residual_->stride(1);
     }
     args.packed_b = packed_b;
+    args.packed = packed_b != nullptr;
     plan = launch_gemm(args, y, device.stream(), "linear");
   });
   if (plan.kernel != cuda::GemmKernel::kLibrary) return y;

@@ -15,43 +15,35 @@
 
 namespace my_ops {
 
+inline bool is_aligned(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+
 // A plain product; the caller adds an epilogue. In a float product one operand may have 16 bits.
 // For precision see check_precision.
 template <typename T, typename Out>
 cuda::GemmArgs<T, Out> gemm_args(const Product& p, const std::optional<Name>& precision) {
-  const auto narrow = [](const Tensor& t) { return t.element_size() < sizeof(T); };
-  return {.a = narrow(p.a) ? nullptr : in<T>(p.a),
-          .b = narrow(p.b) ? nullptr : in<T>(p.b),
-          .bias = nullptr,
-          .out = p.out.defined() ? out<Out>(p.out) : nullptr,
-          .batch = p.batch,
-          .m = p.m,
-          .n = p.n,
-          .k = p.k,
-          .a_batch = p.a_batch,
-          .a_row = p.a_row,
-          .a_col = p.a_col,
-          .b_batch = p.b_batch,
-          .b_row = p.b_row,
-          .b_col = p.b_col,
-          .out_batch = p.out_batch,
-          .out_row = p.out_row,
-          .out_col = p.out_col,
-          .residual = nullptr,
-          .residual_batch = 0,
-          .residual_row = 0,
-          .residual_col = 0,
-          .activation = Activation::kNone,
-          .precision =
-              precision == "high" || precision == "tf32" ? Precision::kHigh : Precision::kHighest,
-          .linear = false,
-          .library_tf32 = precision == "highest" || precision == "tf32",
-          .library_gelu = false,
-          .mixed = narrow(p.a) || narrow(p.b),
-          .half_a = narrow(p.a) ? p.a.const_data_ptr() : nullptr,
-          .half_b = narrow(p.b) ? p.b.const_data_ptr() : nullptr,
-          .half_is_bfloat16 = p.a.scalar_type() == ScalarType::BFloat16 ||
-                              p.b.scalar_type() == ScalarType::BFloat16};
+  cuda::GemmArgs<T, Out> args{};
+  args.batch = p.batch, args.m = p.m, args.n = p.n, args.k = p.k;
+  args.a_batch = p.a_batch, args.a_row = p.a_row, args.a_col = p.a_col;
+  args.b_batch = p.b_batch, args.b_row = p.b_row, args.b_col = p.b_col;
+  args.out_batch = p.out_batch, args.out_row = p.out_row, args.out_col = p.out_col;
+  if (precision == "high" || precision == "tf32") args.precision = Precision::kHigh;
+  args.library_tf32 = precision == "highest" || precision == "tf32";
+  args.a_aligned = is_aligned(p.a), args.b_aligned = is_aligned(p.b);
+  args.half_a = p.a.element_size() < sizeof(T), args.half_b = p.b.element_size() < sizeof(T);
+  if (args.mixed()) {
+    const Tensor& half = args.half_a ? p.a : p.b;
+    args.half_is_bfloat16 = half.scalar_type() == ScalarType::BFloat16;
+    args.half_operand = half.const_data_ptr();
+  }
+  if (!args.half_a) args.a = in<T>(p.a);
+  if (!args.half_b) args.b = in<T>(p.b);
+  if (p.out.defined()) {
+    args.out = out<Out>(p.out);
+    args.out_aligned = is_aligned(p.out);
+  }
+  return args;
 }
 
 // b (k, n) of products.
@@ -85,9 +77,8 @@ inline Tensor packed(const Tensor& b, cudaStream_t stream, const char* op) {
   return parts;
 }
 
-template <typename T, typename Out>
-void log_plan(const cuda::GemmArgs<T, Out>& args, const cuda::GemmPlan& plan, const Tensor& like,
-              const char* op) {
+inline void log_plan(const cuda::GemmProblem& args, const cuda::GemmPlan& plan, const Tensor& like,
+                     const char* op) {
   if (!logs_plans()) return;
   std::fprintf(stderr, "my_ops: %s of %s, m %lld n %lld k %lld batch %lld: %s\n", op,
                name_of(like.scalar_type()).c_str(), static_cast<long long>(args.m),
@@ -97,10 +88,10 @@ void log_plan(const cuda::GemmArgs<T, Out>& args, const cuda::GemmPlan& plan, co
 
 // Plans a product for the current device, which is the device of like.
 template <typename T, typename Out>
-cuda::GemmPlan planned(const cuda::GemmArgs<T, Out>& args, const Tensor& like, const char* op) {
+cuda::GemmPlan planned(const cuda::GemmProblem& problem, const Tensor& like, const char* op) {
   cuda::GemmPlan plan;
-  check_launch(cuda::plan_gemm(args, &plan), op);
-  log_plan(args, plan, like, op);
+  check_launch(cuda::plan_gemm<T, Out>(problem, &plan), op);
+  log_plan(problem, plan, like, op);
   return plan;
 }
 
@@ -122,16 +113,16 @@ inline std::optional<bool> library_rounds() {
 
 // Plans a float product in torch's precision: TF32's where cuBLAS may use that. Only where the
 // tensor cores would take the product, because asking makes cuBLAS's handle.
-inline cuda::GemmPlan planned_as_torchs(cuda::GemmArgs<float, float>* args, const Tensor& like,
+inline cuda::GemmPlan planned_as_torchs(cuda::GemmProblem* problem, const Tensor& like,
                                         const char* op) {
   cuda::GemmPlan plan;
-  check_launch(cuda::plan_gemm(*args, &plan), op);
+  check_launch(cuda::plan_gemm<float, float>(*problem, &plan), op);
   if (plan.on_tensor_cores() && library_rounds().value_or(false)) {
-    args->precision = Precision::kHigh;
-    args->library_tf32 = true;
-    check_launch(cuda::plan_gemm(*args, &plan), op);
+    problem->precision = Precision::kHigh;
+    problem->library_tf32 = true;
+    check_launch(cuda::plan_gemm<float, float>(*problem, &plan), op);
   }
-  log_plan(*args, plan, like, op);
+  log_plan(*problem, plan, like, op);
   return plan;
 }
 
@@ -154,7 +145,7 @@ void launch_plan(const cuda::GemmArgs<T, Out>& args, const cuda::GemmPlan& plan,
 template <typename T, typename Out>
 cuda::GemmPlan launch_gemm(const cuda::GemmArgs<T, Out>& args, const Tensor& like,
                            cudaStream_t stream, const char* op) {
-  const cuda::GemmPlan plan = planned(args, like, op);
+  const cuda::GemmPlan plan = planned<T, Out>(args, like, op);
   if (plan.kernel != cuda::GemmKernel::kLibrary) launch_plan(args, plan, like, stream, op);
   return plan;
 }

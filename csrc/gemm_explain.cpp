@@ -10,8 +10,8 @@ namespace {
 
 template <typename T>
 std::string explained(const AskedProduct& asked, Activation activation) {
-  return explain(args_of<T>(asked, activation, std::is_same_v<T, cpu::BFloat16>),
-                 asked.device.facts());
+  return explain<T, T>(problem_of<T>(asked, activation, std::is_same_v<T, cpu::BFloat16>),
+                       asked.device.facts());
 }
 
 }  // namespace

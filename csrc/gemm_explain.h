@@ -66,10 +66,10 @@ inline std::string show(const cuda::GemmPlan& plan) {
 // A line such as "  fp32_skinny: no, takes 2 to 64 rows and no batch" for each kernel that the plan
 // tried, and then the plan.
 template <typename T, typename Out>
-std::string explain(const cuda::GemmArgs<T, Out>& args, const cuda::DeviceFacts& device) {
+std::string explain(const cuda::GemmProblem& problem, const cuda::DeviceFacts& device) {
   std::ostringstream text;
-  const cuda::GemmPlan plan = cuda::plan_gemm(
-      args, device, cuda::costs_of(device), [&](cuda::GemmKernel kernel, const char* why) {
+  const cuda::GemmPlan plan = cuda::plan_gemm<T, Out>(
+      problem, device, cuda::costs_of(device), [&](cuda::GemmKernel kernel, const char* why) {
         if (why) text << "  " << show(kernel) << ": no, " << why << '\n';
       });
   text << "  " << show(plan) << '\n';

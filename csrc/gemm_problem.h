@@ -1,4 +1,4 @@
-// Turns a question about a product into arguments of plan_gemm.
+// Turns a question about a product into a problem for plan_gemm.
 #pragma once
 
 #include <cstdint>
@@ -9,31 +9,26 @@
 
 namespace my_ops {
 
-// Operands get an aligned address that is never read.
 template <typename T>
-cuda::GemmArgs<T, T> args_of(const AskedProduct& problem, Activation activation, bool bfloat16) {
-  T* const somewhere = reinterpret_cast<T*>(uintptr_t{1} << 20);
-  cuda::GemmArgs<T, T> args{};
-  args.a = args.b = args.out = somewhere;
-  args.batch = problem.batch, args.m = problem.m, args.n = problem.n, args.k = problem.k;
-  args.a_batch = args.m * args.k;
-  args.a_row = problem.a_transposed ? 1 : args.k, args.a_col = problem.a_transposed ? args.m : 1;
-  args.b_batch = args.k * args.n;
-  args.b_row = problem.b_transposed ? 1 : args.n, args.b_col = problem.b_transposed ? args.k : 1;
-  args.out_batch = args.m * args.n, args.out_row = args.n, args.out_col = 1;
-  if (problem.bias) args.bias = somewhere;
-  if (problem.residual) {
-    args.residual = somewhere;
-    args.residual_batch = args.out_batch, args.residual_row = args.n, args.residual_col = 1;
-  }
-  if (problem.packed) args.packed_b = somewhere;
-  args.activation = activation;
-  args.precision = problem.high ? Precision::kHigh : Precision::kHighest;
-  args.linear = problem.linear;
-  args.library_tf32 = problem.library_tf32;
-  args.library_gelu = bfloat16;
-  args.library_tf32_call = std::is_same_v<T, float>;
-  return args;
+cuda::GemmProblem problem_of(const AskedProduct& asked, Activation activation, bool bfloat16) {
+  cuda::GemmProblem p{};
+  p.batch = asked.batch, p.m = asked.m, p.n = asked.n, p.k = asked.k;
+  p.a_batch = p.m * p.k;
+  p.a_row = asked.a_transposed ? 1 : p.k, p.a_col = asked.a_transposed ? p.m : 1;
+  p.b_batch = p.k * p.n;
+  p.b_row = asked.b_transposed ? 1 : p.n, p.b_col = asked.b_transposed ? p.k : 1;
+  p.out_batch = p.residual_batch = p.m * p.n;
+  p.out_row = p.residual_row = p.n, p.out_col = p.residual_col = 1;
+  p.has_bias = asked.bias;
+  p.has_residual = asked.residual;
+  p.packed = asked.packed;
+  p.activation = activation;
+  p.precision = asked.high ? Precision::kHigh : Precision::kHighest;
+  p.linear = asked.linear;
+  p.library_tf32 = asked.library_tf32;
+  p.library_gelu = bfloat16;
+  p.library_tf32_call = std::is_same_v<T, float>;
+  return p;
 }
 
 }  // namespace my_ops

@@ -26,10 +26,13 @@ class Cuda {
   };
   Prepared prepared(const Tensor& b, int64_t rows) const {
     if (b.scalar_type() != ScalarType::Float) return {b};
-    const Tensor a = empty(b, {rows, b.size(0)}), out = empty(b, {rows, b.size(1)});
-    auto args = gemm_args<float, float>(product(a, b, out), std::nullopt);
-    args.packed_b = in<float>(b);
-    if (!planned_as_torchs(&args, b, Op::kLayer).reads_packed()) return {b};
+    cuda::GemmProblem p{};
+    p.batch = 1, p.m = rows, p.n = b.size(1), p.k = b.size(0);
+    p.a_row = p.k, p.a_col = 1;
+    p.b_row = b.stride(0), p.b_col = b.stride(1), p.b_aligned = is_aligned(b);
+    p.out_row = p.n, p.out_col = 1;
+    p.packed = true;
+    if (!planned_as_torchs(&p, b, Op::kLayer).reads_packed()) return {b};
     return {b, packed(b, device_.stream(), Op::kLayer)};
   }
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
@@ -40,12 +43,13 @@ class Cuda {
     const Product p = product(a, b, out);
     dispatch_floating<CudaTypes>(a.scalar_type(), [&]<typename T>() {
       auto args = gemm_args<T, acc_t<T>>(p, std::nullopt);
-      if (factor.packed) args.packed_b = factor.packed->const_data_ptr();
+      args.packed = factor.packed.has_value();
+      if (args.packed) args.packed_b = factor.packed->const_data_ptr();
       cuda::GemmPlan plan;
       if constexpr (std::is_same_v<T, float>) {
         plan = planned_as_torchs(&args, a, Op::kLayer);
       } else {
-        plan = planned(args, a, Op::kLayer);
+        plan = planned<T, acc_t<T>>(args, a, Op::kLayer);
       }
       if (plan.kernel != cuda::GemmKernel::kLibrary) {
         launch_plan(args, plan, a, device_.stream(), Op::kLayer);
@@ -171,14 +175,11 @@ class Cuda {
                        const cuda::RecurrentPlan& plan, const char* op) {
     if (!logs_plans()) return;
     std::fprintf(stderr, "my_ops: %s of %s, steps %lld batch %lld hidden %lld: %s\n", op,
-                 show(like.scalar_type()).c_str(), static_cast<long long>(steps),
+                 name_of(like.scalar_type()).c_str(), static_cast<long long>(steps),
                  static_cast<long long>(batch), static_cast<long long>(hidden),
                  show(plan, pass).c_str());
   }
-  static Tensor aligned(const Tensor& t) {
-    const bool fits = reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
-    return fits ? t : copy(t, t.scalar_type());
-  }
+  static Tensor aligned(const Tensor& t) { return is_aligned(t) ? t : copy(t, t.scalar_type()); }
   static std::optional<Tensor> aligned(const std::optional<Tensor>& t) {
     return t ? std::optional(aligned(*t)) : std::nullopt;
   }

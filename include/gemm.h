@@ -31,35 +31,33 @@ namespace cuda {
 
 // out[z][i][j] = activation(sum_l a[z][i][l] * b[z][l][j] + bias[j]) + residual[z][i][j]
 //
+// All that the plan of a product depends on, besides the types and the device: plain numbers.
 // Strides are in elements. A transposed operand has its two strides swapped; a batch stride of 0
-// repeats the matrix. out may not overlap an input.
-template <typename T, typename Out>
-struct GemmArgs {
-  const T* a;     // [batch, m, k]
-  const T* b;     // [batch, k, n]
-  const T* bias;  // [n], or null
-  Out* out;       // [batch, m, n]
+// repeats the matrix.
+struct GemmProblem {
   int64_t batch, m, n, k;
-  int64_t a_batch, a_row, a_col;
-  int64_t b_batch, b_row, b_col;
-  int64_t out_batch, out_row, out_col;
-  const Out* residual;  // [batch, m, n], or null
-  int64_t residual_batch, residual_row, residual_col;
-  Activation activation;
-  Precision precision;
-  bool linear;        // bias and the rest are added before a single rounding, by a library too
-  bool library_tf32;  // the vendor library's float products have TF32's accuracy
-  bool library_gelu;  // it has kGeluTanh in the epilogue of a bfloat16 product
+  int64_t a_batch, a_row, a_col;                       // a [batch, m, k]
+  int64_t b_batch, b_row, b_col;                       // b [batch, k, n]
+  int64_t out_batch, out_row, out_col;                 // out [batch, m, n]
+  int64_t residual_batch, residual_row, residual_col;  // residual [batch, m, n]
+  Activation activation = Activation::kNone;
+  Precision precision = Precision::kHighest;
+  bool has_bias = false, has_residual = false;
+  bool packed = false;             // GemmBuffers::packed_b is there
+  bool linear = false;             // bias and the rest are added before a single rounding, by a
+                                   // library too
+  bool library_tf32 = false;       // the vendor library's float products have TF32's accuracy
+  bool library_gelu = false;       // it has kGeluTanh in the epilogue of a bfloat16 product
   bool library_tf32_call = false;  // it can be asked for TF32: LibraryCall::kTf32
-  const void* packed_b = nullptr;  // b packed by gemm_pack, or null; b itself is needed too
-  // In a float product one operand may have 16 bits: mixed. It is then here, with its strides
-  // above, where its pointer is null. Empty operands may have null pointers too.
-  bool mixed = false;
-  const void* half_a = nullptr;
-  const void* half_b = nullptr;
-  bool half_is_bfloat16 = false;
+  // Of a float product: which operand has 16 bits, at most one.
+  bool half_a = false, half_b = false, half_is_bfloat16 = false;
+  // Which buffers start at multiples of 16 bytes.
+  bool a_aligned = true, b_aligned = true, out_aligned = true, residual_aligned = true;
 
-  bool has_activation_or_residual() const { return activation != Activation::kNone || residual; }
+  bool mixed() const { return half_a || half_b; }
+  bool has_activation_or_residual() const {
+    return activation != Activation::kNone || has_residual;
+  }
   // Whether the library computes this product in TF32 although its settings say otherwise.
   bool asks_for_tf32() const {
     return library_tf32_call && precision == Precision::kHigh && !library_tf32 &&
@@ -72,6 +70,24 @@ struct GemmArgs {
     return precision == Precision::kHigh && (library_tf32 || asks_for_tf32());
   }
 };
+
+// Where a product's matrices are. out may not overlap an input. An operand of 16 bits in a float
+// product is in half_operand, and the pointer of its own name is null. So are those of what the
+// problem does not have; empty matrices may have null pointers too.
+template <typename T, typename Out>
+struct GemmBuffers {
+  const T* a = nullptr;
+  const T* b = nullptr;
+  const T* bias = nullptr;  // [n]
+  Out* out = nullptr;
+  const Out* residual = nullptr;
+  const void* packed_b = nullptr;  // b packed by gemm_pack; b itself is needed too
+  const void* half_operand = nullptr;
+};
+
+// A product that can run.
+template <typename T, typename Out>
+struct GemmArgs : GemmProblem, GemmBuffers<T, Out> {};
 
 enum class GemmKernel {
   kNone,        // an empty output
@@ -88,7 +104,7 @@ constexpr bool few_outputs(int64_t m, int64_t n, int64_t k) { return 4 * m * n <
 
 // How the caller computes a product with the vendor's library, and what remains to be done.
 enum class LibraryCall {
-  kProduct,         // a @ b alone; with GemmArgs::linear also bias, activation and residual
+  kProduct,         // a @ b alone; with GemmProblem::linear also bias, activation and residual
   kGelu,            // bias and kGeluTanh in the product's epilogue
   kProductAndBias,  // with the bias; then linear_epilogue
   kSums,            // a @ b in float; then linear_epilogue
@@ -135,7 +151,7 @@ struct PackArgs {
 //
 // Returns the plan for the current device.
 template <typename T, typename Out>
-cudaError_t plan_gemm(const GemmArgs<T, Out>& args, GemmPlan* plan);
+cudaError_t plan_gemm(const GemmProblem& problem, GemmPlan* plan);
 
 // Runs a plan for these arguments, on the device it was made for; its kernel must not be kLibrary.
 // workspace: plan.workspace bytes, 256-byte aligned, null if that is 0. Its contents do not matter

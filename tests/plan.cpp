@@ -10,7 +10,6 @@
 #include <sstream>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "gemm/plan.h"
 #include "recurrent/cells/gru.h"
@@ -39,35 +38,24 @@ void answer(const char* kernel, const Needs& needs = {}) {
             << ' ' << needs.resident << '\n';
 }
 
-template <typename T>
-T* address() {  // aligned, and never dereferenced
-  return reinterpret_cast<T*>(uintptr_t{1} << 20);
-}
-
 template <typename T, typename Out>
 void gemm(std::istream& in, const DeviceFacts& device) {
-  bool a_layout, b_layout, out_layout, followed, high, packed;
+  bool a_layout, b_layout, out_layout, followed, high;
   int variant;  // of a float product: 1 if a has 16 bits, 2 if b has
-  GemmArgs<T, Out> args{};
-  in >> args.batch >> args.m >> args.n >> args.k >> a_layout >> b_layout >> out_layout >>
-      followed >> high >> args.library_tf32 >> packed >> variant;
-  args.a = address<T>(), args.b = address<T>(), args.out = address<Out>();
+  GemmProblem p{};
+  in >> p.batch >> p.m >> p.n >> p.k >> a_layout >> b_layout >> out_layout >> followed >> high >>
+      p.library_tf32 >> p.packed >> variant;
   const auto lay = [](bool transposed, int64_t rows, int64_t columns, int64_t& batch, int64_t& row,
                       int64_t& column) {
     batch = rows * columns, row = transposed ? 1 : columns, column = transposed ? rows : 1;
   };
-  lay(a_layout, args.m, args.k, args.a_batch, args.a_row, args.a_col);
-  lay(b_layout, args.k, args.n, args.b_batch, args.b_row, args.b_col);
-  lay(out_layout, args.m, args.n, args.out_batch, args.out_row, args.out_col);
-  args.activation = followed ? Activation::kSilu : Activation::kNone;
-  args.precision = high ? Precision::kHigh : Precision::kHighest;
-  args.packed_b = packed ? args.b : nullptr;
-  if constexpr (std::is_same_v<T, float>) {
-    args.mixed = variant != 0;
-    if (variant == 1) args.half_a = std::exchange(args.a, nullptr);
-    if (variant == 2) args.half_b = std::exchange(args.b, nullptr);
-  }
-  const GemmPlan plan = plan_gemm(args, device);
+  lay(a_layout, p.m, p.k, p.a_batch, p.a_row, p.a_col);
+  lay(b_layout, p.k, p.n, p.b_batch, p.b_row, p.b_col);
+  lay(out_layout, p.m, p.n, p.out_batch, p.out_row, p.out_col);
+  p.activation = followed ? Activation::kSilu : Activation::kNone;
+  p.precision = high ? Precision::kHigh : Precision::kHighest;
+  if (sizeof(T) == 4) p.half_a = variant == 1, p.half_b = variant == 2;
+  const GemmPlan plan = plan_gemm<T, Out>(p, device);
   switch (plan.kernel) {
     case GemmKernel::kNone:
       return answer("none");
@@ -131,7 +119,7 @@ int main() {
     in >> question;
     const DeviceFacts device = device_of(in);
     if (question == "packs") {
-      PackArgs args{.b = address<float>(), .batch = 1};
+      PackArgs args{.batch = 1};
       in >> args.n >> args.k;
       args.row_stride = 1, args.col_stride = args.k;
       std::cout << fp32_sm90::packs(args, device, costs_of(device).fp32_sm90) << '\n';

@@ -26,7 +26,7 @@ struct alignas(16) FmaSmem {  // read in vectors of four
   float b[kFmaK][kFmaTile + 4];
 };
 
-// An operand of either type; half is null or x is.
+// An operand of either type: that at half if x is null.
 struct FmaOperand {
   const float* x;
   const void* half;
@@ -40,10 +40,10 @@ struct FmaOperand {
 };
 
 __device__ __forceinline__ FmaOperand fma_a(const GemmArgs<float, float>& args) {
-  return {args.a, args.half_a, args.half_is_bfloat16};
+  return {args.a, args.half_operand, args.half_is_bfloat16};
 }
 __device__ __forceinline__ FmaOperand fma_b(const GemmArgs<float, float>& args) {
-  return {args.b, args.half_b, args.half_is_bfloat16};
+  return {args.b, args.half_operand, args.half_is_bfloat16};
 }
 
 // A thread's share of a 64 x 16 tile of an operand; lanes run along its contiguous index.

@@ -41,10 +41,10 @@ __global__ void __launch_bounds__(kEpilogueThreads)
 }  // namespace my_ops::cuda
 
 template <typename T, typename Out>
-cudaError_t my_ops::cuda::plan_gemm(const GemmArgs<T, Out>& args, GemmPlan* plan) {
+cudaError_t my_ops::cuda::plan_gemm(const GemmProblem& problem, GemmPlan* plan) {
   DeviceFacts device;
   if (auto err = current_device(&device); err != cudaSuccess) return err;
-  *plan = plan_gemm(args, device);
+  *plan = plan_gemm<T, Out>(problem, device);
   return cudaSuccess;
 }
 
@@ -102,7 +102,7 @@ MY_OPS_LINEAR_EPILOGUE(__half, __half)
 MY_OPS_LINEAR_EPILOGUE(__nv_bfloat16, __nv_bfloat16)
 
 #define MY_OPS_GEMM(T, Out)                                                                \
-  template cudaError_t my_ops::cuda::plan_gemm(const GemmArgs<T, Out>&, GemmPlan*);        \
+  template cudaError_t my_ops::cuda::plan_gemm<T, Out>(const GemmProblem&, GemmPlan*);     \
   template cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>&, const GemmPlan&, void*, \
                                           cudaStream_t);
 

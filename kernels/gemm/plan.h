@@ -38,64 +38,64 @@ constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
 // rounds the product before it adds a bias. With few outputs it may add slices of k in 16 bits,
 // which it does not do if they are to stay in float; so few of those cost nothing.
 template <typename T, typename Out>
-LibraryCall library_call(const GemmArgs<T, Out>& args) {
+LibraryCall library_call(const GemmProblem& p) {
   if constexpr (kIsHalf<T, Out>) {
-    if (!args.linear) return LibraryCall::kProduct;
-    const bool unaligned = args.n % 8 != 0 || args.k % 8 != 0;
-    if (unaligned || (args.bias && half_sm90::workspace(args) > 0)) return LibraryCall::kSums;
-    if (half_sm90::library_fuses(args)) return LibraryCall::kGelu;
-    if (!args.has_activation_or_residual()) return LibraryCall::kProduct;
-    return few_outputs(args.m, args.n, args.k) ? LibraryCall::kSums : LibraryCall::kProductAndBias;
+    if (!p.linear) return LibraryCall::kProduct;
+    const bool unaligned = p.n % 8 != 0 || p.k % 8 != 0;
+    if (unaligned || (p.has_bias && half_sm90::workspace(p) > 0)) return LibraryCall::kSums;
+    if (half_sm90::library_fuses(p)) return LibraryCall::kGelu;
+    if (!p.has_activation_or_residual()) return LibraryCall::kProduct;
+    return few_outputs(p.m, p.n, p.k) ? LibraryCall::kSums : LibraryCall::kProductAndBias;
   } else {
-    return args.asks_for_tf32() ? LibraryCall::kTf32 : LibraryCall::kProduct;
+    return p.asks_for_tf32() ? LibraryCall::kTf32 : LibraryCall::kProduct;
   }
 }
 
 // Calls asked(kernel, why) for each kernel tried: why it does not take the product, or null for the
 // last.
 template <typename T, typename Out, typename Asked>
-GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device, const GemmCosts& costs,
+GemmPlan plan_gemm(const GemmProblem& p, const DeviceFacts& device, const GemmCosts& costs,
                    Asked asked) {
   GemmPlan plan{.device = device};
   const GemmPlan converted{
       .device = device, .kernel = GemmKernel::kLibrary, .library = LibraryCall::kConverted};
-  if (args.batch == 0 || args.m == 0 || args.n == 0) return plan;
+  if (p.batch == 0 || p.m == 0 || p.n == 0) return plan;
   const auto takes = [&](GemmKernel kernel, const char* why) {
     asked(kernel, why);
     return why == nullptr;
   };
   // Whether the library is ruled out. Before compute capability 8.0 it has no TF32.
-  const bool needed = kIsFp32<T, Out> && args.library_too_inaccurate() && device.major >= 8;
-  const bool small = is_small(args, costs.small);
+  const bool needed = kIsFp32<T, Out> && p.library_too_inaccurate() && device.major >= 8;
+  const bool small = is_small<T>(p, costs.small);
   if constexpr (kIsFp32<T, Out>) {
     const char* const thin =
-        needed && !fills_tiles(args, costs.small) ? "does not fill a tile" : nullptr;
-    if (takes(GemmKernel::kFp32Skinny, fp32_skinny::plan(args, costs.fp32_skinny, &plan)))
-      return args.mixed ? converted : plan;
-    if (takes(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(args, costs.fp32_sm90, &plan)))
+        needed && !fills_tiles<T>(p, costs.small) ? "does not fill a tile" : nullptr;
+    if (takes(GemmKernel::kFp32Skinny, fp32_skinny::plan(p, costs.fp32_skinny, &plan)))
+      return p.mixed() ? converted : plan;
+    if (takes(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(p, costs.fp32_sm90, &plan)))
       return plan;
-    if (args.mixed) return converted;
-    if (takes(GemmKernel::kFp32Sm80, thin ? thin : fp32_sm80::plan(args, &plan))) return plan;
+    if (p.mixed()) return converted;
+    if (takes(GemmKernel::kFp32Sm80, thin ? thin : fp32_sm80::plan(p, &plan))) return plan;
   }
   if constexpr (kIsHalf<T, Out>) {
     const char* const why = small ? "so small that another kernel is faster" : nullptr;
-    if (takes(GemmKernel::kHalfSm90, why ? why : half_sm90::plan(args, costs.half_sm90, &plan)))
+    if (takes(GemmKernel::kHalfSm90, why ? why : half_sm90::plan(p, costs.half_sm90, &plan)))
       return plan;
   }
-  const bool takes_small = small || (needed && args.k <= INT_MAX);
+  const bool takes_small = small || (needed && p.k <= INT_MAX);
   if (takes(GemmKernel::kSmall, takes_small ? nullptr : "too large")) {
     plan.kernel = GemmKernel::kSmall;
     return plan;
   }
   takes(GemmKernel::kLibrary, nullptr);
   plan.kernel = GemmKernel::kLibrary;
-  plan.library = library_call(args);
+  plan.library = library_call<T, Out>(p);
   return plan;
 }
 
 template <typename T, typename Out>
-GemmPlan plan_gemm(const GemmArgs<T, Out>& args, const DeviceFacts& device) {
-  return plan_gemm(args, device, costs_of(device), [](GemmKernel, const char*) {});
+GemmPlan plan_gemm(const GemmProblem& p, const DeviceFacts& device) {
+  return plan_gemm<T, Out>(p, device, costs_of(device), [](GemmKernel, const char*) {});
 }
 
 }  // namespace my_ops::cuda

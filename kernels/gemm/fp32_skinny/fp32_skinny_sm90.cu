@@ -23,6 +23,8 @@ namespace {
 
 using namespace fp32_skinny;
 
+using Args = GemmArgs<float, float>;
+
 constexpr int kK = kBlockK;
 constexpr int kKSteps = kK / 16;  // mmas along k, per stage
 constexpr int kSegment = 2;       // k-blocks between additions of their sum to the total

@@ -10,8 +10,6 @@
 
 namespace my_ops::cuda::fp32_sm80 {
 
-using Args = GemmArgs<float, float>;
-
 inline constexpr int kTile = 128, kK = 16;
 inline constexpr int64_t kMinK = 96;  // from here on as accurate as a chain of float FMAs
 
@@ -29,16 +27,15 @@ inline int stages(const DeviceFacts& device) {
 // for which six bf16 ones cost less than one of floats, which holds on 8.0 (16 times the rate) but
 // not on 8.6 and 8.9 (two to four times). From 8.0 on it also takes those for which the library is
 // too inaccurate.
-inline const char* plan(const Args& args, GemmPlan* plan) {
+inline const char* plan(const GemmProblem& p, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (stages(device) == 0) return "needs compute capability 8.0 or later, and code for it";
-  if (args.k < kMinK) return "k is too short for its accuracy";
-  const double blocks =
-      static_cast<double>(args.batch) * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
+  if (p.k < kMinK) return "k is too short for its accuracy";
+  const double blocks = static_cast<double>(p.batch) * ceil_div(p.m, kTile) * ceil_div(p.n, kTile);
   if (blocks >= INT_MAX) return "more tiles than a launch takes";
-  if (!args.library_too_inaccurate()) {
+  if (!p.library_too_inaccurate()) {
     if (!device.is(8, 0)) return "six bf16 products cost more than the library's one of float";
-    if (args.library_has_fast_tf32()) return "the library's TF32 is as fast";
+    if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";
     // k is not sliced.
     if (blocks < device.sm_count) return "fewer tiles than SMs";
   }

@@ -65,8 +65,12 @@ struct Prepared {
   int sm_count;
 };
 
+using Args = GemmArgs<float, float>;
+
 Prepared prepare(const Args& args, const GemmPlan& plan, void* workspace) {
-  const Layout layout = lay_out(args, plan, workspace);
+  Layout layout = lay_out(args, plan, workspace, args.packed_b);
+  layout.split.operand[0].x = args.half_a ? args.half_operand : args.a;
+  layout.split.operand[1].x = args.half_b ? args.half_operand : args.b;
   const SplitOperand &a = layout.split.operand[0], &b = layout.split.operand[1];
   Prepared prepared{};
   prepared.split = layout.split;
@@ -84,7 +88,7 @@ Prepared prepare(const Args& args, const GemmPlan& plan, void* workspace) {
   product.a_status = {a.status, a.status_count};
   product.b_status = {b.status, b.status_count};
   product.has_bf16 = layout.has_bf16;
-  product.low_in_a = args.half_b != nullptr;
+  product.low_in_a = args.half_b;
   product.partial = layout.partial;
   product.ld = a.ld;
   product.k_blocks = a.ld / kSplitBlockK;
@@ -189,8 +193,8 @@ cudaError_t run_parts(Prepared* prepared, cudaStream_t stream) {
     using FullTile = std::conditional_t<std::is_same_v<Tile, LargeTile>, WideTile, Tile>;
     return run<Fp16AlongRowsScheme, Tile, FullTile>(prepared, stream);
   }
-  return prepared->product.args.mixed ? run<MixedScheme, Tile>(prepared, stream)
-                                      : run<Fp16Scheme, Tile>(prepared, stream);
+  return prepared->product.args.mixed() ? run<MixedScheme, Tile>(prepared, stream)
+                                        : run<Fp16Scheme, Tile>(prepared, stream);
 }
 
 // The split of b only.

@@ -15,8 +15,6 @@
 
 namespace my_ops::cuda::fp32_sm90 {
 
-using Args = GemmArgs<float, float>;
-
 inline constexpr int64_t kMinK = 96;  // from here on as accurate as a chain of float FMAs
 
 // The shared memory is ProductSmem's; clusters have at most two blocks, which fill an SM each.
@@ -64,18 +62,16 @@ int resident_clusters(int sm_count) {
 }
 
 template <typename Tile>
-int64_t cluster_tiles_of(const Args& args) {
-  return ceil_div(args.m, Tile::kClusterTileM) * ceil_div(args.n, Tile::kClusterTileN) * args.batch;
+int64_t cluster_tiles_of(const GemmProblem& p) {
+  return ceil_div(p.m, Tile::kClusterTileM) * ceil_div(p.n, Tile::kClusterTileN) * p.batch;
 }
 
-inline bool fits(const Args& args) {
+inline bool fits(const GemmProblem& p) {
   constexpr int64_t kLimit = int64_t{1} << 29;  // row indices of three parts stay within int
-  const bool sizes = args.batch > 0 && args.m > 0 && args.n > 0 && args.k > 0 &&
-                     args.k < (1 << 24) && args.m < kLimit && args.n < kLimit &&
-                     args.batch < kLimit && args.batch * args.m < kLimit &&
-                     args.batch * args.n < kLimit;
-  return sizes && args.out_col == 1 &&
-         args.batch * ceil_div(args.m, 64) * ceil_div(args.n, 64) < kLimit;
+  const bool sizes = p.batch > 0 && p.m > 0 && p.n > 0 && p.k > 0 && p.k < (1 << 24) &&
+                     p.m < kLimit && p.n < kLimit && p.batch < kLimit && p.batch * p.m < kLimit &&
+                     p.batch * p.n < kLimit;
+  return sizes && p.out_col == 1 && p.batch * ceil_div(p.m, 64) * ceil_div(p.n, 64) < kLimit;
 }
 
 // A product's multiply-adds, and the elements of each operand whose split counts. That of a 16-bit
@@ -86,13 +82,13 @@ struct Size {
   bool a_strided, b_strided;  // k is not contiguous
 };
 
-inline Size size_of(const Args& args) {
-  const auto batch = static_cast<double>(args.batch), k = static_cast<double>(args.k);
-  return {.work = batch * args.m * args.n * k,
-          .a = args.half_a ? 0 : (args.a_batch == 0 ? 1 : batch) * args.m * k,
-          .b = args.packed_b || args.half_b ? 0 : (args.b_batch == 0 ? 1 : batch) * args.n * k,
-          .a_strided = args.a_col != 1,
-          .b_strided = args.b_row != 1 && !args.packed_b};
+inline Size size_of(const GemmProblem& p) {
+  const auto batch = static_cast<double>(p.batch), k = static_cast<double>(p.k);
+  return {.work = batch * p.m * p.n * k,
+          .a = p.half_a ? 0 : (p.a_batch == 0 ? 1 : batch) * p.m * k,
+          .b = p.packed || p.half_b ? 0 : (p.b_batch == 0 ? 1 : batch) * p.n * k,
+          .a_strided = p.a_col != 1,
+          .b_strided = p.b_row != 1 && !p.packed};
 }
 
 // ---- which products ----
@@ -100,14 +96,14 @@ inline Size size_of(const Args& args) {
 // Whether it was measured to be faster than the library's float GEMM. What the tensor cores save,
 // in multiply-adds of the library, must be more than the cost of the launches and of splitting each
 // element. Splitting costs more if k is not contiguous, and a second launch if k is also long.
-inline bool pays(const Args& args, const GemmCosts::Fp32Sm90& costs) {
-  if (args.packed_b && args.batch == 1 && args.m >= costs.packed_min_rows &&
-      args.n >= costs.packed_min_weight && args.k >= costs.packed_min_weight) {
+inline bool pays(const GemmProblem& p, const GemmCosts::Fp32Sm90& costs) {
+  if (p.packed && p.batch == 1 && p.m >= costs.packed_min_rows && p.n >= costs.packed_min_weight &&
+      p.k >= costs.packed_min_weight) {
     return true;
   }
-  if (std::min(args.m, args.n) < costs.min_side || args.k < costs.min_k) return false;
-  const Size size = size_of(args);
-  const bool two_passes = (size.a_strided || size.b_strided) && args.k > fp32_split::kMaxColumnK;
+  if (std::min(p.m, p.n) < costs.min_side || p.k < costs.min_k) return false;
+  const Size size = size_of(p);
+  const bool two_passes = (size.a_strided || size.b_strided) && p.k > fp32_split::kMaxColumnK;
   const double a = size.a_strided ? costs.strided_element : costs.element;
   const double b = size.b_strided ? costs.strided_element : costs.element;
   return size.work >=
@@ -115,29 +111,28 @@ inline bool pays(const Args& args, const GemmCosts::Fp32Sm90& costs) {
 }
 
 // Whether one product per element is faster than three at this size.
-inline bool use_single(const Args& args, const GemmCosts::Fp32Sm90& costs) {
-  return args.precision == Precision::kHigh && size_of(args).work >= costs.single_min_work;
+inline bool use_single(const GemmProblem& p, const GemmCosts::Fp32Sm90& costs) {
+  return p.precision == Precision::kHigh && size_of(p).work >= costs.single_min_work;
 }
 
 // Whether all three matrices are aligned to 16-byte vectors along their contiguous index.
-inline bool library_vectorizes(const Args& args) {
-  const auto whole = [](const float* x, int64_t batch, int64_t row, int64_t col) {
-    return reinterpret_cast<uintptr_t>(x) % 16 == 0 && batch % 4 == 0 &&
-           (row == 1 ? col : row) % 4 == 0;
+inline bool library_vectorizes(const GemmProblem& p) {
+  const auto whole = [](bool aligned, int64_t batch, int64_t row, int64_t col) {
+    return aligned && batch % 4 == 0 && (row == 1 ? col : row) % 4 == 0;
   };
-  return whole(args.a, args.a_batch, args.a_row, args.a_col) &&
-         whole(args.b, args.b_batch, args.b_row, args.b_col) &&
-         whole(args.out, args.out_batch, args.out_row, args.out_col);
+  return whole(p.a_aligned, p.a_batch, p.a_row, p.a_col) &&
+         whole(p.b_aligned, p.b_batch, p.b_row, p.b_col) &&
+         whole(p.out_aligned, p.out_batch, p.out_row, p.out_col);
 }
 
 // Whether one fp16 product is faster than the library's TF32. The library needs no split but
 // aligned rows, and is half as fast if k is contiguous in neither operand.
-inline bool pays_beside_tf32(const Args& args, const GemmCosts::Fp32Sm90& costs) {
-  if (std::min(args.m, args.n) < costs.min_side || args.k < costs.min_k) return false;
-  if (!use_single(args, costs)) return false;
-  if (!library_vectorizes(args)) return true;
-  const Size size = size_of(args);
-  const bool strided = args.a_col != 1 && args.b_row != 1;
+inline bool pays_beside_tf32(const GemmProblem& p, const GemmCosts::Fp32Sm90& costs) {
+  if (std::min(p.m, p.n) < costs.min_side || p.k < costs.min_k) return false;
+  if (!use_single(p, costs)) return false;
+  if (!library_vectorizes(p)) return true;
+  const Size size = size_of(p);
+  const bool strided = p.a_col != 1 && p.b_row != 1;
   return size.work * (strided ? costs.tf32_strided_gain : 1) >=
          costs.tf32_launches + costs.tf32_element * (size.a + size.b);
 }
@@ -145,28 +140,28 @@ inline bool pays_beside_tf32(const Args& args, const GemmCosts::Fp32Sm90& costs)
 // Why this kernel does not take the product, or null if it does. It takes a product if it can run,
 // and if it was measured to be faster than the library at such sizes or the library is too
 // inaccurate.
-inline const char* refusal(const Args& args, const DeviceFacts& device,
+inline const char* refusal(const GemmProblem& p, const DeviceFacts& device,
                            const GemmCosts::Fp32Sm90& costs) {
   if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
-  if (!fits(args)) return "sizes or the layout of the output are beyond what it can index";
-  if (args.k < kMinK) return "k is too short for its accuracy";
-  if (args.library_too_inaccurate()) return nullptr;
-  if (args.library_has_fast_tf32()) {
-    return pays_beside_tf32(args, costs) ? nullptr : "the library's TF32 is as fast";
+  if (!fits(p)) return "sizes or the layout of the output are beyond what it can index";
+  if (p.k < kMinK) return "k is too short for its accuracy";
+  if (p.library_too_inaccurate()) return nullptr;
+  if (p.library_has_fast_tf32()) {
+    return pays_beside_tf32(p, costs) ? nullptr : "the library's TF32 is as fast";
   }
-  return pays(args, costs) ? nullptr : "too small to pay for splitting the operands";
+  return pays(p, costs) ? nullptr : "too small to pay for splitting the operands";
 }
 
 // Whether products gain from a packed b. This is decided for a product with many rows, which gains
 // most. Products too small to gain ignore the packed b.
-inline bool packs(const PackArgs& args, const DeviceFacts& device,
+inline bool packs(const PackArgs& pack, const DeviceFacts& device,
                   const GemmCosts::Fp32Sm90& costs) {
-  Args product{};
-  product.batch = args.batch, product.n = args.n, product.k = args.k;
-  product.m = args.n > args.k ? args.n : args.k;
-  product.a_row = args.k, product.a_col = 1;
-  product.out_row = args.n, product.out_col = 1;
-  product.packed_b = args.b;
+  GemmProblem product{};
+  product.batch = pack.batch, product.n = pack.n, product.k = pack.k;
+  product.m = pack.n > pack.k ? pack.n : pack.k;
+  product.a_row = pack.k, product.a_col = 1;
+  product.out_row = pack.n, product.out_col = 1;
+  product.packed = true;
   return refusal(product, device, costs) == nullptr;
 }
 
@@ -175,13 +170,13 @@ inline bool packs(const PackArgs& args, const DeviceFacts& device,
 // If its tiles leave SMs idle, or k is long, the library may slice k; its errors show this. Its
 // sums are then shorter, and those of the largest tiles here, which are neither compensated nor
 // promoted, may be less accurate.
-inline bool library_may_cut_k(const Args& args, int sm_count) {
+inline bool library_may_cut_k(const GemmProblem& p, int sm_count) {
   constexpr int64_t kTile = 128, kMaxWaves = 6, kLongK = 2048;
   constexpr double kIdle = 0.05;
-  const int64_t tiles = args.batch * ceil_div(args.m, kTile) * ceil_div(args.n, kTile);
+  const int64_t tiles = p.batch * ceil_div(p.m, kTile) * ceil_div(p.n, kTile);
   const int64_t waves = ceil_div(tiles, int64_t{sm_count}), room = waves * sm_count;
   const bool idle = static_cast<double>(room - tiles) > kIdle * static_cast<double>(room);
-  return waves <= kMaxWaves && (idle || args.k > waves * kLongK);
+  return waves <= kMaxWaves && (idle || p.k > waves * kLongK);
 }
 
 // How a tile would cover the product: the number of k-slices, if the output alone leaves much of
@@ -195,23 +190,23 @@ inline constexpr int64_t kMinBlocks = 8, kMaxSlices = 64;  // k-blocks per slice
 
 // slowdown: of the tile relative to the large one, per unit of area.
 template <typename Tile>
-double cost_of_slices(const Args& args, int64_t slices, int sm_count, double slowdown,
+double cost_of_slices(const GemmProblem& p, int64_t slices, int sm_count, double slowdown,
                       const GemmCosts::Fp32Sm90& costs) {
-  const int64_t blocks = ceil_div(ceil_div(args.k, kSplitBlockK), slices);
+  const int64_t blocks = ceil_div(ceil_div(p.k, kSplitBlockK), slices);
   const int64_t waves =
-      ceil_div(cluster_tiles_of<Tile>(args) * slices, resident_clusters<Tile>(sm_count));
+      ceil_div(cluster_tiles_of<Tile>(p) * slices, resident_clusters<Tile>(sm_count));
   const double cost = slowdown * Tile::kM * Tile::kN * static_cast<double>(waves * blocks);
   if (slices == 1) return cost;
   return cost + costs.reduce +
-         costs.reduce_element * static_cast<double>(args.batch * args.m * args.n * slices);
+         costs.reduce_element * static_cast<double>(p.batch * p.m * p.n * slices);
 }
 
 template <typename Tile>
-Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp32Sm90& costs) {
+Cover cover(const GemmProblem& p, int sm_count, double slowdown, const GemmCosts::Fp32Sm90& costs) {
   constexpr int64_t kMoreWaves = 2;
-  const int64_t k_blocks = ceil_div(args.k, kSplitBlockK);
+  const int64_t k_blocks = ceil_div(p.k, kSplitBlockK);
   const int64_t resident = resident_clusters<Tile>(sm_count),
-                cluster_tiles = cluster_tiles_of<Tile>(args);
+                cluster_tiles = cluster_tiles_of<Tile>(p);
   const int64_t fewest = ceil_div(cluster_tiles, resident);
   Cover best{};
   for (int64_t waves = fewest; waves <= fewest + kMoreWaves; ++waves) {
@@ -219,7 +214,7 @@ Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp
         std::min({waves * resident / cluster_tiles, k_blocks / kMinBlocks, kMaxSlices});
     const int64_t blocks = ceil_div(k_blocks, std::max<int64_t>(most, 1));
     const int64_t slices = ceil_div(k_blocks, blocks);
-    const double cost = cost_of_slices<Tile>(args, slices, sm_count, slowdown, costs);
+    const double cost = cost_of_slices<Tile>(p, slices, sm_count, slowdown, costs);
     if (waves == fewest || cost < (1 - costs.more_waves_min_gain) * best.cost) {
       best = {static_cast<int>(slices), cost};
     }
@@ -231,15 +226,15 @@ Cover cover(const Args& args, int sm_count, double slowdown, const GemmCosts::Fp
 // a shorter k, the library's own slices are short. None if k needs more than kMaxSlices.
 inline constexpr int64_t kShortSlicesMinK = 8192;
 template <typename Tile>
-Cover cover_in_short_slices(const Args& args, int sm_count, const GemmCosts::Fp32Sm90& costs) {
+Cover cover_in_short_slices(const GemmProblem& p, int sm_count, const GemmCosts::Fp32Sm90& costs) {
   constexpr int64_t kShort = 16;  // k-blocks
-  const int64_t k_blocks = ceil_div(args.k, kSplitBlockK);
+  const int64_t k_blocks = ceil_div(p.k, kSplitBlockK);
   Cover best{0, std::numeric_limits<double>::infinity()};
   const int64_t fewest = ceil_div(k_blocks, kShort);
   for (int64_t wanted = fewest; wanted <= std::min(2 * fewest, kMaxSlices); ++wanted) {
     const int64_t blocks = ceil_div(k_blocks, wanted), slices = ceil_div(k_blocks, blocks);
     if (blocks < kMinBlocks && slices > 1) break;
-    const double cost = cost_of_slices<Tile>(args, slices, sm_count, 1.0, costs);
+    const double cost = cost_of_slices<Tile>(p, slices, sm_count, 1.0, costs);
     if (cost < best.cost) best = {static_cast<int>(slices), cost};
   }
   return best;
@@ -247,25 +242,24 @@ Cover cover_in_short_slices(const Args& args, int sm_count, const GemmCosts::Fp3
 
 // The area that a tile's whole waves cover.
 template <typename Tile>
-double wave_area(const Args& args, int sm_count) {
+double wave_area(const GemmProblem& p, int sm_count) {
   return Tile::kM * Tile::kN *
          static_cast<double>(
-             ceil_div(cluster_tiles_of<Tile>(args), resident_clusters<Tile>(sm_count)));
+             ceil_div(cluster_tiles_of<Tile>(p), resident_clusters<Tile>(sm_count)));
 }
 
 // Whether the sums of one product per element are promoted, for accuracy or because tiles of that
 // size leave fewer SMs idle.
-inline bool promotes(const Args& args, int sm_count, double slowdown) {
-  return library_may_cut_k(args, sm_count) || !library_vectorizes(args) ||
-         slowdown * wave_area<SinglePromotedTile>(args, sm_count) <
-             wave_area<SingleTile>(args, sm_count);
+inline bool promotes(const GemmProblem& p, int sm_count, double slowdown) {
+  return library_may_cut_k(p, sm_count) || !library_vectorizes(p) ||
+         slowdown * wave_area<SinglePromotedTile>(p, sm_count) < wave_area<SingleTile>(p, sm_count);
 }
 
 // Whether k is long, and contiguous in neither operand.
-inline bool is_weight_gradient(const Args& args) {
+inline bool is_weight_gradient(const GemmProblem& p) {
   constexpr int64_t kLimit = int64_t{1} << 29;  // indices of both parts' k stay within int
-  return !args.packed_b && !args.mixed && args.a_row == 1 && args.a_col != 1 && args.b_col == 1 &&
-         args.b_row != 1 && args.k > fp32_split::kMaxColumnK && args.batch * args.k < kLimit;
+  return !p.packed && !p.mixed() && p.a_row == 1 && p.a_col != 1 && p.b_col == 1 && p.b_row != 1 &&
+         p.k > fp32_split::kMaxColumnK && p.batch * p.k < kLimit;
 }
 
 struct Choice {
@@ -273,19 +267,18 @@ struct Choice {
   int slices;
 };
 
-inline Choice choose_tile(const Args& args, int sm_count, const GemmCosts::Fp32Sm90& costs) {
-  if (use_single(args, costs)) {
-    const bool promoted = promotes(args, sm_count, costs.promoted_slowdown);
+inline Choice choose_tile(const GemmProblem& p, int sm_count, const GemmCosts::Fp32Sm90& costs) {
+  if (use_single(p, costs)) {
+    const bool promoted = promotes(p, sm_count, costs.promoted_slowdown);
     return {promoted ? TileChoice::kSinglePromoted : TileChoice::kSingle, 1};
   }
-  const bool compensate =
-      args.precision == Precision::kHighest && library_may_cut_k(args, sm_count);
-  const bool short_slices = compensate && is_weight_gradient(args) && args.k >= kShortSlicesMinK;
-  const Cover large = short_slices ? cover_in_short_slices<LargeTile>(args, sm_count, costs)
-                                   : cover<LargeTile>(args, sm_count, 1.0, costs);
-  const Cover wide = cover<WideTile>(args, sm_count, costs.wide_slowdown, costs);
-  const Cover medium = cover<MediumTile>(args, sm_count, costs.medium_slowdown, costs);
-  const Cover small = cover<SmallTile>(args, sm_count, costs.small_slowdown, costs);
+  const bool compensate = p.precision == Precision::kHighest && library_may_cut_k(p, sm_count);
+  const bool short_slices = compensate && is_weight_gradient(p) && p.k >= kShortSlicesMinK;
+  const Cover large = short_slices ? cover_in_short_slices<LargeTile>(p, sm_count, costs)
+                                   : cover<LargeTile>(p, sm_count, 1.0, costs);
+  const Cover wide = cover<WideTile>(p, sm_count, costs.wide_slowdown, costs);
+  const Cover medium = cover<MediumTile>(p, sm_count, costs.medium_slowdown, costs);
+  const Cover small = cover<SmallTile>(p, sm_count, costs.small_slowdown, costs);
   const double compensated = std::min({wide.cost, medium.cost, small.cost});
   if (large.cost <= compensated && (!compensate || short_slices)) {
     return {TileChoice::kLarge, large.slices};
@@ -302,14 +295,14 @@ inline bool is_single(const GemmPlan& plan) {
 }
 
 // Whether the bf16 split is launched, for full-range data; otherwise fp32 FMAs are the fallback.
-inline bool splits_bf16(const Args& args, int slices) {
+inline bool splits_bf16(const GemmProblem& p, int slices) {
   constexpr double kMinWork = 5e8;  // below, fp32 FMAs are fast enough
-  return size_of(args).work >= kMinWork || slices > 1;
+  return size_of(p).work >= kMinWork || slices > 1;
 }
 
 // Whether both operands are split in one pass although k is long, and contiguous in neither.
-inline bool splits_along_rows(const Args& args, const GemmPlan& plan) {
-  return is_weight_gradient(args) && !is_single(plan);
+inline bool splits_along_rows(const GemmProblem& p, const GemmPlan& plan) {
+  return is_weight_gradient(p) && !is_single(plan);
 }
 
 // ---- where the parts lie ----
@@ -367,35 +360,35 @@ struct Layout {
   int64_t bytes;
 };
 
-// Pointers are null without a workspace.
-inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
-  const auto operand = [&](const float* x, const void* half, int64_t batch_stride,
-                           int64_t row_stride, int64_t k_stride, int64_t rows) {
+// Pointers are null without a workspace, and those of the operands always.
+inline Layout lay_out(const GemmProblem& p, const GemmPlan& plan, void* workspace,
+                      const void* packed_b) {
+  const auto operand = [&](bool half, int64_t batch_stride, int64_t row_stride, int64_t k_stride,
+                           int64_t rows) {
     SplitOperand op{};
-    op.x = half ? half : x;
-    op.elements = !half                   ? Elements::kFloat
-                  : args.half_is_bfloat16 ? Elements::kBFloat16
-                                          : Elements::kHalf;
+    op.elements = !half                ? Elements::kFloat
+                  : p.half_is_bfloat16 ? Elements::kBFloat16
+                                       : Elements::kHalf;
     op.batch_stride = batch_stride, op.row_stride = row_stride, op.k_stride = k_stride;
-    op.batch = batch_stride == 0 ? 1 : static_cast<int>(args.batch);
-    op.rows = static_cast<int>(rows), op.k = static_cast<int>(args.k);
+    op.batch = batch_stride == 0 ? 1 : static_cast<int>(p.batch);
+    op.rows = static_cast<int>(rows), op.k = static_cast<int>(p.k);
     return op;
   };
   Layout layout{};
   Split& split = layout.split;
-  split.operand[0] = operand(args.a, args.half_a, args.a_batch, args.a_row, args.a_col, args.m);
-  split.operand[1] = operand(args.b, args.half_b, args.b_batch, args.b_col, args.b_row, args.n);
+  split.operand[0] = operand(p.half_a, p.a_batch, p.a_row, p.a_col, p.m);
+  split.operand[1] = operand(p.half_b, p.b_batch, p.b_col, p.b_row, p.n);
   split.fp16_parts = is_single(plan) ? 1 : 2;
-  split.along_rows = splits_along_rows(args, plan);
+  split.along_rows = splits_along_rows(p, plan);
   plan_split(&split, plan.device.sm_count);
-  if (args.packed_b) skip_operand(&split, 1);
-  layout.has_bf16 = splits_bf16(args, plan.slices);
+  if (p.packed) skip_operand(&split, 1);
+  layout.has_bf16 = splits_bf16(p, plan.slices);
 
   Arena arena(workspace);
   for (SplitOperand& op : split.operand) {
     const int64_t rows = int64_t{op.batch} * op.rows;
-    if (&op == &split.operand[1] && args.packed_b) {
-      Arena given(const_cast<void*>(args.packed_b));
+    if (&op == &split.operand[1] && p.packed) {
+      Arena given(const_cast<void*>(packed_b));
       const Packed packed(&given, rows, op.ld);
       op.parts = packed.parts;
       op.exponent = packed.exponent;
@@ -409,20 +402,20 @@ inline Layout lay_out(const Args& args, const GemmPlan& plan, void* workspace) {
       place_scratch(&arena, &op);
     }
   }
-  const int64_t outputs = args.batch * args.m * args.n;
+  const int64_t outputs = p.batch * p.m * p.n;
   layout.partial = plan.slices > 1 ? arena.take<float>(plan.slices * outputs) : nullptr;
   layout.bytes = arena.used();
   return layout;
 }
 
 // Plans the product if this kernel takes it; otherwise returns why it does not.
-inline const char* plan(const Args& args, const GemmCosts::Fp32Sm90& costs, GemmPlan* plan) {
-  if (const char* why = refusal(args, plan->device, costs)) return why;
-  const auto [tile, slices] = choose_tile(args, plan->device.sm_count, costs);
+inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Sm90& costs, GemmPlan* plan) {
+  if (const char* why = refusal(p, plan->device, costs)) return why;
+  const auto [tile, slices] = choose_tile(p, plan->device.sm_count, costs);
   plan->kernel = GemmKernel::kFp32Sm90;
   plan->tile = static_cast<int>(tile);
   plan->slices = slices;
-  plan->workspace = lay_out(args, *plan, nullptr).bytes;
+  plan->workspace = lay_out(p, *plan, nullptr, nullptr).bytes;
   return nullptr;
 }
 

@@ -136,6 +136,8 @@ cudaError_t my_ops::cuda::gemm_half_sm90(const GemmArgs<T, T>& args, const GemmP
   PadArgs pad{};
   Operand(&operands)[2] = pad.operand;
   make_operands(args, operands);
+  operands[0].x = reinterpret_cast<const uint16_t*>(args.a);
+  operands[1].x = reinterpret_cast<const uint16_t*>(args.b);
   if (place(operands, workspace)) {
     constexpr int kBlocksPerSm = 16;
     if (auto err = sm90::launch_overlapped(pad_kernel, kBlocksPerSm * plan.device.sm_count,

@@ -59,20 +59,17 @@ struct Operand {
   int64_t batch_stride, row_stride, column_stride;
   int64_t ld;      // of the padded copy
   uint16_t* copy;  // [batch, rows, ld], or null: read in place
+  bool aligned;    // it starts at a multiple of 16 bytes
   bool repeats;    // the same matrix for every batch
   bool swapped;    // rows are k
 };
 
-template <typename T>
-bool fits(const GemmArgs<T, T>& args) {
+inline bool fits(const GemmProblem& p) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const auto small = [](int64_t x) { return x > 0 && x < kLimit; };
-  return small(args.batch) && small(args.m) && small(args.n) && small(args.k) &&
-         args.out_col == 1 &&
-         static_cast<double>(args.batch) * ceil_div(args.m, 128) * ceil_div(args.n, 64) < kLimit;
+  return small(p.batch) && small(p.m) && small(p.n) && small(p.k) && p.out_col == 1 &&
+         static_cast<double>(p.batch) * ceil_div(p.m, 128) * ceil_div(p.n, 64) < kLimit;
 }
-
-inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 // Whether TMA can read it in place: pitches are multiples of 16 bytes, below 2^40 bytes.
 inline bool in_place(const Operand& op) {
@@ -80,31 +77,28 @@ inline bool in_place(const Operand& op) {
   const auto pitch = [](int64_t stride) {
     return stride > 0 && stride % 8 == 0 && stride < kMaxPitch;
   };
-  return op.column_stride == 1 && aligned(op.x) && (op.rows == 1 || pitch(op.row_stride)) &&
+  return op.column_stride == 1 && op.aligned && (op.rows == 1 || pitch(op.row_stride)) &&
          (op.batch == 1 || pitch(op.batch_stride));
 }
 
 // Whether TMA can store the output. n must be a multiple of 8 too, because TMA writes 16 bytes even
 // if a row ends within them.
-template <typename T>
-bool tma_can_store(const GemmArgs<T, T>& args) {
-  return args.n % 8 == 0 && aligned(args.out) && args.out_row % 8 == 0 &&
-         (args.batch == 1 || args.out_batch % 8 == 0);
+inline bool tma_can_store(const GemmProblem& p) {
+  return p.n % 8 == 0 && p.out_aligned && p.out_row % 8 == 0 &&
+         (p.batch == 1 || p.out_batch % 8 == 0);
 }
 
 // Whether the residual, if any, can be read in vectors.
-template <typename T>
-bool vector_residual(const GemmArgs<T, T>& args) {
-  return !args.residual ||
-         (aligned(args.residual) && args.residual_col == 1 && args.residual_row % 8 == 0 &&
-          (args.batch == 1 || args.residual_batch % 8 == 0));
+inline bool vector_residual(const GemmProblem& p) {
+  return !p.has_residual || (p.residual_aligned && p.residual_col == 1 && p.residual_row % 8 == 0 &&
+                             (p.batch == 1 || p.residual_batch % 8 == 0));
 }
 
 // x: [batch][outer][k]. The two indices are swapped if that makes the contiguous one the last.
-inline Operand make_operand(const void* x, int64_t batch, int64_t outer, int64_t k,
+inline Operand make_operand(bool aligned, int64_t batch, int64_t outer, int64_t k,
                             int64_t batch_stride, int64_t outer_stride, int64_t k_stride) {
   Operand op{};
-  op.x = static_cast<const uint16_t*>(x);
+  op.aligned = aligned;
   op.repeats = batch_stride == 0;
   op.batch = op.repeats ? 1 : batch;
   op.batch_stride = batch_stride;
@@ -128,29 +122,25 @@ inline int64_t place(Operand (&operands)[2], void* workspace) {
   return used;
 }
 
-template <typename T>
-void make_operands(const GemmArgs<T, T>& args, Operand (&operands)[2]) {
-  operands[0] =
-      make_operand(args.a, args.batch, args.m, args.k, args.a_batch, args.a_row, args.a_col);
-  operands[1] =
-      make_operand(args.b, args.batch, args.n, args.k, args.b_batch, args.b_col, args.b_row);
+inline void make_operands(const GemmProblem& p, Operand (&operands)[2]) {
+  operands[0] = make_operand(p.a_aligned, p.batch, p.m, p.k, p.a_batch, p.a_row, p.a_col);
+  operands[1] = make_operand(p.b_aligned, p.batch, p.n, p.k, p.b_batch, p.b_col, p.b_row);
 }
 
 // Bytes of the padded copies.
-template <typename T>
-int64_t workspace(const GemmArgs<T, T>& args) {
+inline int64_t workspace(const GemmProblem& p) {
   Operand operands[2];
-  make_operands(args, operands);
+  make_operands(p, operands);
   return place(operands, nullptr);
 }
 
 // Estimated time in us, by whole waves of tiles. block_us: of one k-block of one tile.
-template <typename Tile, typename T>
-double tile_cost(const GemmArgs<T, T>& args, int sm_count, double block_us, double end_us) {
+template <typename Tile>
+double tile_cost(const GemmProblem& p, int sm_count, double block_us, double end_us) {
   const int64_t cluster_tiles =
-      ceil_div(args.m, Tile::kClusterTileM) * ceil_div(args.n, Tile::kClusterTileN) * args.batch;
+      ceil_div(p.m, Tile::kClusterTileM) * ceil_div(p.n, Tile::kClusterTileN) * p.batch;
   const double waves = static_cast<double>(ceil_div(cluster_tiles, sm_count / Tile::kCluster));
-  return waves * (static_cast<double>(ceil_div(args.k, 64)) * block_us + end_us);
+  return waves * (static_cast<double>(ceil_div(p.k, 64)) * block_us + end_us);
 }
 
 enum class TileChoice { kLarge, kDeferred, kWide, kMedium, kSmall };
@@ -158,19 +148,19 @@ inline constexpr const char* kTileNames[] = {"128 x 256", "128 x 256, with epilo
                                              "128 x 192", "128 x 128", "128 x 64"};
 
 // The tile that finishes first.
-template <typename T>
-TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count, const GemmCosts::HalfSm90& costs) {
-  const double large = tile_cost<LargeTile>(args, sm_count, costs.large_us, costs.end_us);
-  const double wide = tile_cost<WideTile>(args, sm_count, costs.wide_us, costs.end_us);
-  const double medium = tile_cost<MediumTile>(args, sm_count, costs.medium_us, costs.end_us);
-  const double small = tile_cost<SmallTile>(args, sm_count, costs.small_us, costs.end_us);
+inline TileChoice choose_tile(const GemmProblem& p, int sm_count,
+                              const GemmCosts::HalfSm90& costs) {
+  const double large = tile_cost<LargeTile>(p, sm_count, costs.large_us, costs.end_us);
+  const double wide = tile_cost<WideTile>(p, sm_count, costs.wide_us, costs.end_us);
+  const double medium = tile_cost<MediumTile>(p, sm_count, costs.medium_us, costs.end_us);
+  const double small = tile_cost<SmallTile>(p, sm_count, costs.small_us, costs.end_us);
   const double best = std::min({large, wide, medium, small});
   if (best == large) {
     // A block with a single tile has no next one to overlap its epilogue with.
     const bool single =
-        ceil_div(args.m, LargeTile::kM) * ceil_div(args.n, LargeTile::kN) * args.batch <= sm_count;
-    const bool vectors = tma_can_store(args) && vector_residual(args);
-    const bool defers = args.has_activation_or_residual() && vectors && !single;
+        ceil_div(p.m, LargeTile::kM) * ceil_div(p.n, LargeTile::kN) * p.batch <= sm_count;
+    const bool vectors = tma_can_store(p) && vector_residual(p);
+    const bool defers = p.has_activation_or_residual() && vectors && !single;
     return defers ? TileChoice::kDeferred : TileChoice::kLarge;
   }
   if (best == wide) return TileChoice::kWide;
@@ -178,30 +168,28 @@ TileChoice choose_tile(const GemmArgs<T, T>& args, int sm_count, const GemmCosts
 }
 
 // Whether the epilogue warps keep up with the products and the last wave leaves few SMs idle.
-template <typename T>
-bool defers_well(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
-                 const GemmCosts::HalfSm90& costs) {
-  const bool slow = args.activation == Activation::kGelu ||
-                    (args.activation != Activation::kNone && args.residual);
-  if (args.k < (slow ? costs.epilogue_warps_min_k_slow : costs.epilogue_warps_min_k)) return false;
+inline bool defers_well(const GemmProblem& p, int sm_count, TileChoice tile,
+                        const GemmCosts::HalfSm90& costs) {
+  const bool slow =
+      p.activation == Activation::kGelu || (p.activation != Activation::kNone && p.has_residual);
+  if (p.k < (slow ? costs.epilogue_warps_min_k_slow : costs.epilogue_warps_min_k)) return false;
   if (tile != TileChoice::kDeferred) return false;
   const int64_t clusters = sm_count / DeferredTile::kCluster;
   const int64_t cluster_tiles =
-      ceil_div(args.m, DeferredTile::kClusterTileM) * ceil_div(args.n, DeferredTile::kClusterTileN);
+      ceil_div(p.m, DeferredTile::kClusterTileM) * ceil_div(p.n, DeferredTile::kClusterTileN);
   const int64_t room = ceil_div(cluster_tiles, clusters) * clusters * DeferredTile::kClusterTileM *
                        DeferredTile::kClusterTileN;
-  return static_cast<double>(args.m * args.n) >=
+  return static_cast<double>(p.m * p.n) >=
          costs.epilogue_warps_min_share * static_cast<double>(room);
 }
 
 // Whether the library is to apply the whole epilogue itself. With few rows it sums slices of a long
 // k in 16 bits then, which a plain product of the same sizes does not. With k = 0 ATen omits the
 // activation.
-template <typename T, typename Out>
-bool library_fuses(const GemmArgs<T, Out>& args) {
+inline bool library_fuses(const GemmProblem& p) {
   constexpr int64_t kFewestRows = 64, kLongK = 1024;
-  return args.linear && args.library_gelu && args.activation == Activation::kGeluTanh &&
-         !args.residual && args.k > 0 && (args.m >= kFewestRows || args.k <= kLongK);
+  return p.linear && p.library_gelu && p.activation == Activation::kGeluTanh && !p.has_residual &&
+         p.k > 0 && (p.m >= kFewestRows || p.k <= kLongK);
 }
 
 // Why the library was measured to be as fast or faster, or null if it was not. This kernel gains on
@@ -209,43 +197,39 @@ bool library_fuses(const GemmArgs<T, Out>& args) {
 // slices a long k, and copies of operands cost a launch and their bytes). It also gains on products
 // with an epilogue for which the library needs a second launch: small ones, where the launch costs
 // more than the library's better tiles gain, and large ones, where the epilogue is hidden.
-template <typename T>
-const char* loses(const GemmArgs<T, T>& args, int sm_count, TileChoice tile,
-                  const GemmCosts::HalfSm90& costs) {
-  const bool copied = workspace(args) > 0;
-  if (copied || !tma_can_store(args)) {
+inline const char* loses(const GemmProblem& p, int sm_count, TileChoice tile,
+                         const GemmCosts::HalfSm90& costs) {
+  const bool copied = workspace(p) > 0;
+  if (copied || !tma_can_store(p)) {
     const GemmCosts::HalfSm90::Unaligned& sizes = copied ? costs.copied : costs.in_place;
-    const int64_t tiles =
-        ceil_div(args.m, SmallTile::kM) * ceil_div(args.n, SmallTile::kN) * args.batch;
-    const bool gains = std::min({args.m, args.n, args.k}) >= sizes.min_size &&
-                       tiles >= sizes.min_tiles && args.k <= sizes.max_k_per_tile * tiles;
+    const int64_t tiles = ceil_div(p.m, SmallTile::kM) * ceil_div(p.n, SmallTile::kN) * p.batch;
+    const bool gains = std::min({p.m, p.n, p.k}) >= sizes.min_size && tiles >= sizes.min_tiles &&
+                       p.k <= sizes.max_k_per_tile * tiles;
     return gains ? nullptr : "rows are unaligned, but there are too few tiles for so long a k";
   }
-  if (args.batch != 1 || !args.has_activation_or_residual()) {
+  if (p.batch != 1 || !p.has_activation_or_residual()) {
     return "the library is as fast at a plain product of aligned rows";
   }
-  if (library_fuses(args)) return "the library has the activation in its own epilogue";
-  if (args.m * args.n >= costs.epilogue_max_outputs) {
-    return defers_well(args, sm_count, tile, costs)
-               ? nullptr
-               : "its epilogue warps would hold up the products";
+  if (library_fuses(p)) return "the library has the activation in its own epilogue";
+  if (p.m * p.n >= costs.epilogue_max_outputs) {
+    return defers_well(p, sm_count, tile, costs) ? nullptr
+                                                 : "its epilogue warps would hold up the products";
   }
   constexpr int64_t kMaxK = 1024;  // beyond, its tiles gain more than a launch costs, host too
-  const bool small = std::min(args.m, args.n) >= costs.epilogue_min_side && args.k <= kMaxK;
+  const bool small = std::min(p.m, p.n) >= costs.epilogue_min_side && p.k <= kMaxK;
   return small ? nullptr : "the library's tiles gain more than a second launch costs";
 }
 
 // Plans the product if this kernel takes it; otherwise returns why it does not.
-template <typename T>
-const char* plan(const GemmArgs<T, T>& args, const GemmCosts::HalfSm90& costs, GemmPlan* plan) {
+inline const char* plan(const GemmProblem& p, const GemmCosts::HalfSm90& costs, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
-  if (!fits(args)) return "sizes or the layout of the output are beyond what it can index";
-  const TileChoice tile = choose_tile(args, device.sm_count, costs);
-  if (const char* why = loses(args, device.sm_count, tile, costs)) return why;
+  if (!fits(p)) return "sizes or the layout of the output are beyond what it can index";
+  const TileChoice tile = choose_tile(p, device.sm_count, costs);
+  if (const char* why = loses(p, device.sm_count, tile, costs)) return why;
   plan->kernel = GemmKernel::kHalfSm90;
   plan->tile = static_cast<int>(tile);
-  plan->workspace = workspace(args);
+  plan->workspace = workspace(p);
   return nullptr;
 }
 

@@ -18,30 +18,29 @@ constexpr int kShortK = sizeof(T) == 8 ? 8 : 16;
 // epilogue. With many outputs the library's plain product is faster from a smaller size on. If k is
 // not short, the library is fast at matrix-vector products, and at 16 bits with aligned rows; but
 // for the latter it may slice a long k and add the slices in 16 bits.
-template <typename T, typename Out>
-bool is_small(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
+template <typename T>
+bool is_small(const GemmProblem& p, const GemmCosts::Small& costs) {
   constexpr int64_t kVector = 8;
   const int64_t max_work = sizeof(T) == 8   ? costs.max_work_8_bytes
                            : sizeof(T) == 4 ? costs.max_work_4_bytes
                                             : costs.max_work_2_bytes;
-  const int64_t outputs = args.batch * args.m * args.n;
-  if (outputs > costs.max_outputs || outputs > max_work / (args.k + 1)) return false;
-  if (args.has_activation_or_residual()) return true;
-  if (outputs > costs.many_outputs && outputs > costs.max_work_of_many / (args.k + 1)) return false;
-  if (sizeof(T) != 8 && args.k <= kShortK<T>) return true;
-  if (sizeof(T) != 2) return args.m > 1 && args.n > 1;
-  const bool whole_vectors = args.n % kVector == 0 && args.k % kVector == 0;
-  return !whole_vectors ||
-         (args.k >= costs.long_k && outputs <= costs.max_work_of_long_k / (args.k + 1));
+  const int64_t outputs = p.batch * p.m * p.n;
+  if (outputs > costs.max_outputs || outputs > max_work / (p.k + 1)) return false;
+  if (p.has_activation_or_residual()) return true;
+  if (outputs > costs.many_outputs && outputs > costs.max_work_of_many / (p.k + 1)) return false;
+  if (sizeof(T) != 8 && p.k <= kShortK<T>) return true;
+  if (sizeof(T) != 2) return p.m > 1 && p.n > 1;
+  const bool whole_vectors = p.n % kVector == 0 && p.k % kVector == 0;
+  return !whole_vectors || (p.k >= costs.long_k && outputs <= costs.max_work_of_long_k / (p.k + 1));
 }
 
 // Whether a tiled kernel is faster than gemm_small, which cannot take k from 2^31 on.
-template <typename T, typename Out>
-bool fills_tiles(const GemmArgs<T, Out>& args, const GemmCosts::Small& costs) {
+template <typename T>
+bool fills_tiles(const GemmProblem& p, const GemmCosts::Small& costs) {
   constexpr int64_t kMinSide = 16;  // below, tiles are almost empty
-  if (args.k > INT_MAX) return true;
-  return args.m >= kMinSide && args.n >= kMinSide && !is_small(args, costs) &&
-         args.batch * args.m * args.n >= costs.tile_min_work / (args.k + 1);
+  if (p.k > INT_MAX) return true;
+  return p.m >= kMinSide && p.n >= kMinSide && !is_small<T>(p, costs) &&
+         p.batch * p.m * p.n >= costs.tile_min_work / (p.k + 1);
 }
 
 }  // namespace my_ops::cuda
