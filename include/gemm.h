@@ -42,7 +42,8 @@ struct GemmProblem {
   int64_t residual_batch, residual_row, residual_col;  // residual [batch, m, n]
   Activation activation = Activation::kNone;
   Precision precision = Precision::kHighest;
-  bool has_bias = false, has_residual = false;
+  bool has_bias = false;
+  bool has_residual = false;
   bool packed = false;             // GemmBuffers::packed_b is there
   bool linear = false;             // bias and the rest are added before a single rounding, by a
                                    // library too
@@ -50,9 +51,14 @@ struct GemmProblem {
   bool library_gelu = false;       // it has kGeluTanh in the epilogue of a bfloat16 product
   bool library_tf32_call = false;  // it can be asked for TF32: LibraryCall::kTf32
   // Of a float product: which operand has 16 bits, at most one.
-  bool half_a = false, half_b = false, half_is_bfloat16 = false;
+  bool half_a = false;
+  bool half_b = false;
+  bool half_is_bfloat16 = false;
   // Which buffers start at multiples of 16 bytes.
-  bool a_aligned = true, b_aligned = true, out_aligned = true, residual_aligned = true;
+  bool a_aligned = true;
+  bool b_aligned = true;
+  bool out_aligned = true;
+  bool residual_aligned = true;
 
   bool mixed() const { return half_a || half_b; }
   bool has_activation_or_residual() const {

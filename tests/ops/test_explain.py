@@ -69,6 +69,26 @@ GOLDEN = [  # the question, and the last line of the answer, which is the plan
 ]  # fmt: skip
 
 
+LAYERS = [  # the question, and the plans of forward and backward
+    ("gru 100 1 32", "warp, batch rows of a block: 1", "warp, batch rows of a block: 1"),
+    ("lltm 100 512 64 --dtype fp16", "block, batch rows of a block: 4",
+     "block, batch rows of a block: 4"),
+    ("gru 100 8 256", "cluster of 8 blocks, batch rows: 1", "cluster of 8 blocks, batch rows: 1"),
+    ("lstm 100 64 512 --dtype bf16", "grid, groups of 32 blocks: 4, 4.0 MiB of workspace",
+     "grid, groups of 32 blocks: 4, 16.0 MiB of workspace"),
+    ("lstm 20 64 1024", "warpgroup, groups of 128 blocks: 1, 0.5 MiB of workspace",
+     "warpgroup, groups of 15 clusters of 8 blocks: 1, 2.1 MiB of workspace"),
+    ("lstm 20 512 768", "warpgroup, groups of 96 blocks: 1, 3.0 MiB of workspace",
+     "warpgroup, groups of 11 clusters of 8 blocks: 1, 12.4 MiB of workspace"),
+    ("lstm 20 512 768 --tf32", "steps: a product and a kernel for each step",
+     "steps: a product and a kernel for each step"),
+    ("gru 20 64 1024 --gpu l4", "steps: a product and a kernel for each step",
+     "steps: a product and a kernel for each step"),
+    ("gru 20 64 64 --dtype fp64", "steps: a product and a kernel for each step",
+     "steps: a product and a kernel for each step"),
+]  # fmt: skip
+
+
 def answer(line):
     parser = argparse.ArgumentParser()
     _explain.add_arguments(parser)
@@ -78,6 +98,30 @@ def answer(line):
 @pytest.mark.parametrize("asked, plan", GOLDEN)
 def test_plan(asked, plan):
     assert answer(asked)[-1] == f"  {plan}"
+
+
+@pytest.mark.parametrize("asked, forward, backward", LAYERS)
+def test_plan_of_a_layer(asked, forward, backward):
+    said = answer(asked)
+    where = said.index("  backward")
+    assert said[1] == "  forward"
+    assert [said[where - 1], said[-1]] == [f"    {forward}", f"    {backward}"]
+    for line in (*said[2 : where - 1], *said[where + 1 : -1]):
+        assert ": no, " in line
+
+
+def test_a_layer_as_json():
+    said = json.loads("\n".join(answer("lstm 20 64 1024 --json --gpu h100")))
+    plain = answer("lstm 20 64 1024 --gpu h100")
+    assert plain[0] == "lstm of float32, steps x batch x hidden = 20 x 64 x 1024, on h100"
+    where = plain.index("  backward")
+    for name, lines in (("forward", plain[2:where]), ("backward", plain[where + 1 :])):
+        *refused, plan = (line.strip() for line in lines)
+        not_taken = dict(line.split(": no, ") for line in refused)
+        assert said.pop(name) == {"plan": plan, "not taken": not_taken}
+    assert said == {
+        "op": "lstm", "gpu": "h100", "dtype": "float32", "steps": 20, "batch": 64, "hidden": 1024,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("short, dtype", _explain.SHORT.items())
@@ -120,6 +164,7 @@ def test_from_the_command_line(tmp_path):
     assert done.stdout.splitlines() == answer("gemm 4096 4096 4096")
     refused = {
         "sizes must be from 0 to 2\\^20": ["gemm", "1", "2", str(2**20 + 1)],
+        "no op is called 'rnn': gemm, linear, lltm, lstm, gru": ["rnn", "1", "2", "3"],
         "no activation of linear is called 'tanh'": [
             "linear",
             "1",
@@ -147,6 +192,9 @@ def test_from_the_command_line(tmp_path):
         ("linear 8 8 8 --batch 3", "batch"),
         ("linear 8 8 8 --a-transposed", "a-transposed"),
         ("linear 8 8 8 --b-transposed", "b-transposed"),
+        ("lstm 8 8 8 --batch 3", "batch"),
+        ("gru 8 8 8 --bias", "bias"),
+        ("lltm 8 8 8 --precision high", "precision"),
     ],
 )
 def test_an_option_of_the_other_op_is_refused(asked, option):
@@ -173,3 +221,20 @@ def test_the_c_function_refuses():
     assert call(dtype=None) == call(activation=None) == -1
     assert function(None, text, ctypes.c_int64(8)) == -1
     assert call(size=-1) == call(buffer=None) == -1
+
+
+def test_the_c_function_of_layers_refuses():
+    module = ctypes.CDLL(str(Path(_explain.__file__).with_name("_C.so")))
+    function, text = module.my_ops_explain_recurrent, ctypes.create_string_buffer(8)
+    function.restype = ctypes.c_int64
+
+    def call(op=b"gru", dtype=b"float32", hidden=64, size=8):
+        layer = _explain._Layer(*_explain.GPUS["h200"], op, dtype, 8, 8, hidden)
+        return function(ctypes.byref(layer), text, ctypes.c_int64(size))
+
+    assert call() > 8
+    assert len(text.value) == 7
+    for wrong in ({"op": b"gemm"}, {"dtype": b"int8"}, {"hidden": -1}, {"hidden": 2**20 + 1}):
+        assert call(**wrong) == -1
+    assert call(op=None) == call(dtype=None) == call(size=-1) == -1
+    assert function(None, text, ctypes.c_int64(8)) == -1

@@ -179,7 +179,7 @@ cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream);
 
 // Halves a product too large for one launch along args.*size: batch, m or n.
 template <typename T, typename Out>
-cudaError_t gemm_halves(const GemmArgs<T, Out>& args, int64_t GemmArgs<T, Out>::* size,
+cudaError_t gemm_halves(const GemmArgs<T, Out>& args, int64_t GemmProblem::* size,
                         cudaStream_t stream) {
   GemmArgs<T, Out> first = args, second = args;
   first.*size = args.*size / 2;
@@ -203,9 +203,9 @@ cudaError_t gemm_short(const GemmArgs<T, Out>& args, cudaStream_t stream) {
   column_bits = std::min(bits_for(args.n), kShortBits - row_bits);
   const dim3 block(1 << column_bits, 1 << row_bits);
   const int64_t n_blocks = ceil_div(args.n, block.x), m_blocks = ceil_div(args.m, block.y);
-  if (args.batch > INT_MAX) return gemm_halves(args, &GemmArgs<T, Out>::batch, stream);
-  if (m_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::m, stream);
-  if (n_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::n, stream);
+  if (args.batch > INT_MAX) return gemm_halves(args, &GemmProblem::batch, stream);
+  if (m_blocks > kMaxBlocks) return gemm_halves(args, &GemmProblem::m, stream);
+  if (n_blocks > kMaxBlocks) return gemm_halves(args, &GemmProblem::n, stream);
   const dim3 grid(args.batch, n_blocks, m_blocks);
   return args.k <= kShortK<T> / 2
              ? launch(gemm_short_kernel<kShortK<T> / 2, T, Out>, grid, block, 0, stream, args)
@@ -236,9 +236,9 @@ cudaError_t gemm_small(const GemmArgs<T, Out>& args, cudaStream_t stream) {
 
   const int64_t n_blocks = ceil_div(n_tiles, int64_t{1} << plan.n_bits);
   const int64_t m_blocks = ceil_div(m_tiles, int64_t{1} << plan.m_bits);
-  if (args.batch > INT_MAX) return gemm_halves(args, &GemmArgs<T, Out>::batch, stream);
-  if (m_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::m, stream);
-  if (n_blocks > kMaxBlocks) return gemm_halves(args, &GemmArgs<T, Out>::n, stream);
+  if (args.batch > INT_MAX) return gemm_halves(args, &GemmProblem::batch, stream);
+  if (m_blocks > kMaxBlocks) return gemm_halves(args, &GemmProblem::m, stream);
+  if (n_blocks > kMaxBlocks) return gemm_halves(args, &GemmProblem::n, stream);
   const dim3 grid(args.batch, n_blocks, m_blocks);
   const int threads = 1 << (plan.k_bits + plan.n_bits + plan.m_bits);
   return launch(gemm_small_kernel<T, Out>, grid, threads, threads * Tile::kPartialBytes, stream,
