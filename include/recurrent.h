@@ -411,6 +411,9 @@ struct RecurrentWeightsBackward {
   T* grad_bias_h;  // [gates, hidden]
   int64_t steps, batch, inputs, hidden, gates, terms;
 };
+// Whether one launch is faster: `rows` are those of all steps, `columns` of grad_terms.
+bool recurrent_weights_backward_faster(int64_t rows, int64_t columns, int64_t inputs,
+                                       int64_t hidden);
 template <typename T>
 cudaError_t recurrent_weights_backward(const RecurrentWeightsBackward<T>& args,
                                        cudaStream_t stream);

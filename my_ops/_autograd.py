@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
+from my_ops._costs import GRADIENTS
 from my_ops._errors import raise_clearer
 from my_ops._private import (
     BelowAutograd,
@@ -40,9 +41,6 @@ __all__ = ["asked_for", "differentiated", "library", "register_gradient", "regis
 
 library = torch.library.Library("my_ops", "IMPL")  # kept alive: it owns the registrations
 
-# Multiply-adds of all gradients that make it worth asking which of them backward is for.
-_WORK_TO_ASK = 1 << 26
-
 
 def differentiated() -> bool:
     """Whether the result of a backward will be differentiated again, in reverse or forward mode."""
@@ -57,7 +55,12 @@ def asked_for(ctx: Any, work: int) -> Sequence[bool]:
     asking takes 1 us, but 13 for each leaf that torch.autograd.grad is asked for.
     """
     needs = ctx.needs_input_grad
-    if is_compiling() or not isinstance(work, int) or work < _WORK_TO_ASK or sum(needs) < 2:
+    if (
+        is_compiling()
+        or not isinstance(work, int)
+        or work < GRADIENTS.work_to_ask
+        or sum(needs) < 2
+    ):
         return needs
     nodes = (node for node, _ in ctx.next_functions if node is not None)
     asked = [need and will_run(next(nodes)) for need in needs]

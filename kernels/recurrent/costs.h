@@ -57,6 +57,11 @@ struct RecurrentCosts {
     int64_t rows = 256, gate_units = 2560;
     int64_t backward_units = 384, backward_rows_of_few_units = 1023;
   } tf32;
+  // The gradients of the input and the parameters: one launch is faster on the host up to so many
+  // rows of all steps and multiply-adds of all products, and up to 17 us slower on the GPU.
+  struct WeightsBackward {
+    int64_t rows = 256, work = int64_t{1} << 28;
+  } weights_backward;
 };
 
 inline constexpr RecurrentCosts kRecurrentCosts{};

@@ -11,6 +11,7 @@
 #include "common/numeric.cuh"
 #include "ptx/mma.cuh"
 #include "recurrent.h"
+#include "recurrent/costs.h"
 
 namespace my_ops::cuda {
 namespace {
@@ -392,6 +393,12 @@ int64_t plan_product(TiledProduct* product) {
 
 }  // namespace
 }  // namespace my_ops::cuda
+
+bool my_ops::cuda::recurrent_weights_backward_faster(int64_t rows, int64_t columns, int64_t inputs,
+                                                     int64_t hidden) {
+  constexpr RecurrentCosts::WeightsBackward kCosts = kRecurrentCosts.weights_backward;
+  return rows <= kCosts.rows && rows * columns * (2 * inputs + hidden) <= kCosts.work;
+}
 
 template <typename T>
 cudaError_t my_ops::cuda::recurrent_weights_backward(const RecurrentWeightsBackward<T>& args,

@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops import reference
 from my_ops._autograd import asked_for, differentiated, register_gradient, save
+from my_ops._costs import LINEAR
 from my_ops._errors import raise_clearer, raise_out_of_memory
 from my_ops._private import constant_when_compiled, tracing, version
 from my_ops.ops import _checks
@@ -29,8 +30,6 @@ from my_ops.ops.gemm import (
     in_whole_vectors,
     is_half_product,
 )
-
-_LARGE_HALF_PRODUCT = 1 << 35  # multiply-adds
 
 
 @fake("my_ops::linear")
@@ -150,7 +149,7 @@ def is_torchs_linear(x: Tensor, weight: Tensor) -> bool:
         if not is_dynamo_compiling() or _exporting() or x.dim() == 0:
             return False
         fits = known(x.shape[-1] == weight.shape[1])
-        return fits and known(x.numel() * weight.shape[0] >= _LARGE_HALF_PRODUCT)
+        return fits and known(x.numel() * weight.shape[0] >= LINEAR.padded_by_inductor)
     return not tracing() and in_whole_vectors(*weight.shape)  # traced sizes are tensors
 
 

@@ -2,20 +2,20 @@
 
 Most of them are in float32 while torch lets cuDNN use TF32, its default, but not products: then a
 layer that ``convert`` made of torch's has float32's accuracy where it had TF32's before. The limits
-were timed on an H200.
+are in ``_costs.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import inf
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from my_ops._costs import CUDNN, WEIGHTS_BACKWARD
 from my_ops._private import (
     any_autocast,
     any_requires_grad,
@@ -25,35 +25,6 @@ from my_ops._private import (
     transforms_active,
 )
 from my_ops.ops._checks import HALF
-from my_ops.recurrent._weights_backward import FEW_ROWS
-
-# From how many rows on TF32 is faster, for hidden sizes up to the key. A row is a sequence of the
-# batch in one direction. By mode and whether there is a gradient.
-_LEAST_ROWS: dict[tuple[str, bool], dict[float, float]] = {
-    ("LSTM", False): {256: 16384, 384: 4096, 512: 2048, 640: 1024, 768: 256, 1024: 512, inf: 4},
-    ("LSTM", True): {192: inf, 384: 1024, 512: 512, 1024: 256, inf: 16},
-    ("GRU", False): {256: 16384, 384: 4096, 512: 2048, 768: 1024, 1024: 512, inf: 4},
-    ("GRU", True): {384: inf, 640: 512, 1024: 256, inf: 16},
-}
-# Small sizes for which it is faster with batches of 64 to 128 sequences, or 256 if it runs two
-# directions at a time. Forward only where launches no longer count: in so many steps, or half as
-# many of two directions.
-_SOME_ROWS = {
-    ("LSTM", False): range(65, 97),
-    ("LSTM", True): range(65, 97),
-    ("GRU", False): range(65, 129),
-    ("GRU", True): range(97, 129),
-}
-_MANY_STEPS = 128
-# In training from so many rows on, for larger sizes, if the next layer reads two directions.
-_WIDE_INPUT, _MANY_ROWS = 192, 2048
-# In 16 bits two directions at a time are faster from so many rows on, for sizes from the key on. In
-# float16 they are forward in small LSTMs with many sequences; in bfloat16 torch copies the weights.
-_ROWS_TOGETHER = {1025: 64, 1024: 2048}
-_SMALL_LSTM, _MANY_SEQUENCES = 128, 1024
-# Several layers or directions are bound by the host up to so many steps times units, and so many
-# elements of an output; cuDNN's are a single op.
-_SHORT, _FEW_ELEMENTS = 1 << 13, 1 << 19
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -74,9 +45,11 @@ def bound_by_host(call: Call) -> bool:
     """Whether cuDNN takes less of the host's time, and that is what counts."""
     several = call.packed or call.layers * call.directions > 1
     short = call.steps * call.hidden
-    if not several or short > _SHORT or short * call.batch > _FEW_ELEMENTS:
+    if not several or short > CUDNN.short or short * call.batch > CUDNN.few_elements:
         return False
-    if call.grad and call.steps * call.batch <= FEW_ROWS:  # one launch for the gradients
+    if (
+        call.grad and call.steps * call.batch <= WEIGHTS_BACKWARD.rows
+    ):  # one launch for the gradients
         return False
     return call.dtype in (torch.float32, torch.float16)
 
@@ -86,19 +59,26 @@ def faster_on_gpu(call: Call, tf32: bool) -> bool:
     which, both = (call.mode, call.grad), call.directions == 2
     rows = call.batch * call.directions
     if call.dtype in HALF:
-        small = which == ("LSTM", False) and call.hidden <= _SMALL_LSTM
+        small = which == ("LSTM", False) and call.hidden <= CUDNN.small_lstm
         if small and call.dtype == torch.float16:
-            return both and call.batch >= _MANY_SEQUENCES
-        return both and any(call.hidden >= h and rows >= n for h, n in _ROWS_TOGETHER.items())
+            return both and call.batch >= CUDNN.many_sequences
+        return both and any(call.hidden >= h and rows >= n for h, n in CUDNN.rows_together.items())
     if call.dtype != torch.float32 or not tf32:
         return False
-    least = next(rows for size, rows in _LEAST_ROWS[which].items() if call.hidden <= size)
-    if rows >= least or (both and call.hidden > 1024):
+    least = next(rows for size, rows in CUDNN.least_rows[which].items() if call.hidden <= size)
+    if rows >= least or (both and call.hidden > CUDNN.both_directions_hidden):
         return True
-    if both and call.layers > 1 and call.grad and call.hidden > _WIDE_INPUT and rows >= _MANY_ROWS:
+    if (
+        both
+        and call.layers > 1
+        and call.grad
+        and call.hidden > CUDNN.wide_input
+        and rows >= CUDNN.many_rows
+    ):
         return True
-    some = 64 <= call.batch <= 128 * call.directions and call.hidden in _SOME_ROWS[which]
-    return some and (call.grad or call.steps * call.directions >= _MANY_STEPS)
+    few, most = CUDNN.some_rows.start, CUDNN.some_rows.stop - 1
+    some = few <= call.batch <= most * call.directions and call.hidden in CUDNN.some_hidden[which]
+    return some and (call.grad or call.steps * call.directions >= CUDNN.many_steps)
 
 
 @lru_cache(maxsize=256)  # such Python counts where the host bounds

@@ -3,23 +3,18 @@ not the faster call they are the products of ``_weights.py``."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from my_ops._costs import WEIGHTS_BACKWARD
 from my_ops._errors import raise_out_of_memory
 from my_ops._private import dispatch_modes, tracing, transforms_active
 from my_ops.ops._common import are_plain, fake, ops
 from my_ops.recurrent._cell import Cell
 from my_ops.recurrent._checks import check_weights_backward
-
-# Up to here it is one launch on CUDA, as csrc/recurrent_weights_backward_cuda.cpp decides, and the
-# faster call on the CPU.
-FEW_ROWS = 256
-MOST_WORK = {"cuda": 1 << 28, "cpu": math.inf}  # multiply-adds of all products
 
 
 @fake("my_ops::recurrent_weights_backward")
@@ -46,7 +41,9 @@ def takes(
     if is_compiling() or not are_plain(grad, input, h0, *others):
         return False
     steps, batch, _ = grad.shape
-    few = steps * batch <= FEW_ROWS and cell.work(input, h0) <= MOST_WORK.get(grad.device.type, 0)
+    few = steps * batch <= WEIGHTS_BACKWARD.rows and cell.work(
+        input, h0
+    ) <= WEIGHTS_BACKWARD.work.get(grad.device.type, 0)
     if not few and not (grad.is_cuda and reset is None and all(needs)):
         return False
     return not (tracing() or dispatch_modes() or transforms_active())

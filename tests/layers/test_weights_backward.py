@@ -9,6 +9,7 @@ from samples import FLOATING
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
+from my_ops import _costs
 from my_ops.recurrent import _weights_backward
 from my_ops.recurrent._cell import CELLS
 
@@ -203,7 +204,7 @@ def test_which_calls_take_it(device, monkeypatch):
             torch.autograd.grad(output.sum(), layer.weight_ih_l0, create_graph=create_graph)
         return bool(taken)
 
-    few, on_gpu = _weights_backward.FEW_ROWS, device == "cuda"
+    few, on_gpu = _costs.WEIGHTS_BACKWARD.rows, device == "cuda"
     assert takes(few)
     assert takes(few + 4) == on_gpu
     assert takes(few, reset=never)
@@ -211,7 +212,8 @@ def test_which_calls_take_it(device, monkeypatch):
     assert not takes(4, lengths=lambda x: torch.ones(1, dtype=torch.int64, device=x.device))
     assert not takes(4, create_graph=True)
     assert not takes(4, context=Watched)
-    monkeypatch.setitem(_weights_backward.MOST_WORK, device, 4 * 20 * (2 * 3 + 5))
+    limited = _costs.WEIGHTS_BACKWARD._replace(work={device: 4 * 20 * (2 * 3 + 5)})
+    monkeypatch.setattr(_weights_backward, "WEIGHTS_BACKWARD", limited)
     assert takes(4)
     assert takes(8) == on_gpu
     layer.bias_ih_l0.requires_grad_(False)

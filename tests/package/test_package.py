@@ -79,13 +79,21 @@ def test_launchers_only_launch():
 @IN_REPOSITORY
 def test_the_binding_chooses_nothing():
     """The plan decides which kernel, tile or library call takes a problem. csrc does not compare
-    sizes with tuned numbers, does not ask about the device, and names kernels only to show a
-    plan."""
+    sizes with numbers or constants of its own, does not ask about the device, and names kernels
+    only to show a plan. The CPU's layers are planned in csrc/recurrent_cpu.h alone."""
+    constants = r"constexpr \w+ (k\w+) = [^;]*(?:\d{2,}|<<)"
+    names = [
+        name
+        for path in (REPOSITORY / "csrc").rglob("*.*")
+        for name in re.findall(constants, without_comments(path.read_text()))
+    ]
+    named = "|".join(sorted(set(names) - {"kMostAsked"}))
     chooses = (
         r"(?<![<>-])[<>]=?\s*\d{2,}|DeviceFacts|current_device|sm_count|\b(cublas|cudnn)\w*\("
         r"|(Gemm|Recurrent)Kernel::(?!kLibrary|kSteps)\w+(?!:)\b"
+        rf"|[^<>-][<>]=?\s*({named})\b|\b({named}) [<>]=? "
     )
-    others = r"(gemm_|recurrent_)?explain|gemm_problem|\S+ #if TORCH_VERSION"
+    others = r"(gemm_|recurrent_)?explain|gemm_problem|recurrent_cpu\.h|\S+ #if TORCH_VERSION"
     assert [m for m in matches("csrc", chooses) if not re.match(others, m)] == []
 
 
