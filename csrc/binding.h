@@ -365,8 +365,20 @@ inline Tensor zeros(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   return torch::stable::zero_(result);
 }
 
+// A contiguous tensor on the CPU in another dtype; one of the two is float32, the other 16 bits.
+Tensor converted_on_cpu(const Tensor& t, ScalarType dtype);
+
+inline bool is_16_bits(ScalarType dtype) {
+  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+}
+
 inline Tensor cast(const Tensor& t, ScalarType dtype) {
-  if (t.scalar_type() == dtype) return t;
+  const ScalarType given = t.scalar_type();
+  if (given == dtype) return t;
+  const bool is_float = given == ScalarType::Float || dtype == ScalarType::Float;
+  if (is_float && (is_16_bits(given) || is_16_bits(dtype)) && t.is_cpu() && t.is_contiguous()) {
+    return converted_on_cpu(t, dtype);  // aten::to takes microseconds for one element
+  }
   return allocated(t, t.sizes(), dtype,
                    [&] { return aten("aten::to", "dtype", t, dtype, false, false, std::nullopt); });
 }

@@ -1,7 +1,10 @@
-// Recurrent ops on the CPU, for any cell. The 16-bit types are computed in float from end to end.
+// Recurrent ops on the CPU, for any cell. The 16-bit types are computed in float from end to end:
+// what goes through all steps or products is converted before and after them, and the rest where a
+// step reads and writes it.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "binding_cpu.h"
 #include "recurrent_steps.h"
@@ -30,6 +33,14 @@ struct Cpu {
   explicit Cpu(const Tensor&) {}
 
   static ScalarType storage(ScalarType dtype) { return compute_dtype(dtype); }
+  static ScalarType storage_of_weights(ScalarType dtype) { return compute_dtype(dtype); }
+  static ScalarType storage_of_backward(ScalarType dtype) { return dtype; }
+  // by_rows() and sequence_backward() convert what they read and write, step by step.
+  static ScalarType storage_of_layer(ScalarType dtype, int64_t weights, int64_t steps,
+                                     const Masks& masks) {
+    const bool converts = runs_by_rows(weights, steps, compute_dtype(dtype)) && !masks.lengths;
+    return converts ? dtype : compute_dtype(dtype);
+  }
 
   static Tensor prepared(const Tensor& b, int64_t) { return b; }
   // Each thread packs transposed weights where it reads them, for some columns. For few rows that
@@ -72,8 +83,19 @@ struct Cpu {
     });
   }
   void step_backward(const StepBackwardTensors& step) const {
-    rows(step.grad_terms, [&]<typename T>(int64_t begin, int64_t end) {
-      cpu::recurrent_step_backward<Cell>(step.args<T, T>(), begin, end);
+    const int64_t grain = kGrain / (step.hidden + 1) + 1;
+    dispatch_floating<CpuTypes>(step.saved.scalar_type(), [&]<typename T>() {
+      using Acc = typename cpu::Compute<T>::type;
+      const auto args = step.args<T, Acc>();
+      parallel(step.batch, grain, [&](int64_t begin, int64_t end) {
+        if constexpr (std::is_same_v<T, Acc>) {
+          cpu::recurrent_step_backward<Cell>(args, begin, end);
+        } else {
+          const Tensor workspace = empty(step.saved, {cpu::workspace_size<Cell>(args)},
+                                         compute_dtype(step.saved.scalar_type()));
+          cpu::recurrent_step_backward<Cell>(args, begin, end, out<Acc>(workspace));
+        }
+      });
     });
   }
   template <typename F>
@@ -92,9 +114,11 @@ struct Cpu {
   bool sequence(const SequenceTensors& s) const {
     const int64_t weights = s.weights.x.numel() + s.weights.h.numel();
     const int64_t steps = s.output.size(0), batch = s.output.size(1);
-    if (stays_in_cache(weights, s.output)) {
-      if (!packing_pays(weights, steps)) return false;
+    const ScalarType acc = s.weights.h.scalar_type();
+    if (runs_by_rows(weights, steps, acc)) {
       by_rows(s, weights);
+    } else if (stays_in_cache(weights, acc)) {
+      return false;
     } else {
       // ATen reads all weights for each of a few rows, in one thread; by_units once, in all
       // threads.
@@ -110,32 +134,32 @@ struct Cpu {
 
   bool sequence_backward(const SequenceBackwardTensors& s) const {
     const int64_t weights = s.weights_h.numel();
-    if (!stays_in_cache(weights, s.saved) || !packing_pays(weights, s.steps)) return false;
-    dispatch(s.saved.scalar_type(), [&]<typename T>() {
+    if (!runs_by_rows(weights, s.steps, s.weights_h.scalar_type())) return false;
+    dispatch_floating<CpuTypes>(s.saved.scalar_type(), [&]<typename T>() {
+      using Acc = typename cpu::Compute<T>::type;
       const auto c0 = as_contiguous(s.c0), grad_h_n = as_contiguous(s.grad_h_n),
                  grad_c_n = as_contiguous(s.grad_c_n);
-      const Tensor packed_h = pack<T>(s.weights_h);
-      const Tensor workspace = empty(s.saved, {s.batch, Cell::kReadsH || s.zoneout ? s.hidden : 0});
-      const cpu::RecurrentSequenceBackward<T> args{.grad_output = in<T>(s.grad_output),
-                                                   .grad_h_n = in<T>(grad_h_n),
-                                                   .grad_carried_n = in<T>(grad_c_n),
-                                                   .saved = in<T>(s.saved),
-                                                   .carried = in<T>(s.carried),
-                                                   .output = in<T>(s.output),
-                                                   .h0 = in<T>(s.h0),
-                                                   .carried0 = in<T>(c0),
-                                                   .weights_h = in<T>(packed_h),
-                                                   .reset = in<bool>(s.reset),
-                                                   .zoneout = in<T>(s.zoneout),
-                                                   .grad_terms = out<T>(s.grad_terms),
-                                                   .grad_h0 = out<T>(s.grad_h0),
-                                                   .grad_carried0 = out<T>(s.grad_c0),
-                                                   .workspace = out<T>(workspace),
-                                                   .steps = s.steps,
-                                                   .batch = s.batch,
-                                                   .hidden = s.hidden};
+      const Tensor packed_h = pack<Acc>(s.weights_h);
+      const cpu::RecurrentSequenceBackward<T, Acc> args{.grad_output = in<T>(s.grad_output),
+                                                        .grad_h_n = in<T>(grad_h_n),
+                                                        .grad_carried_n = in<T>(grad_c_n),
+                                                        .saved = in<T>(s.saved),
+                                                        .carried = in<T>(s.carried),
+                                                        .output = in<T>(s.output),
+                                                        .h0 = in<T>(s.h0),
+                                                        .carried0 = in<T>(c0),
+                                                        .weights_h = in<Acc>(packed_h),
+                                                        .reset = in<bool>(s.reset),
+                                                        .zoneout = in<T>(s.zoneout),
+                                                        .grad_terms = out<T>(s.grad_terms),
+                                                        .grad_h0 = out<T>(s.grad_h0),
+                                                        .grad_carried0 = out<T>(s.grad_c0),
+                                                        .steps = s.steps,
+                                                        .batch = s.batch,
+                                                        .hidden = s.hidden};
       parallel(s.batch, rows_a_thread(s.steps, weights), [&](int64_t begin, int64_t end) {
-        cpu::recurrent_sequence_backward<Cell>(args, begin, end);
+        const Tensor workspace = empty(packed_h, {cpu::workspace_size<Cell>(args)});
+        cpu::recurrent_sequence_backward<Cell>(args, begin, end, out<Acc>(workspace));
       });
     });
     return true;
@@ -145,32 +169,32 @@ struct Cpu {
   // Each thread takes some rows through all steps.
   void by_rows(const SequenceTensors& s, int64_t weights) const {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
-    dispatch(s.output.scalar_type(), [&]<typename T>() {
+    dispatch_floating<CpuTypes>(s.output.scalar_type(), [&]<typename T>() {
+      using Acc = typename cpu::Compute<T>::type;
       const Tensor input = as_contiguous(s.input);
-      const Tensor packed_x = pack<T>(transposed(s.weights.x));
-      const Tensor packed_h = pack<T>(transposed(s.weights.h));
-      const Tensor workspace = empty(s.output, {batch, 2 * s.weights.h.size(0)});
-      const cpu::RecurrentSequence<T> args{.input = in<T>(input),
-                                           .bias_x = in<T>(s.weights.bias_x),
-                                           .bias_h = in<T>(s.weights.bias_h),
-                                           .weights_x = in<T>(packed_x),
-                                           .weights_h = in<T>(packed_h),
-                                           .h0 = in<T>(s.h0),
-                                           .carried0 = in<T>(s.c0),
-                                           .lengths = in<int64_t>(s.masks.lengths),
-                                           .reset = in<bool>(s.masks.reset),
-                                           .zoneout = in<T>(s.masks.zoneout),
-                                           .output = out<T>(s.output),
-                                           .carried_n = out<T>(s.c_n),
-                                           .saved = out<T>(s.saved),
-                                           .carried = out<T>(s.carried),
-                                           .workspace = out<T>(workspace),
-                                           .steps = steps,
-                                           .batch = batch,
-                                           .inputs = input.size(2),
-                                           .hidden = hidden};
+      const Tensor packed_x = pack<Acc>(transposed(s.weights.x));
+      const Tensor packed_h = pack<Acc>(transposed(s.weights.h));
+      const cpu::RecurrentSequence<T, Acc> args{.input = in<T>(input),
+                                                .bias_x = in<Acc>(s.weights.bias_x),
+                                                .bias_h = in<Acc>(s.weights.bias_h),
+                                                .weights_x = in<Acc>(packed_x),
+                                                .weights_h = in<Acc>(packed_h),
+                                                .h0 = in<T>(s.h0),
+                                                .carried0 = in<T>(s.c0),
+                                                .lengths = in<int64_t>(s.masks.lengths),
+                                                .reset = in<bool>(s.masks.reset),
+                                                .zoneout = in<T>(s.masks.zoneout),
+                                                .output = out<T>(s.output),
+                                                .carried_n = out<T>(s.c_n),
+                                                .saved = out<T>(s.saved),
+                                                .carried = out<T>(s.carried),
+                                                .steps = steps,
+                                                .batch = batch,
+                                                .inputs = input.size(2),
+                                                .hidden = hidden};
       parallel(batch, rows_a_thread(steps, weights), [&](int64_t begin, int64_t end) {
-        cpu::recurrent_sequence<Cell>(args, begin, end);
+        const Tensor workspace = empty(packed_h, {cpu::workspace_size<Cell>(args)});
+        cpu::recurrent_sequence<Cell>(args, begin, end, out<Acc>(workspace));
       });
     });
   }
@@ -219,12 +243,12 @@ struct Cpu {
   }
 
   // Whether every thread may read all weights at every step.
-  static bool stays_in_cache(int64_t weights, const Tensor& like) {
-    return weights * static_cast<int64_t>(like.element_size()) <= kCache;
+  static bool stays_in_cache(int64_t weights, ScalarType dtype) {
+    return weights * (dtype == ScalarType::Double ? 8 : 4) <= kCache;
   }
-  // by_rows: weights are packed once and then read at every step.
-  static bool packing_pays(int64_t weights, int64_t steps) {
-    return weights <= steps * kWeightsAStep;
+  // Weights are packed once and then read at every step.
+  static bool runs_by_rows(int64_t weights, int64_t steps, ScalarType dtype) {
+    return stays_in_cache(weights, dtype) && weights <= steps * kWeightsAStep;
   }
   static int64_t rows_a_thread(int64_t steps, int64_t weights) {
     return kGrainProducts / (steps * weights + 1) + 1;

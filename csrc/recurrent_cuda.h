@@ -19,6 +19,11 @@ class Cuda {
   explicit Cuda(const Tensor& t) : device_(t) {}
 
   static ScalarType storage(ScalarType dtype) { return dtype; }
+  static ScalarType storage_of_weights(ScalarType dtype) { return dtype; }
+  static ScalarType storage_of_backward(ScalarType dtype) { return dtype; }
+  static ScalarType storage_of_layer(ScalarType dtype, int64_t, int64_t, const Masks&) {
+    return dtype;
+  }
 
   struct Prepared {
     Tensor b;

@@ -109,7 +109,7 @@ struct RecurrentOps {
     check_step<Op>(a);
     const Backend backend(a.input);
     const ScalarType dtype = a.input.scalar_type(), storage = Backend::storage(dtype);
-    const auto parameters = cast(a.parameters, storage);
+    const auto parameters = cast(a.parameters, Backend::storage_of_weights(dtype));
     const StepTensors r =
         one_step(backend, cast(a.input, storage), Op::Weights::of(parameters, a.states[0].size(1)),
                  cast(a.states[0], storage), carried_of(a.states), Save);
@@ -125,7 +125,7 @@ struct RecurrentOps {
     a.old_cell = given.tensor_if(Cell::kCarried > 0);
     check_step_backward<Op>(a);
     const Backend backend(a.gates);
-    const ScalarType dtype = a.gates.scalar_type(), storage = Backend::storage(dtype);
+    const ScalarType dtype = a.gates.scalar_type(), storage = Backend::storage_of_backward(dtype);
     const StepBackwardTensors r = one_step_backward(
         backend, cast(a.grads[0], storage), carried_of(a.grads), cast(a.gates, storage),
         cast(a.old_h, storage), cast(a.old_cell, storage));
@@ -143,9 +143,11 @@ struct RecurrentOps {
     a.masks = given.masks();
     check_layer<Op>(a);
     const Backend backend(a.input);
-    const ScalarType dtype = a.input.scalar_type(), storage = Backend::storage(dtype);
-    const auto parameters = cast(a.parameters, storage);
+    const ScalarType dtype = a.input.scalar_type();
+    const auto parameters = cast(a.parameters, Backend::storage_of_weights(dtype));
     const Weights weights = Op::Weights::of(parameters, a.states[0].size(1));
+    const ScalarType storage = Backend::storage_of_layer(
+        dtype, weights.x.numel() + weights.h.numel(), a.input.size(0), a.masks);
     const Tensor input = cast(a.input, storage), h0 = cast(a.states[0], storage);
     const auto c0 = cast(carried_of(a.states), storage);
     const Masks masks = prepared(backend, a.masks, storage);
@@ -169,8 +171,11 @@ struct RecurrentOps {
     a.masks = given.masks();
     check_layer_backward<Op>(a);
     const Backend backend(a.gates);
-    const ScalarType dtype = a.gates.scalar_type(), storage = Backend::storage(dtype);
+    const ScalarType dtype = a.gates.scalar_type();
     const int64_t steps = a.gates.size(0), hidden = a.gates.size(2) / Cell::kSaved;
+    const Tensor weights_h =
+        Op::Weights::of_h(cast(a.recurrent, Backend::storage_of_weights(dtype)), hidden);
+    const ScalarType storage = Backend::storage_of_layer(dtype, weights_h.numel(), steps, a.masks);
     const auto grad_output = cast(a.grad_output, storage), grad_h_n = cast(a.grads[0], storage),
                grad_c_n = cast(carried_of(a.grads), storage);
     const KeptTensors kept{.saved = as_contiguous(cast(a.gates, storage)),
@@ -178,7 +183,7 @@ struct RecurrentOps {
                            .output = as_contiguous(cast(a.output, storage)),
                            .h0 = as_contiguous(cast(a.h0, storage)),
                            .c0 = cast(a.c0, storage),
-                           .weights_h = Op::Weights::of_h(cast(a.recurrent, storage), hidden),
+                           .weights_h = weights_h,
                            .steps = steps,
                            .batch = a.gates.size(1),
                            .hidden = hidden};

@@ -2,7 +2,10 @@
 //
 // A Backend<Op> (recurrent_cpu.h, recurrent_cuda.h) is made from a tensor and makes its device
 // current. It has
-//   storage(dtype)             the type in which it keeps activations of that dtype,
+//   storage(dtype)             the type in which a step reads and writes activations of that dtype,
+//   storage_of_backward(dtype)                       the same of a step backward,
+//   storage_of_layer(dtype, weights, steps, masks)   of all steps, with so many weights,
+//   storage_of_weights(dtype)  the type in which it reads parameters,
 //   matmul(a, b, out)          out in the type of the arithmetic,
 //   prepared(b, rows)          prepares b for many products with that many rows,
 //   step(...), step_backward(...)   the pointwise part of a step,

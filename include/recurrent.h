@@ -21,6 +21,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #ifdef MY_OPS_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -130,14 +131,15 @@ struct RaggedStartBackward {
 
 namespace cpu {
 
-// All steps of a layer.
-template <typename T>
+// All steps of a layer. The 16-bit types are widened where they are read and narrowed where they
+// are written; between steps values are Acc.
+template <typename T, typename Acc>
 struct RecurrentSequence {
   const T* input;          // [steps, batch, inputs]
-  const T* bias_x;         // [kGates, hidden] of the input's share, or null
-  const T* bias_h;         // [kGates, hidden] of the product with h, or null
-  const T* weights_x;      // the weights of the input transposed, [inputs, kGates, hidden], packed
-  const T* weights_h;      // the weights of h transposed, [hidden, kGates, hidden], packed
+  const Acc* bias_x;       // [kGates, hidden] of the input's share, or null
+  const Acc* bias_h;       // [kGates, hidden] of the product with h, or null
+  const Acc* weights_x;    // the weights of the input transposed, [inputs, kGates, hidden], packed
+  const Acc* weights_h;    // the weights of h transposed, [hidden, kGates, hidden], packed
   const T* h0;             // [batch, hidden]
   const T* carried0;       // [batch, kCarried, hidden]
   const int64_t* lengths;  // [batch] of a ragged batch, or null
@@ -147,11 +149,10 @@ struct RecurrentSequence {
   T* carried_n;            // [batch, kCarried, hidden]
   T* saved;                // [steps, batch, kSaved, hidden] for backward, or null
   T* carried;              // [steps, batch, kCarried, hidden] for backward, or null
-  T* workspace;            // [batch, 2, kGates, hidden]
   int64_t steps, batch, inputs, hidden;
 };
 
-template <typename T>
+template <typename T, typename Acc>
 struct RecurrentSequenceBackward {
   const T* grad_output;     // [steps, batch, hidden], or null for zero
   const T* grad_h_n;        // [batch, hidden], or null for zero
@@ -161,13 +162,12 @@ struct RecurrentSequenceBackward {
   const T* output;          // [steps, batch, hidden] of forward; kReadsH
   const T* h0;              // [batch, hidden]; kReadsH
   const T* carried0;        // [batch, kCarried, hidden]
-  const T* weights_h;       // the weights of h, [kGates, hidden, hidden], packed
+  const Acc* weights_h;     // the weights of h, [kGates, hidden, hidden], packed
   const bool* reset;        // [steps, batch], or null
   const T* zoneout;         // [steps, batch, hidden], or null
   T* grad_terms;            // [steps, batch, kTerms, hidden] by stored_term
   T* grad_h0;               // [batch, hidden]
   T* grad_carried0;         // [batch, kCarried, hidden]
-  T* workspace;             // [batch, hidden]; kReadsH or zoneout
   int64_t steps, batch, hidden;
 };
 
@@ -211,11 +211,38 @@ void recurrent_units(const RecurrentStep<T, T>& args, const T* weights_h, Range 
 // Rows [begin, end) of the batch.
 template <typename Cell, typename T>
 void recurrent_step_backward(const RecurrentStepBackward<T, T>& args, int64_t begin, int64_t end);
+
+// The same for the 16-bit types, and all steps of the rows for every type: kRows rows at a time, in
+// a workspace of workspace_size(...) for these.
+constexpr int64_t kRows = 16;  // what a step of them needs stays in the cache
 template <typename Cell, typename T>
-void recurrent_sequence(const RecurrentSequence<T>& args, int64_t begin, int64_t end);
+void recurrent_step_backward(const RecurrentStepBackward<T, float>& args, int64_t begin,
+                             int64_t end, float* workspace);
+template <typename Cell, typename T, typename Acc>
+void recurrent_sequence(const RecurrentSequence<T, Acc>& args, int64_t begin, int64_t end,
+                        Acc* workspace);
+template <typename Cell, typename T, typename Acc>
+void recurrent_sequence_backward(const RecurrentSequenceBackward<T, Acc>& args, int64_t begin,
+                                 int64_t end, Acc* workspace);
+
+// Both products, and of a 16-bit type all that a step reads and writes.
+template <typename Cell, typename T, typename Acc>
+int64_t workspace_size(const RecurrentSequence<T, Acc>& args) {
+  const int64_t values = (3 + Cell::kCarried + Cell::kSaved) * args.hidden + args.inputs;
+  return kRows * (2 * Cell::kGates * args.hidden + (std::is_same_v<T, Acc> ? 0 : values));
+}
+// The gradient past the product, and the same.
+template <typename Cell, typename T, typename Acc>
+int64_t workspace_size(const RecurrentSequenceBackward<T, Acc>& args) {
+  constexpr int64_t kTerms = Cell::kGates + Cell::kApart;
+  constexpr int64_t kValues = 4 + 2 * Cell::kCarried + Cell::kSaved + kTerms;
+  return kRows * args.hidden * (1 + (std::is_same_v<T, Acc> ? 0 : kValues));
+}
 template <typename Cell, typename T>
-void recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args, int64_t begin,
-                                 int64_t end);
+int64_t workspace_size(const RecurrentStepBackward<T, float>& args) {
+  constexpr int64_t kTerms = Cell::kGates + Cell::kApart;
+  return kRows * args.hidden * (3 + Cell::kCarried + Cell::kSaved + kTerms);
+}
 
 // One of the structs Ragged...
 template <typename Ragged>

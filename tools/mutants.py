@@ -102,7 +102,7 @@ CPP = ["csrc/binding.h", "csrc/binding_cpu.h", "csrc/bindings.cpp", "csrc/c_api.
 CPP += ["csrc/*_checks.h", "csrc/*_layout.h", "csrc/*_cpu.cpp", "csrc/recurrent_cpu.h"]
 CPP += ["csrc/recurrent_*s.h", "csrc/recurrent_ragged.h", "kernels/**/*_cpu.cpp"]
 CPP += ["csrc/fast_fp32.h", "csrc/overrides/*.cpp"]  # compiled by a test
-CPP += ["kernels/**/*_cpu.h", "kernels/recurrent/cpu/cpu.h", "kernels/recurrent/cells/[lg]*.h"]
+CPP += ["kernels/**/*_cpu.h", "kernels/recurrent/cpu/[esw]*.h", "kernels/recurrent/cells/[lg]*.h"]
 
 
 class LeaveOut(Operator):

@@ -72,10 +72,13 @@ MY_OPS_INLINE float load(BFloat16 x) { return bit_cast<float>(uint32_t{x.bits} <
 MY_OPS_INLINE float load(Half x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16;
   const uint32_t magnitude = uint32_t{x.bits & 0x7fffu} << 13;
-  // 2^112 rebases the exponent and normalises subnormals; infinity and NaN keep all exponent bits.
-  const float scaled = bit_cast<float>(magnitude) * 0x1p112f;
-  const uint32_t special = magnitude >= (0x7c00u << 13) ? 0x7f800000u : 0u;
-  return bit_cast<float>(bit_cast<uint32_t>(scaled) | special | sign);
+  // The exponent's bias grows by 112, and infinity and NaN keep all exponent bits.
+  const uint32_t rebias = magnitude >= (0x7c00u << 13) ? 224u << 23 : 112u << 23;
+  // A subnormal's bits below a leading 1. No operand is a subnormal float, which may count as 0.
+  const float subnormal = bit_cast<float>(magnitude + (113u << 23)) - 0x1p-14f;
+  const bool is_subnormal = magnitude < (1u << 23);
+  const uint32_t value = is_subnormal ? bit_cast<uint32_t>(subnormal) : magnitude + rebias;
+  return bit_cast<float>(value | sign);
 }
 
 template <typename T, typename C>

@@ -4,7 +4,6 @@
 
 namespace my_ops::cpu {
 
-MY_OPS_RECURRENT_CPU(GruCell, float)
-MY_OPS_RECURRENT_CPU(GruCell, double)
+MY_OPS_RECURRENT_CPU(GruCell)
 
 }  // namespace my_ops::cpu

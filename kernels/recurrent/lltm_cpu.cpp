@@ -4,7 +4,6 @@
 
 namespace my_ops::cpu {
 
-MY_OPS_RECURRENT_CPU(LltmCell, float)
-MY_OPS_RECURRENT_CPU(LltmCell, double)
+MY_OPS_RECURRENT_CPU(LltmCell)
 
 }  // namespace my_ops::cpu

@@ -4,7 +4,6 @@
 
 namespace my_ops::cpu {
 
-MY_OPS_RECURRENT_CPU(LstmCell, float)
-MY_OPS_RECURRENT_CPU(LstmCell, double)
+MY_OPS_RECURRENT_CPU(LstmCell)
 
 }  // namespace my_ops::cpu

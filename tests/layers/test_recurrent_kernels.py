@@ -156,6 +156,35 @@ def test_units_that_fill_no_vector_on_the_cpu(name, hidden, dtype, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT)
+@pytest.mark.parametrize("scale", [1, 2**-20])  # values that float16 has below its normal numbers
+@pytest.mark.parametrize("sizes", [(1, 18, 3, 5), (5, 35, 4, 17), (1, 2, 9, 130)], ids=str)
+@pytest.mark.parametrize("name", CELL)
+def test_16_bits_are_float32_rounded_on_the_cpu(name, sizes, scale, dtype, mode):
+    """The same bits: from inputs to results and from saved values to gradients nothing is rounded
+    in between."""
+    p = Problem(name, sizes, mode, dtype, "cpu")
+    parameters, of_rows, count = p.parameters(), p.of_rows(), len(p.states())
+    x, *states = (t * scale for t in (p.x, *p.states()))
+    grads = [grad * scale for grad in p.grads]
+
+    def check_op(suffix, *arguments):
+        op = getattr(ops, f"{name}{suffix}")
+        wide = [t.float() if t is not None and t.dtype == dtype else t for t in arguments]
+        results = op(*arguments)
+        for ours, want in zip(results, op(*wide), strict=True):
+            assert torch.equal(ours.view(torch.int16), want.to(dtype).view(torch.int16))
+        return results
+
+    output, *rest = check_op("_forward", x, *states, *parameters, *of_rows)
+    gates, read = rest[count], (output, states[0]) if p.c is None else (rest[-1], states[1])
+    recurrent = parameters[0] if p.of_lltm else p.w_h
+    check_op("_backward", *grads, gates, *read, recurrent, *of_rows)
+    check_op("_cell_forward", x[0], *parameters, *states)
+    check_op("_cell_backward", *grads[1:], gates[0], states[-1])
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("sizes", CUDA_SIZES, ids=str)
 @pytest.mark.parametrize("name", CELL)
