@@ -53,7 +53,7 @@ struct AskedLayer {
 // The answers are lines of English, one for each kernel that the plan tried, and then the plan.
 // They are written into text, of size bytes, and end with a zero byte.
 inline constexpr int64_t kCannotAnswer = -1;
-inline constexpr int64_t kMostAsked = int64_t{1} << 20;
+inline constexpr int64_t kMostElements = int64_t{1} << 40;  // products of 2^60 can be counted
 
 inline int64_t give_answer(const std::string& said, char* text, int64_t size) {
   if (size > 0) {
@@ -64,14 +64,23 @@ inline int64_t give_answer(const std::string& said, char* text, int64_t size) {
   return static_cast<int64_t>(said.size());
 }
 
-inline bool can_answer(std::initializer_list<int64_t> sizes, const char* text, int64_t size) {
-  const auto valid = [](int64_t x) { return x >= 0 && x <= kMostAsked; };
-  return std::all_of(sizes.begin(), sizes.end(), valid) && size >= 0 && (size == 0 || text);
+// For tensors of these sizes.
+inline bool can_answer(std::initializer_list<std::initializer_list<int64_t>> tensors,
+                       const char* text, int64_t size) {
+  for (const auto& sizes : tensors) {
+    int64_t elements = 1;
+    for (const int64_t n : sizes) {
+      if (n < 0 || n > kMostElements) return false;
+      if (__builtin_mul_overflow(elements, n, &elements)) return false;
+    }
+    if (elements > kMostElements) return false;
+  }
+  return size >= 0 && (size == 0 || text);
 }
 
 }  // namespace my_ops
 
-// Return the length of the whole text, or kCannotAnswer for a size below 0 or above 2^20, or an
-// unknown name.
+// Return the length of the whole text, or kCannotAnswer for a size below 0, a tensor of more than
+// kMostElements, or an unknown name.
 MY_OPS_EXPLAIN my_ops_explain_gemm(const my_ops::AskedProduct* asked, char* text, int64_t size);
 MY_OPS_EXPLAIN my_ops_explain_recurrent(const my_ops::AskedLayer* asked, char* text, int64_t size);

@@ -20,7 +20,8 @@ std::string explained(const AskedProduct& asked, Activation activation) {
 MY_OPS_EXPLAIN my_ops_explain_gemm(const my_ops::AskedProduct* asked, char* text, int64_t size) {
   using namespace my_ops;
   if (!asked || !asked->dtype || !asked->activation) return kCannotAnswer;
-  if (!can_answer({asked->batch, asked->m, asked->n, asked->k}, text, size)) return kCannotAnswer;
+  const int64_t batch = asked->batch, m = asked->m, n = asked->n, k = asked->k;
+  if (!can_answer({{batch, m, k}, {batch, k, n}, {batch, m, n}}, text, size)) return kCannotAnswer;
   Activation activation;
   try {
     activation = activation_of(asked->activation);

@@ -16,7 +16,8 @@ std::map<std::string, cuda::CellFacts>& cells_of_ops() {
 MY_OPS_EXPLAIN my_ops_explain_recurrent(const my_ops::AskedLayer* asked, char* text, int64_t size) {
   using namespace my_ops;
   if (!asked || !asked->op || !asked->dtype) return kCannotAnswer;
-  if (!can_answer({asked->steps, asked->batch, asked->hidden}, text, size)) return kCannotAnswer;
+  const int64_t steps = asked->steps, batch = asked->batch, hidden = asked->hidden;
+  if (!can_answer({{steps, batch, hidden}, {hidden, hidden}}, text, size)) return kCannotAnswer;
   const auto cell = cells_of_ops().find(asked->op);
   const std::map<std::string, int> widths{
       {"float64", 8}, {"float32", 4}, {"float16", 2}, {"bfloat16", 2}};
@@ -25,9 +26,8 @@ MY_OPS_EXPLAIN my_ops_explain_recurrent(const my_ops::AskedLayer* asked, char* t
   const Pass pass = asked->backward ? Pass::kBackward : Pass::kForward;
   std::ostringstream said;
   cuda::RecurrentPlan plan = cuda::plan_recurrent(
-      {cell->second, pass, width->second, asked->steps, asked->batch, asked->hidden},
-      asked->device.facts(), cuda::kRecurrentCosts,
-      [&](cuda::RecurrentKernel kernel, const char* why) {
+      {cell->second, pass, width->second, steps, batch, hidden}, asked->device.facts(),
+      cuda::kRecurrentCosts, [&](cuda::RecurrentKernel kernel, const char* why) {
         if (why) said << "  " << show(kernel) << ": no, " << why << '\n';
       });
   if (plan.steps_faster_in_tf32 && asked->library_tf32) {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 DEFAULT_GPU = "h200"
 KIB, MIB = 1024, 1024**2
+MOST_ELEMENTS = 2**40  # kMostElements of csrc/explain.h
 # The options of some ops, and their values if not given.
 OWN: dict[str, dict[str, object]] = {
     "gemm": {"batch": 1, "a_transposed": False, "b_transposed": False},
@@ -107,8 +109,15 @@ def explain(options: argparse.Namespace) -> str:
                 option = name.replace("_", "-")
                 raise SystemExit(f"explain: {options.op} takes no --{option}")
     sizes = (options.batch, *options.sizes)
-    if min(sizes) < 0 or max(sizes) > 2**20:
-        raise SystemExit(f"explain: sizes must be from 0 to 2^20, got {sizes}")
+    batch, m, n, k = sizes
+    tensors: list[tuple[int, ...]] = [(batch, m, k), (batch, k, n), (batch, m, n)]
+    if options.op not in ("gemm", "linear"):
+        tensors = [options.sizes, (k, k)]
+    if min(sizes) < 0 or max(*sizes, *map(prod, tensors)) > MOST_ELEMENTS:
+        raise SystemExit(
+            "explain: sizes must not be negative, and tensors have at most 2^40 elements, "
+            f"got {sizes}"
+        )
     asked = {
         "op": options.op,
         "gpu": options.gpu or DEFAULT_GPU,

@@ -7,7 +7,15 @@ TorchScript compiles all of them, which explains how types and branches are writ
 
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any, List, Optional, Tuple  # noqa: UP035  TorchScript reads these
+from typing import (  # noqa: UP035  TorchScript reads these
+    TYPE_CHECKING,
+    Any,
+    List,
+    Optional,
+    Protocol,
+    Tuple,
+    overload,
+)
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +35,45 @@ MaybeTensor = Optional[Tensor]  # noqa: UP045
 MaybeState = Optional[State]  # noqa: UP045
 MaybeTensors = Optional[Tensors]  # noqa: UP045
 MaybeFloat = Optional[float]  # noqa: UP045
+if TYPE_CHECKING:  # what calls from Python take; forward has the types of TorchScript
+    Pair = State | Tensors
+    Lengths = Tensor | list[int] | tuple[int, ...] | None
+
+    class CarryingLayer(Protocol):
+        @overload
+        def __call__(
+            self,
+            input: Tensor,
+            hx: Pair | None = None,
+            lengths: Lengths = None,
+            reset: Tensor | None = None,
+        ) -> tuple[Tensor, State]: ...
+        @overload
+        def __call__(
+            self,
+            input: PackedSequence,
+            hx: Pair | None = None,
+            lengths: None = None,
+            reset: Tensor | None = None,
+        ) -> tuple[PackedSequence, State]: ...
+
+    class PlainLayer(Protocol):
+        @overload
+        def __call__(
+            self,
+            input: Tensor,
+            hx: Tensor | None = None,
+            lengths: Lengths = None,
+            reset: Tensor | None = None,
+        ) -> tuple[Tensor, Tensor]: ...
+        @overload
+        def __call__(
+            self,
+            input: PackedSequence,
+            hx: Tensor | None = None,
+            lengths: None = None,
+            reset: Tensor | None = None,
+        ) -> tuple[PackedSequence, Tensor]: ...
 
 
 # ------------------------------------------------------------------------------------- torch.fx
@@ -84,6 +131,10 @@ class StepCall(Whole):
 
 
 class CarryingStepCall(StepCall):
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, hx: Pair | None = None) -> State: ...
+
     def forward(self, input: Tensor, hx: MaybeState = None) -> State:
         if not torch.jit.is_scripting():
             check_pair(self._name, input, hx)
@@ -95,6 +146,10 @@ class CarryingStepCall(StepCall):
 
 
 class PlainStepCall(StepCall):
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, hx: Tensor | None = None) -> Tensor: ...
+
     def forward(self, input: Tensor, hx: MaybeTensor = None) -> Tensor:
         if not torch.jit.is_scripting():
             check_one(self._name, input, hx)
@@ -198,6 +253,9 @@ class LayerCall(Whole):
 
 
 class CarryingLayerCall(LayerCall):
+    if TYPE_CHECKING:
+        __call__: CarryingLayer
+
     def forward(
         self,
         input: Tensor,
@@ -223,6 +281,9 @@ class CarryingLayerCall(LayerCall):
 
 
 class PlainLayerCall(LayerCall):
+    if TYPE_CHECKING:
+        __call__: PlainLayer
+
     def forward(
         self,
         input: Tensor,

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import types
 import warnings
 
 import pytest
@@ -326,6 +327,33 @@ def test_a_forward_that_was_wrapped_before(kind):
     my_ops.convert(layer)
     assert type(layer) is OURS[kind]
     assert "forward" not in layer.__dict__
+
+
+class Compiled:
+    """Like a method of a compiled class, which has no ``__func__``."""
+
+    def __init__(self, layer):
+        self.__self__ = layer
+
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer: copy.deepcopy(layer).forward,  # the same function, of another layer
+        lambda layer: types.MethodType(lambda self, x: x, layer),
+        Compiled,
+    ],
+    ids=["of_another", "another", "compiled"],
+)
+def test_another_method_as_forward(kind, forward):
+    layer = kind(4, 3)
+    layer.forward = forward(layer)
+    assert my_ops.convert(layer).skipped == {"": "its forward was replaced"}
+    assert type(layer) is kind
 
 
 @pytest.mark.parametrize("kind", OURS)

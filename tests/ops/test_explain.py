@@ -64,6 +64,8 @@ GOLDEN = [  # the question, and the last line of the answer, which is the plan
     ("linear 2048 2048 2048 --dtype bfloat16 --residual",
      "library: its product with the bias, then one kernel for the rest"),
     ("gemm 4096 4096 4096 --gpu rtx4090", "library: its product"),
+    ("linear 4194304 1024 1024", "fp32_sm90, tile 128 x 128, 24598.0 MiB of workspace"),
+    ("gemm 64 64 1073741824", "library: its product"),
     ("linear 4 4095 4096 --dtype float16", "library: its product in float32, then one kernel for "
      "the rest"),
 ]  # fmt: skip
@@ -135,6 +137,49 @@ def test_an_assumed_gpu_is_named():
     assert answer("gemm 8 8 8 --gpu h200")[0].endswith("on h200")
 
 
+@pytest.mark.parametrize(
+    "asked, taken",
+    [
+        ("gemm 1099511627776 1 1", True),
+        ("gemm 1048576 1048576 1048576", True),
+        ("gemm 1048577 1048576 1", False),  # out
+        ("gemm 1048577 1 1048576", False),  # a
+        ("gemm 1 1048577 1048576", False),  # b
+        ("gemm 1024 1024 1024 --batch 1048576", True),
+        ("gemm 1024 1024 1024 --batch 1048577", False),
+        ("gemm 0 0 1099511627776", True),
+        ("gemm 0 0 1099511627777", False),
+        ("gemm -1 8 8", False),
+        ("linear 9223372036854775807 9223372036854775807 2", False),
+        ("linear 8 8 9223372036854775808", False),
+        ("gru 1099511627776 1 1", True),
+        ("gru 1024 1024 1048576", True),
+        ("gru 1024 1025 1048576", False),
+        ("gru 1 1 1048577", False),  # weight_hh
+        ("gru -1 1 1", False),
+    ],
+)
+def test_sizes_are_limited_by_their_tensors(asked, taken):
+    """In Python and in C++ alike."""
+    if taken:
+        assert answer(f"{asked} --gpu h200")[-1].startswith("  ")
+    else:
+        with pytest.raises(SystemExit, match="tensors have at most 2\\^40 elements, got"):
+            answer(f"{asked} --gpu h200")
+    op, *sizes, batch = f"{asked} 1".replace("--batch ", "").split()[:5]
+    sizes, gpu = list(map(int, sizes)), _explain.GPUS["h200"]
+    if max(sizes) < 2**63:
+        module = ctypes.CDLL(str(Path(_explain.__file__).with_name("_C.so")))
+        function, problem = module.my_ops_explain_recurrent, None
+        if op == "gru":
+            problem = _explain._Layer(*gpu, b"gru", b"float32", *sizes)
+        else:
+            function = module.my_ops_explain_gemm
+            problem = _explain._Problem(*gpu, b"float32", b"none", int(batch), *sizes)
+        function.restype = ctypes.c_int64
+        assert (function(ctypes.byref(problem), None, ctypes.c_int64(0)) > 0) == taken
+
+
 def test_as_json():
     said = json.loads("\n".join(answer("gemm 200 8192 64 --tf32 --json --dtype bf16")))
     plain = answer("gemm 200 8192 64 --tf32 --dtype bf16")
@@ -163,7 +208,7 @@ def test_from_the_command_line(tmp_path):
     )  # fmt: skip
     assert done.stdout.splitlines() == answer("gemm 4096 4096 4096")
     refused = {
-        "sizes must be from 0 to 2\\^20": ["gemm", "1", "2", str(2**20 + 1)],
+        "tensors have at most 2\\^40 elements, got": ["gemm", "1", "2", str(2**40 + 1)],
         "no op is called 'rnn': gemm, linear, lltm, lstm, gru": ["rnn", "1", "2", "3"],
         "no activation of linear is called 'tanh'": [
             "linear",
@@ -216,7 +261,7 @@ def test_the_c_function_refuses():
     assert whole > 8
     assert call() == whole
     assert len(text.value) == 7
-    for wrong in ({"dtype": b"int8"}, {"m": -1}, {"m": 2**20 + 1}, {"activation": b"tanh"}):
+    for wrong in ({"dtype": b"int8"}, {"m": -1}, {"m": 2**34 + 1}, {"activation": b"tanh"}):
         assert call(**wrong) == -1
     assert call(dtype=None) == call(activation=None) == -1
     assert function(None, text, ctypes.c_int64(8)) == -1
