@@ -49,7 +49,7 @@ def name_of(op: samples.Op) -> str:
 def works(call: Callable[[], Any]) -> bool:
     try:
         call()
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return False
     return True
 

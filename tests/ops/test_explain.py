@@ -3,6 +3,7 @@ which GPU. The answers come from the plan of the CUDA build, on any machine."""
 
 import argparse
 import ctypes
+import importlib
 import json
 import re
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from my_ops import _explain
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools/build"
 
 GOLDEN = [  # the question, and the last line of the answer, which is the plan
     ("gemm 4096 4096 4096", "fp32_sm90, tile 128 x 128, 192.3 MiB of workspace"),
@@ -130,6 +133,19 @@ def test_a_layer_as_json():
 def test_short_names_of_dtypes(short, dtype):
     asked = "gemm 512 447 333 --gpu h200 --dtype"
     assert answer(f"{asked} {short}") == answer(f"{asked} {dtype}")
+
+
+@pytest.mark.skipif(not TOOLS.is_dir(), reason="needs the repository")
+@pytest.mark.parametrize("name", _explain.GPUS)
+def test_the_code_that_a_gpu_runs(name, monkeypatch):
+    """Of a wheel with code for all GPUs: the newest of its generation that is no newer than it."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    preflight = importlib.import_module("preflight")
+    wheel = re.findall(r"(\d+)\.(\d)(a?)", preflight.WITH_BLACKWELL)
+    gpu = _explain.GPUS[name]
+    fits = [(int(minor), a) for major, minor, a in wheel if int(major) == gpu.major]
+    minor, a = max(code for code in fits if code[0] <= gpu.minor)
+    assert (gpu.code, gpu.hopper_code) == (10 * gpu.major + minor, a == "a")
 
 
 def test_an_assumed_gpu_is_named():
