@@ -19,7 +19,9 @@ constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-lev
 // steps, up to so many passes over all weights that a thread saves, beyond so many weights a step.
 constexpr int64_t kFewSteps = 3;            // by_units
 constexpr int64_t kFewPasses = 8;           // by_units
-constexpr int64_t kWeightsAStep = 1 << 15;  // by_rows
+constexpr int64_t kWeightsAStep = 1 << 15;  // by_rows, unless there are
+constexpr int64_t kManyRows = 64;           // so many rows, for which packing takes little
+constexpr int64_t kGrainPack = 1 << 15;     // weights packed per thread: 10 us or more
 // Of a matrix: below so many ATen's products are faster, with several threads and with one; and so
 // many are multiplied at a time, which the third-level cache holds.
 constexpr int64_t kFewRows = 16;
@@ -37,8 +39,9 @@ struct Cpu {
   static ScalarType storage_of_backward(ScalarType dtype) { return dtype; }
   // by_rows() and sequence_backward() convert what they read and write, step by step.
   static ScalarType storage_of_layer(ScalarType dtype, int64_t weights, int64_t steps,
-                                     const Masks& masks) {
-    const bool converts = runs_by_rows(weights, steps, compute_dtype(dtype)) && !masks.lengths;
+                                     int64_t batch, const Masks& masks) {
+    const bool by_rows = runs_by_rows(weights, steps, batch, compute_dtype(dtype));
+    const bool converts = by_rows && !masks.lengths;
     return converts ? dtype : compute_dtype(dtype);
   }
 
@@ -115,7 +118,7 @@ struct Cpu {
     const int64_t weights = s.weights.x.numel() + s.weights.h.numel();
     const int64_t steps = s.output.size(0), batch = s.output.size(1);
     const ScalarType acc = s.weights.h.scalar_type();
-    if (runs_by_rows(weights, steps, acc)) {
+    if (runs_by_rows(weights, steps, batch, acc)) {
       by_rows(s, weights);
     } else if (stays_in_cache(weights, acc)) {
       return false;
@@ -134,7 +137,7 @@ struct Cpu {
 
   bool sequence_backward(const SequenceBackwardTensors& s) const {
     const int64_t weights = s.weights_h.numel();
-    if (!runs_by_rows(weights, s.steps, s.weights_h.scalar_type())) return false;
+    if (!runs_by_rows(weights, s.steps, s.batch, s.weights_h.scalar_type())) return false;
     dispatch_floating<CpuTypes>(s.saved.scalar_type(), [&]<typename T>() {
       using Acc = typename cpu::Compute<T>::type;
       const auto c0 = as_contiguous(s.c0), grad_h_n = as_contiguous(s.grad_h_n),
@@ -246,9 +249,10 @@ struct Cpu {
   static bool stays_in_cache(int64_t weights, ScalarType dtype) {
     return weights * (dtype == ScalarType::Double ? 8 : 4) <= kCache;
   }
-  // Weights are packed once and then read at every step.
-  static bool runs_by_rows(int64_t weights, int64_t steps, ScalarType dtype) {
-    return stays_in_cache(weights, dtype) && weights <= steps * kWeightsAStep;
+  // Weights are packed once and then read for all rows at every step.
+  static bool runs_by_rows(int64_t weights, int64_t steps, int64_t batch, ScalarType dtype) {
+    const bool pays = weights <= steps * kWeightsAStep || batch >= kManyRows;
+    return stays_in_cache(weights, dtype) && pays;
   }
   static int64_t rows_a_thread(int64_t steps, int64_t weights) {
     return kGrainProducts / (steps * weights + 1) + 1;
@@ -257,7 +261,14 @@ struct Cpu {
   static Tensor pack(const Tensor& b) {
     const int64_t k = b.size(0), n = b.size(1);
     const Tensor packed = empty(b, {cpu::packed_size<T>(k, n)});
-    cpu::pack(in<T>(b), b.stride(0), b.stride(1), k, n, out<T>(packed));
+    const int64_t row = b.stride(0), col = b.stride(1);
+    parallel((n - 1) / cpu::kColumnsTogether + 1, kGrainPack / (k * cpu::kColumnsTogether + 1) + 1,
+             [&](int64_t begin, int64_t end) {
+               const int64_t first = begin * cpu::kColumnsTogether,
+                             last = std::min(end * cpu::kColumnsTogether, n);
+               cpu::pack(in<T>(b) + first * col, row, col, k, last - first,
+                         out<T>(packed) + first * k);
+             });
     return packed;
   }
   // The weights of h, gate by gate.

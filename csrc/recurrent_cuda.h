@@ -21,7 +21,7 @@ class Cuda {
   static ScalarType storage(ScalarType dtype) { return dtype; }
   static ScalarType storage_of_weights(ScalarType dtype) { return dtype; }
   static ScalarType storage_of_backward(ScalarType dtype) { return dtype; }
-  static ScalarType storage_of_layer(ScalarType dtype, int64_t, int64_t, const Masks&) {
+  static ScalarType storage_of_layer(ScalarType dtype, int64_t, int64_t, int64_t, const Masks&) {
     return dtype;
   }
 

@@ -147,7 +147,7 @@ struct RecurrentOps {
     const auto parameters = cast(a.parameters, Backend::storage_of_weights(dtype));
     const Weights weights = Op::Weights::of(parameters, a.states[0].size(1));
     const ScalarType storage = Backend::storage_of_layer(
-        dtype, weights.x.numel() + weights.h.numel(), a.input.size(0), a.masks);
+        dtype, weights.x.numel() + weights.h.numel(), a.input.size(0), a.input.size(1), a.masks);
     const Tensor input = cast(a.input, storage), h0 = cast(a.states[0], storage);
     const auto c0 = cast(carried_of(a.states), storage);
     const Masks masks = prepared(backend, a.masks, storage);
@@ -175,7 +175,8 @@ struct RecurrentOps {
     const int64_t steps = a.gates.size(0), hidden = a.gates.size(2) / Cell::kSaved;
     const Tensor weights_h =
         Op::Weights::of_h(cast(a.recurrent, Backend::storage_of_weights(dtype)), hidden);
-    const ScalarType storage = Backend::storage_of_layer(dtype, weights_h.numel(), steps, a.masks);
+    const ScalarType storage =
+        Backend::storage_of_layer(dtype, weights_h.numel(), steps, a.gates.size(1), a.masks);
     const auto grad_output = cast(a.grad_output, storage), grad_h_n = cast(a.grads[0], storage),
                grad_c_n = cast(carried_of(a.grads), storage);
     const KeptTensors kept{.saved = as_contiguous(cast(a.gates, storage)),

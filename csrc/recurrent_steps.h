@@ -4,7 +4,7 @@
 // current. It has
 //   storage(dtype)             the type in which a step reads and writes activations of that dtype,
 //   storage_of_backward(dtype)                       the same of a step backward,
-//   storage_of_layer(dtype, weights, steps, masks)   of all steps, with so many weights,
+//   storage_of_layer(dtype, weights, steps, batch, masks)   of all steps, with so many weights,
 //   storage_of_weights(dtype)  the type in which it reads parameters,
 //   matmul(a, b, out)          out in the type of the arithmetic,
 //   prepared(b, rows)          prepares b for many products with that many rows,

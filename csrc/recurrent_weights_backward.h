@@ -91,6 +91,7 @@ inline Tensor before_steps(const WeightsBackward& a) {
   const Tensor output = all_steps(as_contiguous(a.output));
   if (output.size(0) == 0) return output;
   const int64_t rows = output.size(0);
+  if (rows == a.batch() && !a.reset) return as_contiguous(a.h0);
   const Tensor h = joined({as_contiguous(a.h0), some_rows(output, 0, rows - a.batch())});
   if (a.reset) {
     aten("aten::masked_fill_", "Tensor", h, as_strided(as_contiguous(*a.reset), {rows, 1}, {1, 1}),

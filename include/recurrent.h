@@ -194,6 +194,10 @@ constexpr int64_t kColumnsTogether = 32;
 template <typename T>
 void product_columns(const Product<T>& args, int64_t begin, int64_t end, T* packed);
 
+// c of n columns, without packing: b_col must be 1. Columns of a are a_col apart.
+template <typename T>
+void few_products(const Product<T>& args, int64_t a_col, int64_t n);
+
 // Rows and units [begin, end) of a step. gates_h holds only those: [rows, kGates, units].
 struct Range {
   int64_t begin, end;

@@ -233,10 +233,25 @@ void product_columns(const Product<T>& args, int64_t begin, int64_t end, T* pack
   }
 }
 
+template <typename T>
+void few_products(const Product<T>& args, int64_t a_col, int64_t n) {
+  for (int64_t i = 0; i < args.m; ++i) {
+    T* const c = args.c + i * args.c_row;
+    std::fill_n(c, n, T(0));
+    for (int64_t j = 0; j < args.k; ++j) {
+      const T a = args.a[i * args.a_row + j * a_col];
+      const T* const b = args.b + j * args.b_row;
+#pragma GCC ivdep
+      for (int64_t column = 0; column < n; ++column) c[column] += a * b[column];
+    }
+  }
+}
+
 #define MY_OPS_PRODUCT(T)                                                 \
   template void pack(const T*, int64_t, int64_t, int64_t, int64_t, T*);   \
   template int64_t packed_size<T>(int64_t, int64_t);                      \
   template void product_columns(const Product<T>&, int64_t, int64_t, T*); \
+  template void few_products(const Product<T>&, int64_t, int64_t);        \
   template void product(const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t);
 MY_OPS_PRODUCT(float)
 MY_OPS_PRODUCT(double)
