@@ -49,12 +49,12 @@ ENVIRONMENT = os.environ | {
 }
 
 ELEMENTWISE = "elementwise memory registration c_api autograd vmap integration bounds"
-GEMM = "gemm gemm_options registration autograd vmap integration autocast nn bounds"
-LLTM = "lltm memory lltm_layer registration autograd vmap autocast integration bounds"
+GEMM = "error_classes gemm gemm_options registration autograd vmap integration autocast nn bounds"
+LLTM = "error_classes lltm memory lltm_layer registration autograd vmap autocast integration bounds"
 OF_TORCH = "lstm_gru torch_layers torch_layer_tools registration autograd vmap autocast"
-LAYERS = "nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
+LAYERS = "error_classes nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
 TESTS = {  # the first prefix that fits counts
-    "my_ops/__main__": "report",
+    "my_ops/__main__": "report fast_fp32",
     "my_ops/__init__": "package private_names report fast_fp32 typing",
     "my_ops/_autocast": "autocast lltm_layer nn",
     "my_ops/_convert": "convert",
