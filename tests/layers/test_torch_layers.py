@@ -299,6 +299,7 @@ def test_wrong_call(name, device, rejects):
     for error, arguments, match in (
         (RuntimeError, (x[0, 0],), r"input must be .* or \(steps, input_size\), got \(5,\)"),
         (RuntimeError, (x[..., :4],), r"input must .*size\) = \(7, 3, 5\), got \(7, 3, 4\)"),
+        (RuntimeError, (x.repeat(1, 1, 2),), rf"{name}: input must .*, got \(7, 3, 10\)"),
         (RuntimeError, (x[:, 0, :4],), r"be \(steps, input_size\) = \(7, 5\), got \(7, 4\)"),
         (RuntimeError, (x, hx, three[:2]), r"lengths must be \(batch,\) = \(3,\), got \(2,\)"),
         (RuntimeError, (x, hx, three.int()), "lengths must be of dtype int64, got int32"),
@@ -346,8 +347,10 @@ def test_lengths_as_pack_padded_sequence_takes_them(name, batch_first, device):
     layer = LAYERS[name][0](INPUTS, HIDDEN, batch_first=batch_first, device=device)
     x, state = drawn(name, layer, device, torch.float32)
     want = layer(x, state, torch.tensor(LENGTHS, device=device))
-    for lengths in (LENGTHS, tuple(LENGTHS), list(numpy.array(LENGTHS)), torch.tensor(LENGTHS)):
+    by_numpy = list(numpy.array(LENGTHS, numpy.int32))
+    for lengths in (LENGTHS, tuple(LENGTHS), by_numpy, torch.tensor(LENGTHS)):
         close(layer(x, state, lengths), want, 0)
+    assert layer(x[:0] if batch_first else x[:, :0], lengths=[])[0].numel() == 0
     one = x[0] if batch_first else x[:, 0]
     close(layer(one, None, [2]), layer(one, None, torch.tensor([2], device=device)), 0)
 
@@ -378,5 +381,11 @@ def test_complex_numbers_are_torch_s(name, dtype):
     if name in LAYERS:
         packed = pack_padded_sequence(x, torch.tensor(LENGTHS), enforce_sorted=False)
         torch.testing.assert_close(layer(packed)[0].data, like(packed)[0].data, rtol=0, atol=0)
-        with pytest.raises(RuntimeError, match=f"{name.lower()}: input must be of dtype float64, "):
+        refused = f"{name.lower()}: input must be of dtype float64, "
+        with pytest.raises(RuntimeError, match=refused):
             layer(x, lengths=LENGTHS)
+        for option in ("weight_dropout", "zoneout"):
+            setattr(layer, option, 0.5)
+            with pytest.raises(RuntimeError, match=f"{refused}|not implemented for 'Complex"):
+                layer(x)  # torch draws no zoneout of them
+            setattr(layer, option, 0.0)
