@@ -70,6 +70,18 @@ def test_gemm_is_torchs(dtype, device):
         assert torch.equal(got, a @ b)
 
 
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("op", ["gemm", "linear"])
+def test_plain_calls_on_the_cpu_are_torchs(op, dtype):
+    """Found by the profiler, because a dispatch mode would see other calls than there are without
+    it."""
+    x, weight, bias = tensors(dtype, "cpu")
+    arguments = (x, weight.mT) if op == "gemm" else (x, weight, bias)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        getattr(my_ops, op)(*arguments)
+    assert "my_ops" not in " ".join(event.name for event in profile.events())
+
+
 @pytest.mark.parametrize("enabled", [torch.bfloat16, torch.float16])
 def test_under_autocast(enabled, device):
     x, weight, bias = tensors(torch.float32, device)
