@@ -161,6 +161,7 @@ MIXED_CHOSEN = [  # device, m, n, k, transposed a and b, which has 16 bits -> ke
     ("H200", 16384, 4096, 64, 0, 0, "b", "converted"),  # k is too short for the parts
     ("H200", 16, 4096, 4096, 0, 1, "b", "converted"),  # few rows have a kernel for floats
     ("H200", 100, 100, 100, 0, 1, "a", "converted"),
+    ("H200", 1, 64, 4096, 0, 1, "a", "converted"),  # a single row
     ("H200-plain", 4096, 4096, 4096, 0, 1, "a", "converted"),
     ("A100", 4096, 4096, 4096, 0, 1, "a", "converted"),
     ("B200", 4096, 4096, 4096, 0, 1, "b", "converted"),
