@@ -67,6 +67,14 @@ def test_pages_read_in_plain_markdown(page):
         assert (page.parent / light).is_file()
 
 
+def test_every_tool_is_listed_by_its_job():
+    folder = REPOSITORY / "tools"
+    listed = re.findall(r"`([\w.]+)/?`", (folder / "README.md").read_text().partition("| for |")[2])
+    locks = {path.stem for path in folder.glob("requirements/*.in")}
+    tools = {path.name for path in folder.iterdir() if not path.name.startswith(("__", "README"))}
+    assert set(listed) == {*tools, *locks}
+
+
 def test_gallery_shows_what_its_programs_draw():
     programs = (REPOSITORY / "examples").glob("*.py")
     drawing = {path.stem for path in programs if "plots.save(" in path.read_text()}
