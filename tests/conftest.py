@@ -35,14 +35,19 @@ NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def pytest_addoption(parser):
-    text = "of each test, only as many cases as show every value of its parameters; the default of "
-    parser.addoption("--sample", action="store_true", help=f"{text}pytest without arguments")
+    text = "of each test that is not slow, as many cases as show every value of its parameters; "
+    text += "nothing of tests/package; the default of pytest without arguments"
+    parser.addoption("--sample", action="store_true", help=text)
 
 
 def pytest_configure(config):
     options = config.option
     if config.args_source is config.ArgsSource.TESTPATHS and not options.keyword:
         options.sample = True  # here, because xdist hands the options to its workers
+
+
+def pytest_ignore_collect(collection_path, config):
+    return True if config.option.sample and collection_path == HERE / "package" else None
 
 
 def pytest_collection_modifyitems(config, items):
@@ -54,7 +59,7 @@ def pytest_collection_modifyitems(config, items):
         values = getattr(item, "callspec", None)
         shown = {(name, repr(v)) for name, v in values.params.items()} if values else {()}
         of_test = seen.setdefault(item.nodeid.partition("[")[0], set())
-        if skipped or shown <= of_test:
+        if skipped or shown <= of_test or item.get_closest_marker("slow"):
             left.append(item)
         else:
             of_test |= shown
@@ -100,6 +105,14 @@ def strict_cublas(cuda):
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
     torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen():
+    """gc.collect() need not look at what stays until the end, tests and modules: a second each."""
+    torch.use_deterministic_algorithms(False)  # loads modules of torch
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -65,6 +65,7 @@ def test_elementwise_ops_follow_their_arguments(op, device):
         assert all(r.dtype == torch.float32 for r in op(*tensors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     **named(
         [op for op in PRODUCTS if op.name in ("gemm", "linear-gelu", "linear-residual", "lltm")]
@@ -253,6 +254,7 @@ def test_regions_of_several_threads(device):
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", ["grad", "vmap", "compile", "trace", "checkpoint"])
 def test_weights_of_a_transform_are_cast_in_it(around, device):
     """A cast made in a transform does not outlive it, and a graph has no cast from another run."""

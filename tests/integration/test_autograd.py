@@ -88,6 +88,7 @@ def test_asking_for_every_choice_of_gradients(op, device, create_graph, monkeypa
         assert all(t.grad is None for t in found)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks at that of results
 @pytest.mark.parametrize(**named([op for op in SMOOTH if op.name in COMPILED_BACKWARD]))
 def test_compiled_autograd(op, device):
@@ -154,6 +155,7 @@ def test_second_gradient(op, device):
     assert gradgradcheck(op, inputs(op, device), check_fwd_over_rev=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(**named(SMOOTH))
 def test_forward_over_reverse(op, device):
     assert gradgradcheck(
@@ -453,6 +455,7 @@ def compiled_like_eager(op, backend, device, sizes):
     assert_close(compiled(*without), op(*without), FLOAT32_LIMIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_compile_to_one_graph(op, device):
     counter = CompileCounterWithBackend("aot_eager")
@@ -460,6 +463,7 @@ def test_compile_to_one_graph(op, device):
     assert counter.frame_count == 2  # one for all sizes with gradients, one without
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize(
     **named([op for op in DIFFERENTIABLE if op.name in ("custom_add", "linear-gelu", "lltm")])
@@ -468,6 +472,7 @@ def test_compile_with_inductor(op, device):
     compiled_like_eager(op, "inductor", device, SIZES[:2])
 
 
+@pytest.mark.slow
 def test_compile_fill_index_and_out(device):
     def function(a, b, out):
         my_ops.gemm(a, b, out=out)
@@ -484,6 +489,7 @@ def test_compile_fill_index_and_out(device):
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [my_ops.nn.LLTM, my_ops.nn.LLTMCell])
 def test_compile_a_layer_with_dynamic_batch(kind, device):
     layer = kind(3, 4).to(device)

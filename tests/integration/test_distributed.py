@@ -13,6 +13,8 @@ if sys.platform == "win32" or not torch.distributed.is_available():
 
 import distributed_checks
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT = 120  # seconds per check: a rank that waits for another must not hang the suite
 
 DEVICES = ["cpu"] + ["cuda"] * (torch.cuda.device_count() >= distributed_checks.RANKS)

@@ -167,6 +167,7 @@ def test_other_kinds_of_tensors_have_no_kernel(op, kind, device):
 PRODUCTS = "gemm", "gemm.out", "linear"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [op for op in RIGHT if op not in ("fill_index", "prepack")])
 @settings(max_examples=30)
 @given(data=st.data())
@@ -197,6 +198,7 @@ def test_metadata_in_any_layout(op, device, data):
     assert metadata(call(*metas)) == metadata(results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_opcheck_prepack(dtype, device):
     torch.library.opcheck(torch.ops.my_ops.prepack, (torch.ones(4, 3, dtype=dtype, device=device),))
@@ -221,6 +223,7 @@ def operands(n, device):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize("opaque", [True, False])
 def test_compiled_in_many_layouts(opaque, device, monkeypatch):
@@ -248,6 +251,7 @@ def test_compiled_in_many_layouts(opaque, device, monkeypatch):
                 assert got.stride() == want.stride()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", operands(3, "cpu"))
 def test_opcheck_in_many_layouts(name, device):
     torch.library.opcheck(torch.ops.my_ops.custom_add, operands(3, device)[name])
@@ -272,6 +276,7 @@ class SizesOfData(torch.nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_sizes_that_depend_on_data(device):
     x, weight = torch.randn(6, 4, device=device), torch.randn(4, 4, device=device)
     choices = [x[:, 0] > 0, x[:, 0] > 99, torch.arange(6, device=device) == 2]

@@ -17,6 +17,8 @@ from torch.utils import cpp_extension
 import my_ops
 from my_ops import _fast_fp32
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parents[1]
 ROOT = HERE.parent
 CHECKS = HERE / "fast_fp32_checks.py"

@@ -33,6 +33,8 @@ from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
 import my_ops
 from my_ops import _inductor, _private
 
+pytestmark = pytest.mark.slow
+
 FLOAT32_LIMIT = 2.0**-19  # for sums of a few products, and for fused kernels
 D_SIGMOID_ULP = 8.0  # and of its gradient: an exponential, five products and quotients
 

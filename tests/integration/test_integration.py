@@ -141,6 +141,7 @@ def test_threads(op, device):
     assert not failures
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "libtsan" not in os.environ.get("LD_PRELOAD", ""), reason="of make tsan: that it sees a race"
 )
@@ -169,6 +170,7 @@ def test_two_threads_with_one_result_are_seen():
     assert done.returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_data_loader_workers(start):
     """In a separate process: one whose autograd has started threads for a GPU cannot be forked."""
@@ -185,6 +187,7 @@ def test_data_loader_workers(start):
     run_python(script.replace("START", repr(start)), PYTHONPATH=path)
 
 
+@pytest.mark.slow
 def test_import_after_fork():
     script = """
         import os, torch
@@ -197,6 +200,7 @@ def test_import_after_fork():
     run_python(script)
 
 
+@pytest.mark.slow
 def test_spawned_process():
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -312,6 +316,7 @@ def batch_first_shape(layer):
     return 1 if isinstance(layer, my_ops.nn.LLTM) else 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch's own reader
 def test_export_at_another_batch_size(layer):
     module, x = layer
@@ -328,6 +333,7 @@ def test_export_at_another_batch_size(layer):
     assert torch.equal(first(loaded(other)), first(module(other)))
 
 
+@pytest.mark.slow
 def test_inductor_package(tmp_path, device):
     """Compiled ahead of time, loaded from its file and run with another length and batch size, in a
     separate process, as in a program that serves a model."""
@@ -372,6 +378,7 @@ def test_inductor_package(tmp_path, device):
     assert done.stdout.endswith("as eager\n"), (done.returncode, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(**NO_INDUCTOR)
 def test_gradients_of_another_version_do_not_come_from_the_compile_cache(tmp_path):
     """A later version must not use gradients that an earlier one left in the caches."""

@@ -20,6 +20,7 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", [False, True])
 def test_memory_stays_flat(gradient, device):
     """20,000 calls of the family, including errors. In torch < 2.14 gelu leaks 48 bytes per

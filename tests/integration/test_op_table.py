@@ -9,6 +9,8 @@ import torch
 
 import my_ops  # noqa: F401  registers the ops
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).resolve().parents[2] / "tools" / "op_table.py"
 
 

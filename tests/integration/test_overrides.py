@@ -318,6 +318,7 @@ def test_recurrent_layers_name_inputs_of_other_kinds(name, kind):
         getattr(my_ops.nn, name)(3, 4)(input)
 
 
+@pytest.mark.slow
 def test_a_dtensor_without_the_sharding_rules_is_told_of_them():
     script = """
         import torch, my_ops, torch.distributed as dist
@@ -395,6 +396,7 @@ def test_inference_tensors(name, device):
     assert not any(r.is_inference() for r in as_tuple(outside))
 
 
+@pytest.mark.slow
 def test_prepack_in_a_compiled_function(device):
     def function(x, weight):
         return my_ops.linear(x, my_ops.prepack(weight), activation="silu")

@@ -28,6 +28,7 @@ ELEMENTWISE_ULP = 4.0
 INDEX_DTYPES = [*FLOATING, torch.int32, torch.int64]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(**with_dtypes(DIFFERENTIABLE))
 def test_opcheck(op, dtype, device):
     tensors = op.tensors(3, dtype, device)
@@ -35,6 +36,7 @@ def test_opcheck(op, dtype, device):
     torch.library.opcheck(op.overload, op.arguments(*leaves(tensors)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_opcheck_strided(op, device):
     tensors = [
@@ -43,6 +45,7 @@ def test_opcheck_strided(op, device):
     torch.library.opcheck(op.overload, op.arguments(*leaves(tuple(tensors))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_opcheck_gemm_out(dtype, device):
     a, b = (torch.ones(s, dtype=dtype, device=device) for s in ((2, 3), (3, 4)))
@@ -50,6 +53,7 @@ def test_opcheck_gemm_out(dtype, device):
     torch.library.opcheck(torch.ops.my_ops.gemm.out, (a, b, out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", INDEX_DTYPES)
 def test_opcheck_fill_index(dtype, device):
     options = {"dtype": dtype, "device": torch.device(device)}
@@ -62,6 +66,7 @@ def test_opcheck_fill_index(dtype, device):
 shapes = st.lists(st.integers(0, 5), max_size=5).map(tuple)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNARY)
 @given(data=st.data())
 def test_unary_fuzzed(name, device, data):
@@ -78,6 +83,7 @@ def test_unary_fuzzed(name, device, data):
         assert torch.equal(got, reference.add_one(x))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_unary_backward_fuzzed(device, data):
     shape = data.draw(shapes)
@@ -91,6 +97,7 @@ def test_unary_backward_fuzzed(device, data):
     assert torch.equal(got, want)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_custom_add_fuzzed(device, data):
     shape = data.draw(shapes)
@@ -120,6 +127,7 @@ def test_custom_add_fuzzed(device, data):
         assert torch.equal(got, reference.custom_add(a, b))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_gemm_fuzzed(device, data):
     m, k, n = (data.draw(st.integers(0, 6)) for _ in range(3))
@@ -135,6 +143,7 @@ def test_gemm_fuzzed(device, data):
     assert torch.equal(out, got)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_linear_fuzzed(device, data):
     leading = data.draw(st.lists(st.integers(0, 3), max_size=3).map(tuple))
@@ -149,6 +158,7 @@ def test_linear_fuzzed(device, data):
     assert torch.equal(got, want.to(dtype))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_lltm_fuzzed(device, data):
     steps, batch, inputs, hidden = (data.draw(st.integers(0, 4)) for _ in range(4))
@@ -167,6 +177,7 @@ def test_lltm_fuzzed(device, data):
         check_metadata(my_ops.lltm_cell, cell)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_fill_index_fuzzed(device, data):
     height, width = data.draw(st.integers(0, 70)), data.draw(st.integers(0, 70))
@@ -179,6 +190,7 @@ def test_fill_index_fuzzed(device, data):
 # -------------------------------------------------------------------------------- repeatability
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(**named(DIFFERENTIABLE))
 def test_hundred_runs_are_bitwise_equal(op, dtype, device):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("matplotlib")  # for char_lm.py, whose model it trains
 pytest.importorskip("tqdm")
 

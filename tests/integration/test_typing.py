@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="needs mypy")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="needs mypy"),
+]
 
 PROGRAM = """
 import torch

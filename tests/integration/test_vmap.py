@@ -137,6 +137,7 @@ def test_jacfwd_and_second_derivatives(op, device):
         assert_close(tuple(flat[0]), tuple(flat[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(**named(SMOOTH))
 def test_vjp_without_a_graph(op, device):
     """Under no_grad backward runs the fused ops; with each sample's own weights, step by step."""

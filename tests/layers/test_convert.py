@@ -111,6 +111,7 @@ def test_training_goes_on():
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_copies_state_dicts_and_compilation():
     model, x = made()
     plain = copy.deepcopy(model)
@@ -728,6 +729,7 @@ def test_short_layers_that_the_host_bounds(packed, cuda, captures):
             torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)  # in TF32
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
 def test_torchs_tools_on_a_layer_that_calls_cudnn(cuda, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)

@@ -334,6 +334,7 @@ def test_copies_and_torchscript(form, device):
             same(other(x, state, *masks), layer(x, state, *masks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ragged", [False, True])
 def test_compiled_to_one_graph_for_many_sizes(ragged, device):
     layer = made("deep-and-both", device, torch.float32)
@@ -345,6 +346,7 @@ def test_compiled_to_one_graph_for_many_sizes(ragged, device):
 
 
 # torch.export.load reads the archive into memory that is not writable (torch 2.10).
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_exported_and_run_at_another_batch_size(device):
     layer = made("two-layers", device, torch.float32)

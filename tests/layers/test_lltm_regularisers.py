@@ -137,6 +137,7 @@ CHANGES = {  # attributes, and the draws that make a change visible
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_attributes_may_change_after_construction(change, compiled, device):

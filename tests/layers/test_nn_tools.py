@@ -105,6 +105,7 @@ class Shifted(my_ops.nn.Linear):
         return super().forward(input) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -130,6 +131,7 @@ def test_the_activation_acts_on_what_its_linear_gives(compiled, change, device):
     assert not torch.equal(got, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Linear", "LinearActivation"])
 def test_traced_to_one_op(make, x):
     layer, graphs = make(), []

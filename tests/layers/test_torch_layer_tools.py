@@ -97,6 +97,7 @@ def test_copies_and_torchscript(name, device):
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
@@ -117,6 +118,7 @@ def test_compiled_to_one_graph_for_many_sizes(name, masked, dropout, device):
     assert graphs[0] == graphs[-1] <= (2 if dropout else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_trained_when_compiled(name, device):
     layer, _ = pair(name, device, torch.float32, **FORM)
@@ -125,6 +127,7 @@ def test_trained_when_compiled(name, device):
     close(with_gradients(compiled, x, hx), with_gradients(layer, x, hx), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_exported_and_run_at_another_batch_size(name, strict, device):
@@ -139,6 +142,7 @@ def test_exported_and_run_at_another_batch_size(name, strict, device):
     close(program.module()(x, hx), layer(x, hx), 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_exported_and_run_at_another_length(name, device):
     """With lengths and resets in both directions; from two steps on."""

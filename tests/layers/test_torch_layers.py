@@ -230,6 +230,7 @@ def test_parameters_at_any_address(name, dtype, hidden, device):
         torch.testing.assert_close(ours, exact, rtol=0, atol=limit * size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_of_gradients(name, device):
     layer, _ = pair(name, device)

@@ -105,6 +105,7 @@ def test_what_a_reset_cleared_does_not_count(device):
     assert all(t.isfinite().all() for t in op(grad, x, h0, output, weight, reset, cell.gates))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", CELL)
 def test_opcheck(name, dtype, device):

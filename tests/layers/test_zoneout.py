@@ -144,6 +144,7 @@ def test_certain_zoneout(name, training, device):
     assert torch.equal(output, h.expand_as(output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles_and_scripts(name, training, device):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 EVERY_OP = """
     for op in samples.DIFFERENTIABLE:
         for dtype in samples.FLOATING:

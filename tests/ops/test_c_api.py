@@ -9,6 +9,8 @@ import torch
 import my_ops
 from my_ops import reference
 
+pytestmark = pytest.mark.slow
+
 pointer, size = ctypes.c_void_p, ctypes.c_int64
 INVALID = -1
 SIZES = [0, 1, 31, 1000]

@@ -10,6 +10,8 @@ import torch
 
 import my_ops
 
+pytestmark = pytest.mark.slow
+
 CMAKE = """
 cmake_minimum_required(VERSION 3.20)
 project(consumer CXX)

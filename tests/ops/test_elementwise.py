@@ -231,6 +231,7 @@ def test_every_alignment(dtype, offset, device):
 
 
 # Here is the worst of all floats on the CPU: 2.45 units.
+@pytest.mark.slow
 def test_d_sigmoid_of_every_float_from_2_to_8(device):
     for begin in range(2, 8):
         first, last = torch.tensor([begin, begin + 1.0]).view(torch.int32).tolist()

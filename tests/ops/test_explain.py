@@ -216,6 +216,7 @@ def test_every_kernel_asked_says_why_not():
     assert plan == "  library: its product"
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path):
     command = [sys.executable, "-m", "my_ops", "explain"]
     done = subprocess.run(

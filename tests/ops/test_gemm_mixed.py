@@ -366,6 +366,7 @@ def test_16_bit_layers_take_float32_input_if_the_bias_is_float32(dtype, device, 
         biased(x)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_compiled(dtype, device):
@@ -384,6 +385,7 @@ def test_compiled(dtype, device):
         torch.testing.assert_close(one, exact, rtol=limit, atol=limit)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(**NO_INDUCTOR)
 @pytest.mark.parametrize("dtypes", PAIRS)
 def test_compiled_gemm(dtypes, device):
@@ -395,6 +397,7 @@ def test_compiled_gemm(dtypes, device):
 
 
 # torch 2.15 copies the inputs, reads the copies' .grad, and would hide the warning.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("dtypes", PAIRS)
 def test_opcheck(dtypes, device):

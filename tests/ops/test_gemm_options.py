@@ -157,6 +157,7 @@ def test_precision_reaches_every_product_of_a_transform(precision, transform, de
         assert set(seen) == {precision}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", TF32, ids=[f"{setter.__name__}-{v}" for setter, v in TF32])
 def test_precision_in_a_compiled_graph(setting, device, torch_precision):
     a = torch.randn(3, 3, device=device)
@@ -209,6 +210,7 @@ def test_prepacked_weight_that_changed(device, rejects):
         assert torch.equal(my_ops.linear(x, inside), x.sum(1, keepdim=True).expand(2, 4))
 
 
+@pytest.mark.slow
 def test_prepack_compiles(device):
     weight, x = torch.randn(640, 640, device=device), torch.randn(640, 640, device=device)
     packed = my_ops.prepack(weight)

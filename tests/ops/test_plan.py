@@ -16,10 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 KIB, MIB = 1024, 1024**2
 UNASKED = 48 * KIB  # shared memory that a block has by default
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("c++") or not (ROOT / "kernels").exists(),
-    reason="needs a C++ compiler and the source tree",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not shutil.which("c++") or not (ROOT / "kernels").exists(),
+        reason="needs a C++ compiler and the source tree",
+    ),
+]
 
 
 class Device(NamedTuple):

@@ -103,6 +103,7 @@ assert my_ops.fill_index(huge, 0, device=DEVICE).shape == (huge, 0)
 """
 
 
+@pytest.mark.slow
 def test_empty_tensors_take_no_time(device, run_python):
     """However many steps or rows they have."""
     run_python(f"DEVICE = {device!r}\n{EMPTY}")
