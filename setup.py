@@ -1,5 +1,5 @@
 """Builds my_ops/_C: one module for every Python >= 3.10 and torch >= 2.10, on CPU builds too.
-Beside it, _overrides spares fast_fp32 host time with the releases of torch that it fits.
+Beside it, _calls and _overrides spare host time with the releases of torch that they fit.
 
 MY_OPS_WITH_CUDA=1      build the CUDA kernels, or fail (the default)
                  auto   build them if the CUDA compiler works, else for the CPU only
@@ -71,17 +71,18 @@ LINK += ["-Wl,--version-script=csrc/exports.map", "-Wl,-s"]
 LINK += ["-Wl,-z,relro,-z,now"]  # the tables of functions are read-only once it is loaded
 
 
-def overrides():
-    """The kernels that replace torch's own on CUDA, which need torch's C++ headers."""
+def with_torchs_headers(name, libraries=()):
+    """A module that needs torch's C++ headers: _calls, the plain calls of ops, or _overrides, the
+    kernels that replace torch's own on CUDA."""
     import torch.utils.cpp_extension as cpp
 
     ext = cpp.CppExtension(
-        "my_ops._overrides",
-        ["csrc/overrides/fast_fp32.cpp"],
+        f"my_ops.{name}",
+        [str(s.relative_to(HERE)) for s in sorted(HERE.glob(f"csrc/{name[1:]}/*.cpp"))],
         extra_compile_args={"cxx": [*cxx_flags(), *CXX_ALONE]},
         extra_link_args=LINK,
     )
-    ext.libraries = ["stdc++", "dl"]
+    ext.libraries = ["stdc++", *libraries, "dl"]
     return ext
 
 
@@ -200,7 +201,9 @@ def build():
 
     # Named _C.so, because it is not a Python module and belongs to no version of Python.
     command = Build.with_options(no_python_abi_suffix=True)
-    modules = [extension(cuda), *([overrides()] if cuda else [])]
+    modules = [extension(cuda), with_torchs_headers("_calls", ["torch_python"])]
+    if cuda:
+        modules.append(with_torchs_headers("_overrides"))
     return {"ext_modules": modules, "cmdclass": {"build_ext": command}}
 
 

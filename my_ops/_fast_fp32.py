@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from my_ops._library import cpp_module
 from my_ops._private import dispatch_table
 
-# Only compiled kernels replace torch's convolutions.
-CONVOLUTIONS = ("convolution", "convolution_backward")
 OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,21 +80,7 @@ class _NativeSwitch(ctypes.Structure):
         ("on", ctypes.c_void_p),
         ("least", ctypes.c_int64),
         ("take", ctypes.c_void_p),
-        ("convolve", ctypes.c_void_p),
     )
-
-
-def _overrides(path: Path) -> Any:
-    """The module of csrc/overrides, or None if there is none or it does not fit this torch."""
-    try:
-        module = ctypes.CDLL(str(path))
-    except OSError:  # a build for the CPU only, or a torch that lacks one of its symbols
-        return None
-    major, minor = torch.__version__.split(".")[:2]
-    releases = 100 * int(major) + int(minor), module.my_ops_overrides_torch()
-    oldest, newest = TESTED_TORCH
-    tested = all(oldest <= release <= newest for release in releases)
-    return module if tested or releases[0] == releases[1] else None
 
 
 def _registered_at(op: str, key: str) -> Path | None:
@@ -150,8 +135,8 @@ class Switch:
         module.my_ops_fast_fp32_report.restype = ctypes.c_int64
         module.my_ops_fast_fp32_start.restype = ctypes.POINTER(_NativeSwitch)
         native = module.my_ops_fast_fp32_start()
-        overrides = _overrides(OVERRIDES)
-        kernels = {op: _registered_at(op, self._key) for op in (*OPS, *CONVOLUTIONS)}
+        overrides = cpp_module(OVERRIDES, "my_ops_overrides_torch", TESTED_TORCH)
+        kernels = {op: _registered_at(op, self._key) for op in OPS}
         self._others = tuple(op for op, at in kernels.items() if not _is_torchs(at, self._key))
         self._library = torch.library.Library("aten", "IMPL")
 
@@ -160,13 +145,12 @@ class Switch:
                 if op in self._others:
                     continue
                 names = op.encode(), self._key.encode()
-                compiled = (
-                    overrides is not None
-                    and (at is not None or op in CONVOLUTIONS)  # torch has one for all devices
-                    and not _is_torchs_python(at)
-                    and overrides.my_ops_overrides_put(*names, native)
-                )
-                if not compiled and op not in CONVOLUTIONS:
+                if (
+                    overrides is None
+                    or at is None
+                    or _is_torchs_python(at)
+                    or not overrides.my_ops_overrides_put(*names, native)
+                ):
                     self._override_in_python(op, native.contents.least)
             return 0.0
 
@@ -262,12 +246,10 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
 
     It takes ``mm``, ``bmm``, ``addmm`` and ``baddbmm`` with ``beta = alpha = 1``, their ``out=``
     forms, and everything that calls them: ``matmul``, ``einsum``, ``linear``, gradients, and the
-    products that Inductor leaves to cuBLAS. It takes convolutions of single points (1 x 1 and the
-    like) and their gradients as the products that they are. Results have float32's accuracy, like
-    those of :func:`gemm` with ``precision="highest"``, but not the same bits as torch's. Everything
-    else stays torch's: other dtypes, products that torch computes as fast, all products while
-    torch's settings allow TF32, and convolutions while its setting for them does, which is torch's
-    default: ``torch.backends.cudnn.allow_tf32 = False`` forbids it.
+    products that Inductor leaves to cuBLAS. Results have float32's accuracy, like those of
+    :func:`gemm` with ``precision="highest"``, but not the same bits as torch's. Everything else
+    stays torch's: other dtypes, products that torch computes as fast, and all products while
+    torch's settings allow TF32.
 
     There is one switch for the process, with all its threads and GPUs, as with ``torch.backends``;
     ``with`` statements of several threads should not overlap. Products check it when they run, in

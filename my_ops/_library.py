@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,6 +53,23 @@ def _why_missing(path: Path) -> str:
     if getattr(sys, "frozen", False):
         return "the frozen program left it out: add the data files of my_ops to it"
     return "the package is not whole: pip install --force-reinstall --no-deps my_ops"
+
+
+def cpp_module(
+    path: Path, built: str, tested: tuple[int, int], load: Callable[[str], Any] = ctypes.CDLL
+) -> Any:
+    """A module that is compiled against torch's C++ headers, or None if there is none or it does
+    not fit this torch. ``built``: its function that returns the release of its headers, 213 for
+    2.13. ``tested``: the first and the last release with which a module of another was tested."""
+    try:
+        module = load(str(path))
+    except OSError:  # not built, or a torch that lacks one of its symbols
+        return None
+    major, minor = torch.__version__.split(".")[:2]
+    releases = 100 * int(major) + int(minor), getattr(module, built)()
+    oldest, newest = tested
+    fits = all(oldest <= release <= newest for release in releases)
+    return module if fits or releases[0] == releases[1] else None
 
 
 def version() -> str:

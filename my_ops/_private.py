@@ -107,6 +107,11 @@ def version(t: Tensor) -> int | None:
     return None if t.is_inference() else getattr(t, "_version", None)
 
 
+def address(t: Tensor) -> int | None:
+    """Where C++ has what a tensor of Python stands for, or None if torch does not tell."""
+    return getattr(t, "_cdata", None)
+
+
 # ------------------------------------------------------------------------------------------ layers
 
 # The tensor classes that torch traces with. Without them a traced nn.Linear is torch's linear.

@@ -13,7 +13,7 @@ metadata    METADATA says what pyproject.toml and README.md say, and nothing els
 contents    its files are those of the source tree, byte by byte; twine accepts it
 files       each stands there once, is readable, and only modules are executable
 notices     its bill of materials is CycloneDX and names what the build record says
-python      no module uses a symbol of Python, or is named after one version of Python
+python      no module but _calls.so uses a symbol of Python, or is named after one version of Python
 torch       _C.so only uses torch's stable ABI, of torch 2.10 at the latest (torch-abi-audit)
 libraries   it needs libtorch.so, and else only torch's CPU libraries and the system's; no run path
 symbols     it exports only the C interface my_ops_*; symbols that may be absent are weak
@@ -44,7 +44,7 @@ sys.path.append(str(Path(__file__).resolve().parent / "build"))
 
 import preflight
 import wheel_text
-from wheel_text import BUILD_PATH, MODULE, OVERRIDES, Module, Wheel, release, tool
+from wheel_text import BUILD_PATH, CALLS, MODULE, OVERRIDES, Module, Wheel, release, tool
 
 LARGEST = {12: 30_000_000, 13: 20_000_000}  # by the compiler
 LIBRARIES = {"libtorch.so", "libtorch_cpu.so", "libc10.so"}
@@ -70,6 +70,8 @@ def check_python(wheel: Wheel) -> Iterator[str]:
     for module in wheel.modules:
         if module.path.suffixes != [".so"]:
             yield f"{module.name} does not end in .so alone"
+        if module.path == wheel.folder / CALLS:
+            continue  # it has what the stable ABI of every Python has
         if python := [s.name for s in module.symbols if re.match("_?Py", s.name)]:
             yield f"{module.name} uses or exports {python[:5]}"
 
@@ -82,7 +84,7 @@ def check_torch(wheel: Wheel) -> Iterator[str]:
     report = json.loads(done.stdout)
     for module in report["extensions"] + report["bundled_libs"]:
         path = Path(module["path"])
-        if path.name == Path(OVERRIDES).name:
+        if path.name in (Path(CALLS).name, Path(OVERRIDES).name):
             continue
         uses = module["torch"]
         if not uses["stable"]:
@@ -96,7 +98,8 @@ def check_libraries(wheel: Wheel) -> Iterator[str]:
     for module in wheel.modules:
         needed = [tag.needed for tag in module.tags("DT_NEEDED")]
         for name in needed:
-            if name not in LIBRARIES:
+            of_calls = name == "libtorch_python.so" and module.path == wheel.folder / CALLS
+            if name not in LIBRARIES and not of_calls:
                 yield f"{module.name} needs {name}"
         if "libtorch.so" not in needed:
             yield f"{module.name} does not need libtorch.so: no CUDA stream under CUDA torch"
@@ -171,7 +174,7 @@ def check_gpu_code(wheel: Wheel) -> Iterator[str]:
     }
     nvcc = release(wheel.record.get("nvcc"))
     for module in wheel.modules:
-        if module.path == wheel.folder / OVERRIDES:
+        if module.path in (wheel.folder / CALLS, wheel.folder / OVERRIDES):
             continue
         made: set[str] = set()
         for kind, archs in expected.items():

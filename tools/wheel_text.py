@@ -39,6 +39,7 @@ from check_release import PLAIN_CUDA
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULE = "my_ops/_C.so"
+CALLS = "my_ops/_calls.so"  # fits some releases of torch, without GPU code
 OVERRIDES = "my_ops/_overrides.so"  # with CUDA only; fits some releases of torch, without GPU code
 BUILD_RECORD = "my_ops/_build.json"
 SBOM = "sboms/my_ops.cdx.json"
@@ -225,7 +226,7 @@ def check_contents(wheel: Wheel) -> Iterator[str]:
     sources = {p.relative_to(ROOT).as_posix(): p for p in tree}
     info = wheel.info("").name
     sources |= {f"{info}/licenses/{name}": ROOT / name for name in LICENCES}
-    expected = {*sources, MODULE, BUILD_RECORD, *(f"{info}/{name}" for name in DIST_INFO)}
+    expected = {*sources, MODULE, CALLS, BUILD_RECORD, *(f"{info}/{name}" for name in DIST_INFO)}
     if wheel.record.get("nvcc"):
         expected.add(OVERRIDES)
     found = {name for name in wheel.names if not name.endswith("/")}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from my_ops._private import FakeTensor, FunctionalTensor, hooked
 from my_ops.ops import linear
 from my_ops.ops._checks import FLOATING
 from my_ops.ops.gemm import are_on_cpu
-from my_ops.ops.linear import check_activation, is_torchs_linear, torchs_linear
+from my_ops.ops.linear import check_activation, is_torchs_linear, plain_linear, torchs_linear
 from my_ops.reference import ACTIVATIONS, activate
 
 _DENSE = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
@@ -52,6 +53,10 @@ class Linear(nn.Linear):
             return torch.ops.my_ops.linear(input, self.weight, self.bias)
         else:
             weight, bias = self.weight, self.bias
+            if not is_dynamo_compiling():
+                result = plain_linear(input, weight, bias)
+                if result is not None:
+                    return result
             if is_torchs_linear(input, weight) or are_on_cpu(input, weight):
                 output = torchs_linear(input, weight, bias)
                 if output is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,18 +26,16 @@ UNARY_BACKWARD = [
 ]
 
 
-# Called before a fake kernel runs, so once a graph is traced; my_ops/_inductor.py adds to it.
-before_tracing: list[Callable[[], None]] = []
-
-
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Like ``torch.library.register_fake``; the kernel calls ``before_tracing`` first."""
+    """Like ``torch.library.register_fake``; also registers what Inductor needs if it is loaded."""
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(kernel)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            for prepare in before_tracing:
-                prepare()
+            if "torch._inductor" in sys.modules:
+                from my_ops._inductor import register_decompositions
+
+                register_decompositions()
             return kernel(*args, **kwargs)
 
         return torch.library.register_fake(name)(traced)

@@ -6,11 +6,12 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops._autograd import register_gradient, register_out, save
 from my_ops._errors import raise_out_of_memory
+from my_ops._plain import plain_call
 from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
 from my_ops.ops._strides import result_like
@@ -42,6 +43,7 @@ class _AddOne(torch.autograd.Function):
         return tangent.clone()
 
 
+_plain_add_one = plain_call("add_one")
 _add_one = register_gradient(ops.add_one.default, _AddOne)
 
 
@@ -63,6 +65,10 @@ def add_one(x: Tensor | int) -> Tensor | int:
         TypeError: ``x`` is neither a tensor nor an int.
         RuntimeError: the dtype is bool or complex.
     """
+    if not is_dynamo_compiling():
+        result = _plain_add_one(x)
+        if result is not None:
+            return result
     if has_torch_function((x,)) and not is_compiling():
         return handle_torch_function(add_one, (x,), x)  # type: ignore[arg-type]
     if isinstance(x, int) and not isinstance(x, bool):
@@ -108,6 +114,7 @@ class _CustomAdd(torch.autograd.Function):
         return (a + b).to(ctx.dtype)
 
 
+_plain_custom_add = plain_call("custom_add")
 _custom_add = register_gradient(ops.custom_add.default, _CustomAdd)
 
 
@@ -126,6 +133,10 @@ def custom_add(a: Tensor, b: Tensor) -> Tensor:
         RuntimeError: shapes do not broadcast, devices differ, a dtype is bool or complex, or torch
             cannot promote the two dtypes.
     """
+    if not is_dynamo_compiling():
+        result = _plain_custom_add(a, b)
+        if result is not None:
+            return result
     if has_torch_function((a, b)) and not is_compiling():
         return handle_torch_function(custom_add, (a, b), a, b)
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
@@ -197,6 +208,7 @@ class _DSigmoidBackward(torch.autograd.Function):
         return ops.d_sigmoid_backward(grad_t, z) + grad * _DSigmoidBackward._slope(z) * z_t
 
 
+_plain_d_sigmoid = plain_call("d_sigmoid")
 _d_sigmoid = register_gradient(ops.d_sigmoid.default, _DSigmoid)
 _d_sigmoid_backward = register_gradient(ops.d_sigmoid_backward.default, _DSigmoidBackward)
 
@@ -218,6 +230,10 @@ def d_sigmoid(z: Tensor) -> Tensor:
         TypeError: ``z`` is not a tensor.
         RuntimeError: the dtype is not floating.
     """
+    if not is_dynamo_compiling():
+        result = _plain_d_sigmoid(z)
+        if result is not None:
+            return result
     if has_torch_function((z,)) and not is_compiling():
         return handle_torch_function(d_sigmoid, (z,), z)
     if not isinstance(z, Tensor):
@@ -252,6 +268,7 @@ class _RoundSTE(torch.autograd.Function):
         return tangent.clone()
 
 
+_plain_round_ste = plain_call("round_ste")
 _round_ste = register_gradient(ops.round_ste.default, _RoundSTE)
 
 
@@ -271,6 +288,10 @@ def round_ste(x: Tensor) -> Tensor:
         TypeError: ``x`` is not a tensor.
         RuntimeError: the dtype is not floating.
     """
+    if not is_dynamo_compiling():
+        result = _plain_round_ste(x)
+        if result is not None:
+            return result
     if has_torch_function((x,)) and not is_compiling():
         return handle_torch_function(round_ste, (x,), x)
     if not isinstance(x, Tensor):

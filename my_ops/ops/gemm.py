@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from my_ops._autograd import asked_for, register_gradient, register_out, save
 from my_ops._errors import raise_out_of_memory
+from my_ops._plain import plain_call
 from my_ops._private import (
     any_autocast,
     constant_when_compiled,
@@ -154,6 +155,7 @@ def in_dtype_of(operand: Tensor, grad: Tensor) -> Tensor:
     return grad if grad.dtype == operand.dtype else grad.to(operand.dtype)
 
 
+_plain_gemm = plain_call("gemm")
 gemm_op = register_gradient(ops.gemm.default, _Gemm)
 _gemm_out = register_out(ops.gemm.out, "a", "b", "out", "precision")
 
@@ -224,6 +226,10 @@ def gemm(
         ValueError: ``precision`` is none of these.
         RuntimeError: dtypes, devices or shapes do not fit, or ``out`` overlaps an operand.
     """
+    if out is precision is None and not is_dynamo_compiling():
+        result = _plain_gemm(a, b)
+        if result is not None:
+            return result
     if has_torch_function((a, b, out)) and not is_compiling():
         return handle_torch_function(gemm, (a, b, out), a, b, out=out, precision=precision)
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):

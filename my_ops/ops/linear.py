@@ -16,6 +16,7 @@ from my_ops import reference
 from my_ops._autograd import asked_for, differentiated, register_gradient, save
 from my_ops._costs import LINEAR
 from my_ops._errors import raise_clearer, raise_out_of_memory
+from my_ops._plain import plain_call
 from my_ops._private import constant_when_compiled, tracing, version
 from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
@@ -180,7 +181,7 @@ def linear_product(x: Tensor, weight: Tensor) -> Tensor:
 def as_rows(*tensors: Tensor) -> Sequence[Tensor]:
     """Each ``(*, size)`` as ``(rows, size)``, with the rows of all in the same order."""
     if type(tensors[0]) is not Tensor and hasattr(tensors[0], "placements"):
-        from my_ops._dtensor import flattenable  # takes time to import
+        from my_ops.distributed import flattenable  # imported only for DTensors, as it takes time
 
         tensors = flattenable(tensors)
     # Not by flatten, for which batched gradients (is_grads_batched) have no rule.
@@ -204,6 +205,7 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     return torch.func.vjp(lambda x: reference.activate(x, activation), x)[1](grad)[0]
 
 
+plain_linear = plain_call("linear")
 _linear = register_gradient(ops.linear.default, _Linear)
 
 
@@ -276,11 +278,9 @@ def prepack(weight: Tensor) -> PackedWeight:
     return PackedWeight(weight)
 
 
-def check_activation(
-    op: str, activation: object, names: Sequence[str], kind: str = "a str"
-) -> None:
+def check_activation(op: str, activation: object, names: Sequence[str]) -> None:
     if not isinstance(activation, str):
-        raise TypeError(f"{op}: activation must be {kind}, got {type(activation).__name__}")
+        raise TypeError(f"{op}: activation must be a str, got {type(activation).__name__}")
     if activation not in names:
         raise ValueError(_checks.wrong_activation(op, activation, names))
 
@@ -317,6 +317,10 @@ def linear(
         ValueError: ``activation`` or ``precision`` is none of these.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
+    if activation is residual is precision is None and not is_dynamo_compiling():
+        result = plain_linear(x, weight, bias)
+        if result is not None:
+            return result
     if has_torch_function((x, weight, bias, residual)) and not is_compiling():
         return handle_torch_function(
             linear,
@@ -339,7 +343,7 @@ def linear(
     if residual is not None:
         check_tensor("linear", residual=residual)
     if activation is not None:
-        check_activation("linear", activation, reference.ACTIVATIONS, "a str or None")
+        check_activation("linear", activation, reference.ACTIVATIONS)
     if activation is residual is precision is packed is None:
         on_cpu = weight.dim() == 2 and calls_torchs(x, weight)
         if on_cpu or is_torchs_linear(x, weight):

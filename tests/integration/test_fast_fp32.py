@@ -15,14 +15,13 @@ import torch
 from torch.utils import cpp_extension
 
 import my_ops
-from my_ops import _fast_fp32
+from my_ops import _fast_fp32, _library
 
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parents[1]
 ROOT = HERE.parent
 CHECKS = HERE / "fast_fp32_checks.py"
-CONVOLUTIONS = HERE / "fast_fp32_convolution_checks.py"
 NO_SOURCE = {
     "condition": not shutil.which("c++") or not (ROOT / "csrc").exists(),
     "reason": "needs a C++ compiler and the source tree",
@@ -89,26 +88,10 @@ def test_on_cuda(cuda, overrides, run_pytest):
     run_pytest(CHECKS, FAST_FP32_OVERRIDES=str(overrides))
 
 
-def compiled_only(overrides):
-    if not overrides.exists():
-        pytest.skip("only compiled kernels replace torch's convolutions")
-
-
-@NEEDS_SOURCE
-def test_convolutions(module, overrides, run_pytest):
-    compiled_only(overrides)
-    run_pytest(CONVOLUTIONS, FAST_FP32_MODULE=str(module), FAST_FP32_OVERRIDES=str(overrides))
-
-
-def test_convolutions_on_cuda(cuda, overrides, run_pytest):
-    compiled_only(overrides)
-    run_pytest(CONVOLUTIONS, FAST_FP32_OVERRIDES=str(overrides))
-
-
 SWITCHED = """
     import sys, torch, my_ops
     from pathlib import Path
-    from my_ops import _fast_fp32
+    from my_ops import _fast_fp32, _library
     _fast_fp32._switch = _fast_fp32.Switch(Path(sys.argv[1]), "CPU")
     a, small = torch.randn(200, 200), torch.randn(4, 4)
 """
@@ -174,17 +157,17 @@ def test_what_torch_overrides_in_python_is_its_own(module):
     ],
 )
 def test_releases_of_torch_that_the_overrides_fit(monkeypatch, running, built, tested, fit):
-    stand_in = SimpleNamespace(my_ops_overrides_torch=lambda: built)
-    monkeypatch.setattr(_fast_fp32.ctypes, "CDLL", lambda path: stand_in)
-    monkeypatch.setattr(_fast_fp32, "TESTED_TORCH", tested)
+    """And the plain calls, which _library.cpp_module loads too."""
+    stand_in = SimpleNamespace(release=lambda: built)
     monkeypatch.setattr(torch, "__version__", running)
-    assert _fast_fp32._overrides(Path("module")) is (stand_in if fit else None)
+    found = _library.cpp_module(Path("module"), "release", tested, lambda path: stand_in)
+    assert found is (stand_in if fit else None)
 
 
 def test_overrides_that_do_not_load(tmp_path):
-    assert _fast_fp32._overrides(tmp_path / "none") is None
     (tmp_path / "no_module.so").write_bytes(b"no module")
-    assert _fast_fp32._overrides(tmp_path / "no_module.so") is None
+    for name in ("none", "no_module.so"):
+        assert _library.cpp_module(tmp_path / name, "release", (210, 215)) is None
 
 
 @NEEDS_SOURCE

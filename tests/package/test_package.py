@@ -1,6 +1,5 @@
 """The installed package: what the module links and exports, and its message if it does not load."""
 
-import ast
 import importlib.metadata
 import json
 import pydoc
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import my_ops
-from my_ops import _fast_fp32
+from my_ops import _fast_fp32, _plain
 
 PACKAGE = Path(my_ops.__file__).parent
 MODULE = PACKAGE / "_C.so"
@@ -81,7 +80,7 @@ def test_launchers_only_launch():
 def test_the_binding_chooses_nothing():
     """The plan decides which kernel, tile or library call takes a problem. csrc does not compare
     sizes with numbers or constants of its own, does not ask about the device, and names kernels
-    only to show a plan."""
+    only to show a plan. The CPU's layers are planned in csrc/recurrent_cpu.h alone."""
     constants = r"constexpr \w+ (k\w+) = [^;]*(?:\d{2,}|<<)"
     names = [
         name
@@ -94,7 +93,7 @@ def test_the_binding_chooses_nothing():
         r"|(Gemm|Recurrent)Kernel::(?!kLibrary|kSteps)\w+(?!:)\b"
         rf"|[^<>-][<>]=?\s*({named})\b|\b({named}) [<>]=? "
     )
-    others = r"(gemm_|recurrent_)?explain|gemm_problem|\S+ #if TORCH_VERSION"
+    others = r"(gemm_|recurrent_)?explain|gemm_problem|recurrent_cpu\.h|\S+ #if TORCH_VERSION"
     assert [m for m in matches("csrc", chooses) if not re.match(others, m)] == []
 
 
@@ -115,28 +114,6 @@ def test_asm_only_in_ptx():
         if re.search(r"\b(asm|__asm__)\b", without_comments(path.read_text()))
     ]
     assert found == []
-
-
-def imports_of(path):
-    """The modules of the package that a file imports, inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("my_ops"):
-            for name in node.names:
-                yield f"{node.module}.{name.name}"
-                yield node.module
-
-
-def test_imports_make_no_circle():
-    modules = {
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    left = {name: set(imports_of(path)) & set(modules) for name, path in modules.items()}
-    while free := [name for name, needs in left.items() if not needs & set(left)]:
-        for name in free:
-            del left[name]
-    assert left == {}
 
 
 # ----------------------------------------------------------------------------------- the module
@@ -244,6 +221,20 @@ def test_the_overrides_need_no_build_of_torch_in_particular(overrides):
     assert not any(re.match(r"_ZN2at4cuda|cu[A-Z]|\w*c10_cuda|_?Py", name) for name in names)
     exported = {name for name, defined in names.items() if defined}
     assert exported == {"my_ops_overrides_torch", "my_ops_overrides_put"}
+
+
+def test_the_plain_calls_need_no_python_in_particular():
+    """They have no Python header, and what they use of Python is in its stable ABI."""
+    calls = Elf(_plain.MODULE)
+    assert {"libtorch.so", "libtorch_python.so"} <= set(calls.dynamic(Elf.NEEDED))
+    assert calls.dynamic(*Elf.RUNPATHS) == []
+    names = {s.name: s.defined for s in calls.symbols()}
+    assert not any(re.match(r"_ZN2at4cuda|cu[A-Z]|\w*c10_cuda", name) for name in names)
+    stable = {"PyCFunction_NewEx", "PyObject_Type", "Py_IncRef", "Py_DecRef", "_Py_NoneStruct"}
+    stable |= {"PyEval_SaveThread", "PyEval_RestoreThread"}
+    assert {name for name in names if re.match(r"_?Py", name)} == stable
+    exported = {name for name, defined in names.items() if defined}
+    assert exported == {"my_ops_calls_torch", "my_ops_calls_start", "my_ops_calls_function"}
 
 
 def test_no_build_paths_in_the_module():

@@ -1,0 +1,49 @@
+// What my_ops/_plain.py calls.
+#include <torch/version.h>
+
+#include <string_view>
+
+#include "calls.h"
+
+#define MY_OPS_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+const std::vector<my_ops::calls::Function>& functions() {
+  static const auto found = [] {
+    std::vector<my_ops::calls::Function> all;
+    for (const auto& list : {my_ops::calls::elementwise(), my_ops::calls::products()}) {
+      all.insert(all.end(), list.begin(), list.end());
+    }
+    return all;
+  }();
+  return found;
+}
+
+}  // namespace
+
+// The release of torch whose headers it was compiled against: 210 for 2.10.
+MY_OPS_EXPORT int my_ops_calls_torch() { return 100 * TORCH_VERSION_MAJOR + TORCH_VERSION_MINOR; }
+
+// Looks where a tensor of Python, an object of this size, has the address of its data in C++.
+// Returns whether it was found.
+MY_OPS_EXPORT int my_ops_calls_start(PyObject* tensor, const void* data, int64_t size) {
+  const auto* const begin = reinterpret_cast<const char*>(tensor);
+  for (int64_t at = 0; at + static_cast<int64_t>(sizeof(void*)) <= size; at += sizeof(void*)) {
+    if (std::memcmp(begin + at, &data, sizeof(void*)) != 0) continue;
+    my_ops::calls::tensor_offset = at;
+    return true;
+  }
+  return false;
+}
+
+// A function of Python, or null if there is none of this name.
+MY_OPS_EXPORT PyObject* my_ops_calls_function(const char* name) {
+  constexpr int kFastCall = 0x80;  // METH_FASTCALL
+  for (const auto& [known, function] : functions()) {
+    if (std::string_view(name) != known) continue;
+    // Never freed, like the module.
+    return PyCFunction_NewEx(new PyMethodDef{known, function, kFastCall, nullptr}, nullptr, nullptr);
+  }
+  return nullptr;
+}
