@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import my_ops
 from my_ops import _autograd, reference
-from my_ops._costs import GRADIENTS
 
 LIMIT = 2.0**-46  # for float64 results of the same operations in another order
 FLOAT32_LIMIT = 2.0**-19  # for float32 sums of a few products, and for fused compiled kernels
@@ -67,7 +66,7 @@ def test_gradient_of_every_choice_of_arguments(op, device):
 @pytest.mark.parametrize(**named(SMOOTH))
 def test_asking_for_every_choice_of_gradients(op, device, create_graph, monkeypatch):
     """All arguments require a gradient, but backward is asked for some. Half of them are leaves."""
-    monkeypatch.setattr(_autograd, "GRADIENTS", GRADIENTS._replace(work_to_ask=0))
+    monkeypatch.setattr(_autograd, "GRADIENTS", _autograd.GRADIENTS._replace(work_to_ask=0))
     found = inputs(op, device)
     tensors = [t if i % 2 else t.clone() for i, t in enumerate(found)]
     total = sum(r.sin().sum() for r in as_tuple(op(*tensors)))
