@@ -437,7 +437,7 @@ HEADERS = ["features", "locale", "endian", "strings", "errno", "pthread"]
         ("prepack", "must be new, and my_ops/__init__.py has a 'prepack'"),
         ("--cell gru", "must be new, and my_ops/reference.py has a 'gru'"),
         ("--cell gru_cell", "must be new, and my_ops/reference.py has a 'gru_cell'"),
-        ("--cell cell_math", "must be new, and kernels/recurrent/cpu/cpu.h has"),
+        ("--cell cell_math", "must be new, and kernels/recurrent/cpu/step.h has"),
         ("--cell linear_activation", "must be new, and my_ops/nn/__init__.py has"),
         ("x" * 33, "of at most 32 letters"),
     ],
