@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import sys
 
 import pytest
 import torch
@@ -104,6 +105,21 @@ def test_precision_follows_torch_and_reaches_every_product(
         lambda: my_ops.gemm(a, a, precision=argument).sum().backward(),
         lambda: my_ops.linear(a, a, activation="relu", precision=argument).sum().backward(),
         lambda: my_ops.gemm(a.detach(), a.detach(), out=out, precision=argument),
+    ):
+        seen = precisions_passed(call)
+        assert seen and set(seen) == {passed}
+
+
+@pytest.mark.parametrize(
+    ("argument", "passed"), [(None, None), ("highest", None), ("high", "high")]
+)
+def test_16x9_is_not_tf32(argument, passed, device, monkeypatch):
+    """A setting of newer releases of torch: cuBLAS's nine bf16 products have float32's accuracy."""
+    monkeypatch.setattr(sys.modules["my_ops.ops.gemm"], "fp32_precision", lambda *_: "16x9")
+    a = torch.randn(3, 3, device=device)
+    for call in (
+        lambda: my_ops.gemm(a, a, precision=argument),
+        lambda: my_ops.linear(a, a, activation="relu", precision=argument),
     ):
         seen = precisions_passed(call)
         assert seen and set(seen) == {passed}
