@@ -226,6 +226,7 @@ def test_tracing_is_left(op):
     assert f"my_ops::{op}" in str(traced.graph)
 
 
+@pytest.mark.slow
 @every_op
 def test_compiled_functions_have_the_op(op):
     graphs = []
@@ -363,6 +364,7 @@ def test_tensors_of_another_layout(elsewhere, monkeypatch):
     assert _plain._load(_plain.MODULE) is not None
 
 
+@pytest.mark.slow
 def test_every_call_without_the_module(run_python):
     run_python("""
         import ctypes
