@@ -19,6 +19,7 @@ from measured_reliability import Reliability, environment, figure, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
+    "attention",
     "index",
     "lstm_gru",
     "making_it_fast",
@@ -47,6 +48,7 @@ class Results(Reliability, Layers):
         self.several = load("nvidia-h200-x4")  # on several GPUs
         self.switch = load("nvidia-h200-fast_fp32")
         self.whole = load("nvidia-h200-models")
+        self.attention = load("attention")
         self.host = load("cpu")
         self.host_layers = load("cpu-layers")
         self.runs = load("compatibility")
@@ -350,6 +352,35 @@ class Results(Reliability, Layers):
 
     def cpu_layers_environment(self) -> str:
         return environment(self.host_layers)
+
+    def attention_speed(self) -> str:
+        head = ["batch, heads, length, size", "forward", "torch", "", "backward", "torch", ""]
+        rows = [
+            [
+                row["case"],
+                *(figure(row[f"{name} ms"]) for name in ("my_ops", "torch")),
+                f"**{row['x torch']:.1f}**",
+                *(figure(row[f"backward, {name} ms"]) for name in ("my_ops", "torch")),
+                f"**{row['backward, x torch']:.1f}**",
+            ]
+            for row in self.attention["speed"]
+        ]
+        return table(head, rows)
+
+    def attention_errors(self) -> str:
+        names = ("out", "dq", "dk", "dv", "dbias")
+        head = ["batch, heads, length, size", *(f"{name}, torch's" for name in names)]
+        rows = [
+            [
+                row["case"],
+                *(
+                    f"{row[name]:.1e}, {row[f'{name}, torch']:.1e}" if name in row else ""
+                    for name in names
+                ),
+            ]
+            for row in self.attention["errors"] + self.attention["errors of large scores"]
+        ]
+        return table(head, rows)
 
     def products_headline(self) -> str:
         row = self.case("gemm", "gemm float32 4096x4096x4096")
