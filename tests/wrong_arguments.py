@@ -410,6 +410,14 @@ WRONG_TOGETHER: list[tuple[str, dict[str, Any], str]] = [
         {"a": T((3,), torch.uint16), "b": T((3,), torch.int8)},
         "b must have a dtype that torch promotes with that of a, got int8 and uint16",
     ),
+    *[  # a bias that disagrees with the weights: the states say what fits
+        (
+            op,
+            {"bias": T((15,)), h: T((2, 5)), c: T((2, 5))},
+            "weights must be (3 * hidden_size, hidden_size + input_size) = (15, 8), got (12, 7)",
+        )
+        for op, h, c in (("lltm_cell", "old_h", "old_cell"), ("lltm", "h0", "c0"))
+    ],
     (
         "fill_index",
         {"height": 1 << 31, "width": 2, "dtype": torch.int32},
