@@ -123,6 +123,18 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
       "recurrent_weights_backward(Tensor grad_gates, Tensor input, Tensor h0, Tensor output, "
       "Tensor? weight_x, Tensor? reset, int gates) -> (Tensor grad_input, Tensor grad_weight_x, "
       "Tensor grad_weight_h, Tensor grad_bias_x, Tensor grad_bias_h)");
+  m.def(
+      "recurrent_layers(str cell, Tensor input, Tensor[] states, Tensor[] parameters, int layers, "
+      "bool bidirectional, bool save) -> Tensor[]");
+  m.def(
+      "recurrent_layers_backward(str cell, Tensor? grad_output, Tensor? grad_h_n, Tensor? "
+      "grad_c_n, Tensor input, Tensor[] states, Tensor[] parameters, int layers, bool "
+      "bidirectional, Tensor[] kept, bool needs_input, bool needs_states, bool needs_parameters) "
+      "-> Tensor[]");
+  m.def(
+      "recurrent_step_backward(str cell, Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor "
+      "input, Tensor[] states, Tensor[] parameters, bool needs_input, bool needs_states, bool "
+      "needs_parameters) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m) {

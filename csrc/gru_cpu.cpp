@@ -4,6 +4,6 @@
 
 namespace my_ops {
 
-STABLE_TORCH_LIBRARY_IMPL(my_ops, CPU, m) { RecurrentOps<Gru, Cpu>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CPU, m) { implement<Gru, Cpu>(m); }
 
 }  // namespace my_ops

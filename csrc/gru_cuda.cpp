@@ -4,6 +4,6 @@
 
 namespace my_ops {
 
-STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) { RecurrentOps<Gru, Cuda>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) { implement<Gru, Cuda>(m); }
 
 }  // namespace my_ops

@@ -4,6 +4,6 @@
 
 namespace my_ops {
 
-STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) { RecurrentOps<Lltm, Cuda>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) { implement<Lltm, Cuda>(m); }
 
 }  // namespace my_ops

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "binding_cpu.h"
-#include "recurrent_steps.h"
+#include "recurrent_layers.h"
 
 namespace my_ops {
 
@@ -112,6 +112,11 @@ struct Cpu {
   template <typename Ragged>
   void ragged(const Ragged& args) const {
     cpu::ragged(args);
+  }
+
+  static LayersByCell& layers() { return cpu::layers(); }
+  static WeightsGradients weights_backward(const WeightsBackward& a) {
+    return cpu::weights_backward(a);
   }
 
   bool sequence(const SequenceTensors& s) const {

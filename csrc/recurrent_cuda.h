@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gemm_cuda.h"
-#include "recurrent_steps.h"
+#include "recurrent_layers.h"
 
 namespace my_ops {
 
@@ -85,6 +85,11 @@ class Cuda {
   template <typename Ragged>
   void ragged(const Ragged& args) const {
     check_launch(cuda::ragged(args, device_.stream()), Op::kLayer);
+  }
+
+  static LayersByCell& layers() { return cuda::layers(); }
+  static WeightsGradients weights_backward(const WeightsBackward& a) {
+    return cuda::weights_backward(a);
   }
 
   bool sequence(const SequenceTensors& s) const {

@@ -21,6 +21,9 @@ class Stack {
     return torch::stable::detail::to<std::optional<Tensor>>(*next_++);
   }
   int64_t integer() { return torch::stable::detail::to<int64_t>(*next_++); }
+  bool flag() { return torch::stable::detail::to<bool>(*next_++); }
+  Name name() { return torch::stable::detail::to<Name>(*next_++); }
+  std::vector<Tensor> list() { return torch::stable::detail::to<std::vector<Tensor>>(*next_++); }
   template <size_t Count>
   std::array<Tensor, Count> tensors() {
     std::array<Tensor, Count> taken;
@@ -86,7 +89,59 @@ struct RecurrentOps {
     m.impl((step + "_backward").c_str(), &step_backward);
     m.impl(layer.c_str(), &any_layer<false>);
     m.impl((layer + "_forward").c_str(), &any_layer<true>);
-    m.impl((layer + "_backward").c_str(), &layer_backward);
+    m.impl((layer + "_backward").c_str(), &any_layer_backward);
+  }
+
+  // One layer and direction, in the type of the input.
+  static Forward layer(const Backend& backend, const LayerArguments<Op>& a, bool save,
+                       const Ends& ends = {}) {
+    const ScalarType dtype = a.input.scalar_type();
+    const auto parameters = cast(a.parameters, Backend::storage_of_weights(dtype));
+    const Weights weights = Op::Weights::of(parameters, a.states[0].size(1));
+    const ScalarType storage = Backend::storage_of_layer(
+        dtype, weights.x.numel() + weights.h.numel(), a.input.size(0), a.input.size(1), a.masks);
+    const Tensor input = cast(a.input, storage), h0 = cast(a.states[0], storage);
+    const auto c0 = cast(carried_of(a.states), storage);
+    const Masks masks = prepared(backend, a.masks, storage);
+    const Forward r = masks.lengths ? forward_ragged(backend, input, h0, c0, weights, masks, save)
+                                    : forward_steps(backend, input, h0, c0, weights, masks, save,
+                                                    storage == dtype ? ends : Ends{});
+    return {cast(r.output, dtype), cast(r.h_n, dtype), cast(r.c_n, dtype), cast(r.saved, dtype),
+            cast(r.carried, dtype)};
+  }
+
+  // In the types of the arithmetic.
+  static StepBackwardTensors step_gradients(const Backend& backend,
+                                            const StepBackwardArguments<Op>& a) {
+    const ScalarType storage = Backend::storage_of_backward(a.gates.scalar_type());
+    return one_step_backward(backend, cast(a.grads[0], storage), carried_of(a.grads),
+                             cast(a.gates, storage), cast(a.old_h, storage),
+                             cast(a.old_cell, storage));
+  }
+
+  static Backward layer_backward(const Backend& backend, const LayerBackwardArguments<Op>& a) {
+    const ScalarType dtype = a.gates.scalar_type();
+    const int64_t steps = a.gates.size(0), hidden = a.gates.size(2) / Cell::kSaved;
+    const Tensor weights_h =
+        Op::Weights::of_h(cast(a.recurrent, Backend::storage_of_weights(dtype)), hidden);
+    const ScalarType storage =
+        Backend::storage_of_layer(dtype, weights_h.numel(), steps, a.gates.size(1), a.masks);
+    const auto grad_output = cast(a.grad_output, storage), grad_h_n = cast(a.grads[0], storage),
+               grad_c_n = cast(carried_of(a.grads), storage);
+    const KeptTensors kept{.saved = as_contiguous(cast(a.gates, storage)),
+                           .carried = as_contiguous(cast(a.cells, storage)),
+                           .output = as_contiguous(cast(a.output, storage)),
+                           .h0 = as_contiguous(cast(a.h0, storage)),
+                           .c0 = cast(a.c0, storage),
+                           .weights_h = weights_h,
+                           .steps = steps,
+                           .batch = a.gates.size(1),
+                           .hidden = hidden};
+    const Masks masks = prepared(backend, a.masks, storage);
+    const Backward r = masks.lengths
+                           ? backward_ragged(backend, grad_output, grad_h_n, grad_c_n, kept, masks)
+                           : backward_steps(backend, grad_output, grad_h_n, grad_c_n, kept, masks);
+    return {cast(r.grad_terms, dtype), cast(r.grad_h0, dtype), cast(r.grad_c0, dtype)};
   }
 
  private:
@@ -124,11 +179,8 @@ struct RecurrentOps {
     a.old_h = given.tensor_if(Cell::kReadsH);
     a.old_cell = given.tensor_if(Cell::kCarried > 0);
     check_step_backward<Op>(a);
-    const Backend backend(a.gates);
-    const ScalarType dtype = a.gates.scalar_type(), storage = Backend::storage_of_backward(dtype);
-    const StepBackwardTensors r = one_step_backward(
-        backend, cast(a.grads[0], storage), carried_of(a.grads), cast(a.gates, storage),
-        cast(a.old_h, storage), cast(a.old_cell, storage));
+    const StepBackwardTensors r = step_gradients(Backend(a.gates), a);
+    const ScalarType dtype = a.gates.scalar_type();
     give(stack, cast(r.grad_terms, dtype), cast(r.grad_h_direct, dtype),
          cast(r.grad_carried_before, dtype));
   }
@@ -142,22 +194,11 @@ struct RecurrentOps {
     a.parameters = given.template parameters<Op>();
     a.masks = given.masks();
     check_layer<Op>(a);
-    const Backend backend(a.input);
-    const ScalarType dtype = a.input.scalar_type();
-    const auto parameters = cast(a.parameters, Backend::storage_of_weights(dtype));
-    const Weights weights = Op::Weights::of(parameters, a.states[0].size(1));
-    const ScalarType storage = Backend::storage_of_layer(
-        dtype, weights.x.numel() + weights.h.numel(), a.input.size(0), a.input.size(1), a.masks);
-    const Tensor input = cast(a.input, storage), h0 = cast(a.states[0], storage);
-    const auto c0 = cast(carried_of(a.states), storage);
-    const Masks masks = prepared(backend, a.masks, storage);
-    const Forward r = masks.lengths ? forward_ragged(backend, input, h0, c0, weights, masks, Save)
-                                    : forward_steps(backend, input, h0, c0, weights, masks, Save);
-    give(stack, cast(r.output, dtype), cast(r.h_n, dtype), cast(r.c_n, dtype), cast(r.saved, dtype),
-         cast(r.carried, dtype));
+    const Forward r = layer(Backend(a.input), a, Save);
+    give(stack, r.output, r.h_n, r.c_n, r.saved, r.carried);
   }
 
-  static void layer_backward(StableIValue* stack, uint64_t, uint64_t) {
+  static void any_layer_backward(StableIValue* stack, uint64_t, uint64_t) {
     Stack given(stack);
     LayerBackwardArguments<Op> a;
     a.grad_output = given.optional();
@@ -170,29 +211,8 @@ struct RecurrentOps {
     a.recurrent = given.tensor();
     a.masks = given.masks();
     check_layer_backward<Op>(a);
-    const Backend backend(a.gates);
-    const ScalarType dtype = a.gates.scalar_type();
-    const int64_t steps = a.gates.size(0), hidden = a.gates.size(2) / Cell::kSaved;
-    const Tensor weights_h =
-        Op::Weights::of_h(cast(a.recurrent, Backend::storage_of_weights(dtype)), hidden);
-    const ScalarType storage =
-        Backend::storage_of_layer(dtype, weights_h.numel(), steps, a.gates.size(1), a.masks);
-    const auto grad_output = cast(a.grad_output, storage), grad_h_n = cast(a.grads[0], storage),
-               grad_c_n = cast(carried_of(a.grads), storage);
-    const KeptTensors kept{.saved = as_contiguous(cast(a.gates, storage)),
-                           .carried = as_contiguous(cast(a.cells, storage)),
-                           .output = as_contiguous(cast(a.output, storage)),
-                           .h0 = as_contiguous(cast(a.h0, storage)),
-                           .c0 = cast(a.c0, storage),
-                           .weights_h = weights_h,
-                           .steps = steps,
-                           .batch = a.gates.size(1),
-                           .hidden = hidden};
-    const Masks masks = prepared(backend, a.masks, storage);
-    const Backward r = masks.lengths
-                           ? backward_ragged(backend, grad_output, grad_h_n, grad_c_n, kept, masks)
-                           : backward_steps(backend, grad_output, grad_h_n, grad_c_n, kept, masks);
-    give(stack, cast(r.grad_terms, dtype), cast(r.grad_h0, dtype), cast(r.grad_c0, dtype));
+    const Backward r = layer_backward(Backend(a.gates), a);
+    give(stack, r.grad_terms, r.grad_h0, r.grad_c0);
   }
 
   static Masks prepared(const Backend& backend, const Masks& masks, ScalarType storage) {

@@ -210,11 +210,16 @@ struct Forward {
   std::optional<Tensor> c_n, saved, carried;
 };
 
+// Where the states at the end go; new tensors by default.
+struct Ends {
+  std::optional<Tensor> h_n, c_n;
+};
+
 // With lengths: after a row's end c stays, and the output is 0, or NaN where c is NaN.
 template <typename Backend>
 Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor& h0,
                       const std::optional<Tensor>& c0, const Weights& weights, const Masks& masks,
-                      bool save) {
+                      bool save, const Ends& ends = {}) {
   using Cell = typename Backend::Cell;
   const ScalarType dtype = input.scalar_type(), acc = compute_dtype(dtype);
   const int64_t steps = input.size(0), batch = input.size(1), hidden = h0.size(1);
@@ -224,11 +229,11 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
                     .c0 = as_contiguous(c0),
                     .masks = masks,
                     .output = empty(input, {steps, batch, hidden}),
-                    .h_n = empty(input, {batch, hidden}),
-                    .c_n = std::nullopt,
+                    .h_n = ends.h_n ? *ends.h_n : empty(input, {batch, hidden}),
+                    .c_n = ends.c_n,
                     .saved = std::nullopt,
                     .carried = std::nullopt};
-  if (Cell::kCarried > 0) s.c_n = empty(input, {batch, hidden});
+  if (Cell::kCarried > 0 && !s.c_n) s.c_n = empty(input, {batch, hidden});
   if (save) s.saved = empty(input, {steps, batch, Cell::kSaved * hidden});
   if (save && Cell::kCarried > 0) s.carried = empty(input, {steps, batch, hidden});
   const bool done = s.h_n.numel() == 0 || (steps > 0 && backend.sequence(s));

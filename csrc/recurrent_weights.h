@@ -42,6 +42,7 @@ struct OneMatrix {
   static constexpr std::array kNames{"weights", "bias"};
   static constexpr size_t kRequired = 2;
   static constexpr const char* kRecurrent = "weights";
+  static constexpr size_t kRecurrentAt = 0;
 
   static void check(std::span<const std::optional<Tensor>> given, int gates, int64_t inputs,
                     int64_t hidden, const char* op) {
@@ -83,6 +84,7 @@ struct TwoMatrices {
   static constexpr std::array kNames{"weight_ih", "weight_hh", "bias_ih", "bias_hh"};
   static constexpr size_t kRequired = 2;  // the biases may be None
   static constexpr const char* kRecurrent = "weight_hh";
+  static constexpr size_t kRecurrentAt = 1;
 
   static void check(std::span<const std::optional<Tensor>> given, int gates, int64_t inputs,
                     int64_t hidden, const char* op) {

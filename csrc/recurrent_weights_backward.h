@@ -4,7 +4,6 @@
 #pragma once
 
 #include "recurrent_ops.h"
-#include "recurrent_steps.h"
 
 namespace my_ops {
 
@@ -14,6 +13,7 @@ struct WeightsBackward {
   Tensor grad_gates, input, h0, output;
   std::optional<Tensor> weight_x, reset;  // without a weight grad_input is empty
   int64_t gates;
+  bool parameters = true;  // whether their gradients are computed too, or the input's alone
 
   int64_t steps() const { return grad_gates.size(0); }
   int64_t batch() const { return grad_gates.size(1); }
@@ -60,10 +60,16 @@ inline WeightsBackward weights_backward_arguments(StableIValue* stack) {
   return a;
 }
 
-// Contiguous; without a weight the input's is empty.
+// Contiguous; without a weight the input's is empty, and without the parameters there is no other.
 struct WeightsGradients {
   Tensor input, w_x, w_h, bias_x, bias_h;
 };
+namespace cpu {
+WeightsGradients weights_backward(WeightsBackward a);
+}
+namespace cuda {
+WeightsGradients weights_backward(const WeightsBackward& a);
+}
 
 inline void give(StableIValue* stack, const WeightsGradients& g) {
   give(stack, g.input, g.w_x, g.w_h, g.bias_x, g.bias_h);
@@ -124,6 +130,7 @@ WeightsGradients weights_gradients(const WeightsBackward& a, const Product& prod
     const Sizes sizes = sizes_of(a.input);
     grads.input = as_strided(product(of_x, as_shares), sizes, contiguous_strides(sizes));
   }
+  if (!a.parameters) return grads;
   grads.w_x = rotated(product(transposed(of_x), x), first);
   grads.w_h = product(transposed(of_h), before_steps(a));
   const Tensor sums = sum(grad);

@@ -37,8 +37,9 @@ Tensor mm(const Tensor& a, const Tensor& b) {
   return c;
 }
 
-void weights_backward(StableIValue* stack, uint64_t, uint64_t) {
-  WeightsBackward a = weights_backward_arguments(stack);
+}  // namespace
+
+WeightsGradients cpu::weights_backward(WeightsBackward a) {
   const ScalarType dtype = a.grad_gates.scalar_type(), acc = compute_dtype(dtype);
   for (Tensor* t : {&a.grad_gates, &a.input, &a.h0, &a.output}) *t = cast(*t, acc);
   a.weight_x = cast(a.weight_x, acc);
@@ -48,13 +49,15 @@ void weights_backward(StableIValue* stack, uint64_t, uint64_t) {
     return as_strided(mm(ones, rows), {rows.size(1)}, {1});
   });
   for (Tensor* t : {&grads.input, &grads.w_x, &grads.w_h, &grads.bias_x, &grads.bias_h}) {
-    *t = cast(*t, dtype);
+    if (t->defined()) *t = cast(*t, dtype);
   }
-  give(stack, grads);
+  return grads;
 }
 
-}  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(my_ops, CPU, m) { m.impl(WeightsBackward::kName, &weights_backward); }
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CPU, m) {
+  m.impl(WeightsBackward::kName, [](StableIValue* stack, uint64_t, uint64_t) {
+    give(stack, cpu::weights_backward(weights_backward_arguments(stack)));
+  });
+}
 
 }  // namespace my_ops

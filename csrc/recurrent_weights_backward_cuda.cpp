@@ -59,16 +59,19 @@ WeightsGradients in_one_launch(const WeightsBackward& a, const Device& device) {
   return grads;
 }
 
-void weights_backward(StableIValue* stack, uint64_t, uint64_t) {
-  const WeightsBackward a = weights_backward_arguments(stack);
-  const Device device(a.grad_gates);
-  const bool few = cuda::recurrent_weights_backward_faster(a.steps() * a.batch(), a.columns(),
-                                                           a.inputs(), a.hidden());
-  give(stack, few ? in_one_launch(a, device) : by_products(a, device));
-}
-
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) { m.impl(WeightsBackward::kName, &weights_backward); }
+WeightsGradients cuda::weights_backward(const WeightsBackward& a) {
+  const Device device(a.grad_gates);
+  const bool few = a.parameters && cuda::recurrent_weights_backward_faster(
+                                       a.steps() * a.batch(), a.columns(), a.inputs(), a.hidden());
+  return few ? in_one_launch(a, device) : by_products(a, device);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(my_ops, CUDA, m) {
+  m.impl(WeightsBackward::kName, [](StableIValue* stack, uint64_t, uint64_t) {
+    give(stack, cuda::weights_backward(weights_backward_arguments(stack)));
+  });
+}
 
 }  // namespace my_ops

@@ -71,6 +71,9 @@ transforms_active: Any = _torch("torch._C", "_are_functorch_transforms_active", 
 any_autocast: Any = _torch("torch._C", "_is_any_autocast_enabled", _always)
 tracing: Any = _torch("torch._C", "_get_tracing_state", torch.jit.is_tracing)
 
+# Whether a tensor is one that torch.autograd.grad maps over with is_grads_batched.
+batched: Any = _torch("torch._C._functorch", "is_legacy_batchedtensor", lambda t: False)
+
 # How many TorchDispatchModes are active. Without it, those that trace or count products on the CPU
 # see torch's instead of ours.
 dispatch_modes: Any = _torch("torch._C", "_len_torch_dispatch_stack", lambda: 0)

@@ -113,6 +113,10 @@ class StepCall(Whole):
     def _step(self, x: Tensor, states: Tensors) -> Tensors:
         raise NotImplementedError
 
+    def _plain_step(self, input: Tensor, states: Any) -> Any:
+        """The states after a call that ``_plain.plain_step`` takes, or None."""
+        return None
+
     def _run(self, input: Tensor, states: MaybeTensors, count: int) -> Tensors:
         """``count``: the number of states of a row."""
         if input.dim() != 1 and input.dim() != 2:
@@ -138,6 +142,9 @@ class CarryingStepCall(StepCall):
     def forward(self, input: Tensor, hx: MaybeState = None) -> State:
         if not torch.jit.is_scripting():
             check_pair(self._name, input, hx)
+            found = self._plain_step(input, () if hx is None else hx)
+            if found is not None:
+                return found[0], found[1]
         states: MaybeTensors = None
         if hx is not None:
             states = [hx[0], hx[1]]
@@ -153,6 +160,9 @@ class PlainStepCall(StepCall):
     def forward(self, input: Tensor, hx: MaybeTensor = None) -> Tensor:
         if not torch.jit.is_scripting():
             check_one(self._name, input, hx)
+            found = self._plain_step(input, () if hx is None else (hx,))
+            if found is not None:
+                return found[0]
         states: MaybeTensors = None
         if hx is not None:
             states = [hx]
@@ -184,6 +194,10 @@ class LayerCall(Whole):
         self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor
     ) -> Tuple[Tensor, Tensors]:  # noqa: UP006
         raise NotImplementedError
+
+    def _plain(self, input: Tensor, states: Any) -> Any:
+        """The output and the states at the end of a call that ``_plain.plain`` takes, or None."""
+        return None
 
     def _run(
         self, input: Tensor, states: MaybeTensors, lengths: MaybeTensor, reset: MaybeTensor
@@ -268,6 +282,10 @@ class CarryingLayerCall(LayerCall):
                 return self._forward_packed(input, hx, lengths, reset)
             lengths = on_device(self._name, input, lengths, self.batch_first)
             check_pair(self._name, input, hx, lengths=lengths, reset=reset)
+            if lengths is None and reset is None:
+                found = self._plain(input, () if hx is None else hx)
+                if found is not None:
+                    return found[0], (found[1], found[2])
         states: MaybeTensors = None
         if hx is not None:
             states = [hx[0], hx[1]]
@@ -296,6 +314,10 @@ class PlainLayerCall(LayerCall):
                 return self._forward_packed(input, hx, lengths, reset)
             lengths = on_device(self._name, input, lengths, self.batch_first)
             check_one(self._name, input, hx, lengths=lengths, reset=reset)
+            if lengths is None and reset is None:
+                found = self._plain(input, () if hx is None else (hx,))
+                if found is not None:
+                    return found[0], found[1]
         states: MaybeTensors = None
         if hx is not None:
             states = [hx]

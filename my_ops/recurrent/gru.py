@@ -1,5 +1,7 @@
 """GRU, a drop-in replacement for torch's: description, functions, layers."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
@@ -8,6 +10,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from my_ops.recurrent._calls import MaybeTensor, PlainLayerCall, PlainStepCall, Tensors
 from my_ops.recurrent._cell import Cell, Values, check_types
 from my_ops.recurrent._ops import define
+from my_ops.recurrent._plain import plain, plain_step
 from my_ops.recurrent._torch_layers import TorchLayer
 
 
@@ -138,6 +141,10 @@ class GRUCell(PlainStepCall, nn.GRUCell):
     __constants__ = [*nn.GRUCell.__constants__, "_name"]  # noqa: RUF012
     _name = "GRUCell"
 
+    def _plain_step(self, input: Tensor, states: Any) -> Any:
+        biases = self.bias_ih, self.bias_hh
+        return plain_step(CELL, input, states, (self.weight_ih, self.weight_hh, *biases))
+
     def _step(self, x: Tensor, states: Tensors) -> Tensors:
         w_ih, w_hh, b_ih, b_hh = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
         if torch.jit.is_scripting():
@@ -193,6 +200,9 @@ class GRU(PlainLayerCall, TorchLayer):
         super().__init__("GRU", *sizes, *layout, dropout, bidirectional, 0, device, dtype)
         self.weight_dropout = weight_dropout
         self.zoneout = zoneout
+
+    def _plain(self, input: Tensor, states: Any) -> Any:
+        return plain(self, CELL, input, states)
 
     def _direction(
         self,

@@ -1,12 +1,13 @@
 """LLTM, a recurrent cell with three gates and no forget gate: description, functions, layers."""
 
-from typing import Tuple  # noqa: UP035  TorchScript reads these
+from typing import Any, Tuple  # noqa: UP035  TorchScript reads these
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
+from my_ops._private import hooked
 from my_ops.recurrent._calls import MaybeTensor, State, Tensors
 from my_ops.recurrent._cell import Cell, Values, check_types
 from my_ops.recurrent._layers import (
@@ -16,6 +17,7 @@ from my_ops.recurrent._layers import (
     OneMatrixParameters,
 )
 from my_ops.recurrent._ops import define
+from my_ops.recurrent._plain import plain, plain_step
 from my_ops.recurrent._weights import OneMatrix
 
 
@@ -197,6 +199,9 @@ class LLTMCell(_Ops, CarryingCell):
 
     _name = "LLTMCell"
 
+    def _plain_step(self, input: Tensor, states: Any) -> Any:
+        return plain_step(CELL, input, states, self._op_parameters(None))
+
 
 class LLTMDirection(_Ops, CarryingDirection):
     """One direction of one layer of :class:`LLTM`, over all steps of a call.
@@ -245,3 +250,13 @@ class LLTM(CarryingLayer):
     _name = "LLTM"
     proj_size = 0  # for code that asks nn.LSTM for it; LLTM has no projections
     _direction = LLTMDirection
+    _was_torchs = False
+
+    def _plain(self, input: Tensor, states: Any) -> Any:
+        for cell in self.cells:
+            if hooked(cell) or type(cell) is not LLTMDirection:
+                return None
+        return plain(self, CELL, input, states)
+
+    def _in_a_row(self) -> Tensors:
+        return [p for cell in self.cells for p in cell._op_parameters(None)]  # type: ignore[operator]

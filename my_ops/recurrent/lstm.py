@@ -15,6 +15,7 @@ from my_ops.recurrent._calls import (
 )
 from my_ops.recurrent._cell import Cell, Values, check_types
 from my_ops.recurrent._ops import define
+from my_ops.recurrent._plain import plain, plain_step
 from my_ops.recurrent._torch_layers import TorchLayer
 
 
@@ -153,6 +154,10 @@ class LSTMCell(CarryingStepCall, nn.LSTMCell):
     __constants__ = [*nn.LSTMCell.__constants__, "_name"]  # noqa: RUF012
     _name = "LSTMCell"
 
+    def _plain_step(self, input: Tensor, states: Any) -> Any:
+        biases = self.bias_ih, self.bias_hh
+        return plain_step(CELL, input, states, (self.weight_ih, self.weight_hh, *biases))
+
     def _step(self, x: Tensor, states: Tensors) -> Tensors:
         h, c = states[0], states[1]
         w_ih, w_hh, b_ih, b_hh = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
@@ -221,6 +226,9 @@ class LSTM(CarryingLayerCall, TorchLayer):
 
     def _sizes(self) -> list[int]:
         return [self.proj_size if self.proj_size > 0 else self.hidden_size, self.hidden_size]
+
+    def _plain(self, input: Tensor, states: Any) -> Any:
+        return plain(self, CELL, input, states)
 
     def _direction(
         self,

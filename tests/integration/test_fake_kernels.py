@@ -93,7 +93,9 @@ def test_no_op_is_missing():
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("my_ops::")
     }
-    assert names - {"add_one.int"} == set(RIGHT)
+    # Ops that take lists of tensors have tests of their own: tests/layers/test_plain.py.
+    of_lists = {"recurrent_layers", "recurrent_layers_backward", "recurrent_step_backward"}
+    assert names - of_lists - {"add_one.int"} == set(RIGHT)
 
 
 RUNS = [run_real, run_recorded, run_fake, run_meta, run_mapped, run_partly_mapped, run_exported]
