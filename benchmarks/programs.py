@@ -1,0 +1,205 @@
+"""Training steps of whole programs in float32: torch, and what my_ops makes of them.
+
+    python benchmarks/programs.py [CASE ...] [--budget SECONDS] [--output results.json]
+
+A step is forward, loss and backward, in one case an optimizer's step too. Each program (listed in
+program_cases.py) runs in four ways, which take turns, each in a process of its own, as the switch
+leaves its kernels registered:
+
+    torch    strict float32, as torch.backends has it with TF32 forbidden everywhere
+    switch   the same under my_ops.fast_fp32()
+    both     the same under the switch, after my_ops.convert(model)
+    tf32     with TF32 allowed in products, convolutions and recurrent layers
+
+Times are medians in milliseconds, from the call to the end of the GPU's work; "spread" is the
+largest distance between the quartiles of a way, as a part of its median. The loss and a sample of
+the gradients are compared with those of torch. "gpu ms" is the GPU's time in one step of "both" by
+kind of kernel. CASE is a part of the cases' names, such as "bert" or "llama compiled".
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import Run, save, synchronize
+from program_cases import COMPILED, DEVICE, FULL, PROGRAMS
+
+import my_ops
+
+WAYS = ("torch", "switch", "both", "tf32")
+SAMPLE = 512  # entries of each parameter's gradient
+# Kinds of kernels by their names; the first that fits.
+KINDS = {
+    "my_ops": r"my_ops::",
+    "attention": r"attention|fmha|flash",
+    "recurrent": r"RNN|rnn|lstm|LSTM|GRU|elemWise",
+    "convolutions": r"conv|cudnn|fprop|wgrad|dgrad|winograd|nchw|nhwc",
+    "products": r"gemm|nvjet|cutlass|splitK|gemv",
+    "norms": r"norm",
+    "copies": r"Memcpy|Memset|copy|Cat|Fill",
+    "elementwise and the rest": r"",
+}
+one_step: Run | None = None  # of the program that this process has prepared
+
+
+# ------------------------------------------------------------------------- in the process of a way
+
+
+def prepare(way: str, name: str, compiled: bool) -> tuple[float, list[float]]:
+    """Makes the program whose steps ``step_time`` times. Returns its loss and a sample of its
+    gradients."""
+    global one_step
+    one_step = None
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.compiler.reset()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = way == "tf32"
+    torch.manual_seed(0)
+    model, loss, optimizer = PROGRAMS[name]()
+    model.to(DEVICE)
+    if way in ("switch", "both"):
+        my_ops.fast_fp32()
+    if way == "both":
+        my_ops.convert(model)
+    if compiled:
+        model.compile()
+    update = optimizer(model.parameters()).step if optimizer else lambda: None
+
+    def run() -> None:
+        model.zero_grad()
+        loss(model).backward()
+        update()
+
+    value = loss(model)
+    value.backward()
+    sample = [
+        entry
+        for parameter in model.parameters()
+        if parameter.grad is not None
+        for entry in parameter.grad.flatten()[:: 1 + parameter.numel() // SAMPLE].tolist()
+    ]
+    one_step = run
+    return value.item(), sample
+
+
+def step_time() -> float:
+    assert one_step is not None
+    one_step()  # what the other processes' turns left cold
+    synchronize()
+    start = time.perf_counter()
+    one_step()
+    synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
+def gpu_times() -> dict[str, float]:
+    """The GPU's milliseconds in one step, for each kind of kernel."""
+    assert one_step is not None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        one_step()
+        synchronize()
+    found: dict[str, float] = defaultdict(float)
+    for event in profile.key_averages():
+        kind = next(kind for kind, pattern in KINDS.items() if re.search(pattern, event.key))
+        found[kind] += event.self_device_time_total / 1e3
+    return {kind: round(found[kind], 2) for kind in KINDS if found[kind] >= 0.005}
+
+
+# ---------------------------------------------------------------------------- in the main process
+
+
+def cases() -> Iterator[tuple[str, bool]]:
+    for name in PROGRAMS:
+        yield name, False
+        if name in COMPILED:
+            yield name, True
+
+
+def apart(values: list[float], reference: list[float]) -> float:
+    """The L2 distance, relative to the reference."""
+    pairs = zip(values, reference, strict=True)
+    squares = [((value - exact) ** 2, exact**2) for value, exact in pairs]
+    return (sum(s for s, _ in squares) / sum(s for _, s in squares)) ** 0.5
+
+
+def spread(times: list[float]) -> float:
+    low, middle, high = statistics.quantiles(times, n=4)
+    return (high - low) / middle
+
+
+def row(
+    processes: dict[str, ProcessPoolExecutor], name: str, compiled: bool, budget: float
+) -> dict[str, Any]:
+    made = {way: process.submit(prepare, way, name, compiled) for way, process in processes.items()}
+    results = {way: future.result() for way, future in made.items()}
+    found: dict[str, list[float]] = {way: [] for way in processes}
+    begin = time.monotonic()
+    order = list(processes)
+    while time.monotonic() - begin < budget or len(found["torch"]) < 5:
+        for way in order:
+            found[way].append(processes[way].submit(step_time).result())
+        order.append(order.pop(0))  # a step is faster or slower by what ran before it
+    ms = {way: statistics.median(times) for way, times in found.items()}
+    result: dict[str, Any] = {"case": f"{name} {'compiled' if compiled else 'eager'}"}
+    result |= {f"{way} ms": round(ms[way], 3) for way in WAYS}
+    result |= {f"x {way}": round(ms["torch"] / ms[way], 3) for way in WAYS[1:]}
+    result["spread"] = round(max(map(spread, found.values())), 3)
+    loss, gradients = results["torch"]
+    for way in WAYS[1:]:
+        result[f"{way} loss apart"] = float(f"{apart([results[way][0]], [loss]):.1e}")
+        result[f"{way} gradients apart"] = float(f"{apart(results[way][1], gradients):.1e}")
+    if FULL:
+        result["gpu ms"] = processes["both"].submit(gpu_times).result()
+    return result
+
+
+def means(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The geometric means of speeds over the eager programs, beside strict torch's, and the
+    slowest."""
+    eager = [row for row in rows if row["case"].endswith("eager")]
+    speeds = {way: [row[f"x {way}"] for row in eager] for way in WAYS[1:]}
+    speeds["the better of switch and both"] = [max(row["x switch"], row["x both"]) for row in eager]
+    return {
+        way: {
+            "geometric mean": round(statistics.geometric_mean(values), 3),
+            "slowest": round(min(values), 3),
+        }
+        for way, values in speeds.items()
+        if values
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("case", nargs="*", default=[""])
+    parser.add_argument("--budget", type=float, default=3, help="seconds of timing a case")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    processes = {way: ProcessPoolExecutor(1, mp_context=spawn) for way in WAYS}
+    rows: list[dict[str, Any]] = []
+    for name, compiled in cases():
+        if not any(
+            part in f"{name} {'compiled' if compiled else 'eager'}" for part in arguments.case
+        ):
+            continue
+        rows.append(row(processes, name, compiled, arguments.budget))
+        shown = "  ".join(f"{key} {value}" for key, value in rows[-1].items() if key != "case")
+        print(f"{rows[-1]['case']:24}", shown, flush=True)
+        if arguments.output:
+            save(arguments.output, {"speeds": means(rows), "training step": rows})
+
+
+if __name__ == "__main__":
+    main()
