@@ -1,7 +1,7 @@
-"""The programs that programs.py times. The models are those of torchaudio, torchvision, transformers,
-torchdiffeq, timm and torch_geometric, as these packages ship them, or a few lines over torch.nn. All
-have random weights and inputs of the sizes named, and no dropout, so that ways can be compared.
-Without a GPU they are tiny."""
+"""The programs that programs.py times. The models are those of torchaudio, torchvision,
+transformers, torchdiffeq, timm and torch_geometric, as these packages ship them, or a few lines
+over torch.nn. All have random weights and inputs of the sizes named, and no dropout, so that ways
+can be compared. Without a GPU they are tiny."""
 
 from __future__ import annotations
 

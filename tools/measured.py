@@ -49,6 +49,7 @@ class Results(Reliability, Layers):
         self.switch = load("nvidia-h200-fast_fp32")
         self.whole = load("nvidia-h200-models")
         self.attention = load("attention")
+        self.points = load("nvidia-h200-convolutions")
         self.host = load("cpu")
         self.host_layers = load("cpu-layers")
         self.runs = load("compatibility")
@@ -252,6 +253,21 @@ class Results(Reliability, Layers):
             rows.append([model, SHORT[kind], way, *times, *gains, commit])
         head = ["model", "type", "mode", "torch, ms", "switch", "`my_ops.nn.Linear`"]
         return table([*head, "x switch", "x Linear", "commit"], rows)
+
+    def convolutions(self) -> str:
+        ways = "strict", "tf32", "switch"
+        rows = [
+            [
+                row["case"],
+                *(f"{row[f'forward {way} us']:.0f} / {row[f'all {way} us']:.0f}" for way in ways),
+                f"{row['forward x strict']:.2f} / {row['all x strict']:.2f}",
+            ]
+            for row in self.points["convolutions of single points"]
+        ]
+        return table(["us", "cuDNN, strict", "TF32", "under the switch", "x strict"], rows)
+
+    def convolutions_environment(self) -> str:
+        return environment(self.points)
 
     def models_environment(self) -> str:
         return environment(self.whole)
