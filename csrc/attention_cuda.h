@@ -26,7 +26,8 @@ inline cuda::Heads<float> out_heads(const Tensor& t) {
   return {out<float>(t), t.stride(0), t.stride(1), t.stride(2)};
 }
 
-// A new array [batch, heads, length, dim], stored by length first, as torch's op stores its results.
+// A new array [batch, heads, length, dim], stored by length first, as torch's op stores its
+// results.
 inline Tensor empty_heads(const Tensor& like) {
   const Sizes n = sizes_of(like);
   return empty_strided(like, n, {n[2] * n[1] * n[3], n[3], n[1] * n[3], 1}, ScalarType::Float);

@@ -27,11 +27,11 @@
 
 namespace my_ops::fast_fp32 {
 
-#define MY_OPS_LEFT(F)                                               \
-  F(kOther, "of another layout or shape, or into an unsuitable out") \
-  F(kPlan, "that torch computes as fast")                            \
-  F(kPrecision, "while TF32 is allowed")                             \
-  F(kDropout, "of attention with dropout")                           \
+#define MY_OPS_LEFT(F)                                                 \
+  F(kOther, "of another layout or shape, or into an unsuitable out")   \
+  F(kPlan, "that torch computes as fast")                              \
+  F(kPrecision, "while TF32 is allowed")                               \
+  F(kDropout, "of attention with dropout")                             \
   F(kHeads, "of attention with other head sizes or no positive scale") \
   F(kFailed, "where ours failed, usually for lack of memory")
 

@@ -18,7 +18,8 @@ class Attention {
       "fast_fp32_attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float dropout_p, bool "
       "is_causal, float? scale) -> (Tensor?, Tensor?)";
   static constexpr const char* kBackward =
-      "fast_fp32_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor "
+      "fast_fp32_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, "
+      "Tensor "
       "out, Tensor logsumexp, float dropout_p, bool is_causal, float? scale, bool needs_bias) -> "
       "(Tensor?, Tensor?, Tensor?, Tensor?)";
 
@@ -28,7 +29,8 @@ class Attention {
                         std::optional<double> scale) {
     Result result;
     taken("attention", q, k, [&](cuda::AttentionArgs& args) -> std::optional<Left> {
-      if (const auto left = problem(q, k, v, bias, dropout_p, causal, scale, false, &args)) return left;
+      if (const auto left = problem(q, k, v, bias, dropout_p, causal, scale, false, &args))
+        return left;
       const Device device(q);
       const Attended attended = attend(args, q, k, v, device.stream());
       result = {attended.out, attended.logsumexp};
@@ -44,7 +46,8 @@ class Attention {
                             std::optional<double> scale, bool needs_bias) {
     Gradients result;
     taken("attention_backward", q, k, [&](cuda::AttentionArgs& args) -> std::optional<Left> {
-      if (const auto left = problem(q, k, v, bias, dropout_p, causal, scale, true, &args)) return left;
+      if (const auto left = problem(q, k, v, bias, dropout_p, causal, scale, true, &args))
+        return left;
       if (!is_ours<Backend>(grad, q) || !is_ours<Backend>(out, q) ||
           !is_ours<Backend>(logsumexp, q) || sizes_of(grad) != sizes_of(q) ||
           sizes_of(out) != sizes_of(q) || !logsumexp.is_contiguous() ||
@@ -88,7 +91,8 @@ class Attention {
     }
     const Sizes n = sizes_of(q), keys = sizes_of(k);
     if (keys[0] != n[0] || keys[1] != n[1] || keys[3] != n[3]) return Left::kOther;
-    if (bias && (!is_ours<Backend>(*bias, q) || sizes_of(*bias) != Sizes{n[0], n[1], n[2], keys[2]})) {
+    if (bias &&
+        (!is_ours<Backend>(*bias, q) || sizes_of(*bias) != Sizes{n[0], n[1], n[2], keys[2]})) {
       return Left::kOther;
     }
     if (dropout_p != 0) return Left::kDropout;

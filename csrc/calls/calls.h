@@ -5,8 +5,8 @@
 // is to raise.
 //
 // Like ../overrides this module, my_ops/_calls.so, is compiled against torch's C++ headers; it also
-// relies on the layout of autograd nodes and of Python's tensors. my_ops/_plain.py loads it with the
-// releases of torch that it was tested with. It has no Python header: torch's own users build
+// relies on the layout of autograd nodes and of Python's tensors. my_ops/_plain.py loads it with
+// the releases of torch that it was tested with. It has no Python header: torch's own users build
 // without them, and what it needs of Python is in the stable ABI.
 #pragma once
 
@@ -106,19 +106,18 @@ PyObject* result_of(const Compute& compute) {
 // ------------------------------------------------------------------------------------ plain calls
 
 inline const DispatchKeySet kAutocast({DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
-inline const DispatchKeySet kDense = kAutocast | DispatchKeySet(DispatchKey::CPU) |
-                                     DispatchKeySet(DispatchKey::CUDA) |
-                                     DispatchKeySet(DispatchKey::AutogradCPU) |
-                                     DispatchKeySet(DispatchKey::AutogradCUDA) |
-                                     DispatchKeySet(DispatchKey::ADInplaceOrView);
+inline const DispatchKeySet kDense =
+    kAutocast | DispatchKeySet(DispatchKey::CPU) | DispatchKeySet(DispatchKey::CUDA) |
+    DispatchKeySet(DispatchKey::AutogradCPU) | DispatchKeySet(DispatchKey::AutogradCUDA) |
+    DispatchKeySet(DispatchKey::ADInplaceOrView);
 
 inline bool is_dense(const Tensor& t) {
   return t.defined() && (t.key_set().raw_repr() & ~kDense.raw_repr()) == 0 &&
          (!t.unsafeGetTensorImpl()->autograd_meta() || !t._fw_grad(0).defined());
 }
 
-// Whether nothing acts on the ops of this thread: neither a mode, a transform or tracing nor, unless
-// the caller allows it, autocast.
+// Whether nothing acts on the ops of this thread: neither a mode, a transform or tracing nor,
+// unless the caller allows it, autocast.
 inline bool is_plain_thread(bool autocast_acts) {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   const auto ignored = c10::autograd_dispatch_keyset |
@@ -154,8 +153,8 @@ Tensor kernel(const Op& op, const Arguments&... arguments) {
 // tensors are not dense, as when a transform or a compiler runs the backward.
 template <typename Op, typename... Tensors>
 Tensor call_for_gradient(const Op& op, const Tensors&... tensors) {
-  const bool plain = !at::GradMode::is_enabled() && is_plain_thread(false) &&
-                     (... && is_dense(tensors));
+  const bool plain =
+      !at::GradMode::is_enabled() && is_plain_thread(false) && (... && is_dense(tensors));
   return plain ? kernel(op, tensors...) : op.call(tensors...);
 }
 
@@ -224,8 +223,9 @@ template <typename Pointer>
 void announce(const Pointer& node) {
   using Fire = void (*)(const Pointer&);
   static const auto fire = reinterpret_cast<Fire>(
-      dlsym(RTLD_DEFAULT, "_ZN5torch8autograd24fire_node_creation_hooksERKN3c1013intrusive_ptrINS0_"
-                          "4NodeENS1_6detail34intrusive_target_default_null_typeIS3_EEEE"));
+      dlsym(RTLD_DEFAULT,
+            "_ZN5torch8autograd24fire_node_creation_hooksERKN3c1013intrusive_ptrINS0_"
+            "4NodeENS1_6detail34intrusive_target_default_null_typeIS3_EEEE"));
   if (fire) fire(node);
 }
 

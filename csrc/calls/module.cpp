@@ -43,7 +43,8 @@ MY_OPS_EXPORT PyObject* my_ops_calls_function(const char* name) {
   for (const auto& [known, function] : functions()) {
     if (std::string_view(name) != known) continue;
     // Never freed, like the module.
-    return PyCFunction_NewEx(new PyMethodDef{known, function, kFastCall, nullptr}, nullptr, nullptr);
+    return PyCFunction_NewEx(new PyMethodDef{known, function, kFastCall, nullptr}, nullptr,
+                             nullptr);
   }
   return nullptr;
 }

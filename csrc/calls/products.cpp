@@ -1,5 +1,6 @@
 // Plain calls of gemm and linear where torch's own product is the faster one, gradients included:
-// what calls_torchs, _is_torchs_gemm and is_torchs_linear of my_ops/ops say, for tensors of one dtype.
+// what calls_torchs, _is_torchs_gemm and is_torchs_linear of my_ops/ops say, for tensors of one
+// dtype.
 #include "calls.h"
 
 namespace my_ops::calls {

@@ -211,8 +211,8 @@ cudaError_t backward(const AttentionArgs& args, const AttentionGradients& g, con
   }
   const Parts queries[2] = {w.q, w.grad}, keys[2] = {w.k, w.v};
   p.out[0] = g.q;
-  if (auto err = run<Config<kD, kGradQ, kBias>>(p, queries, args.q_length, keys, args.k_length,
-                                                stream);
+  if (auto err =
+          run<Config<kD, kGradQ, kBias>>(p, queries, args.q_length, keys, args.k_length, stream);
       err != cudaSuccess) {
     return err;
   }

@@ -71,15 +71,15 @@ __device__ __forceinline__ void consume_backward(const MainArgs& p, Smem<C>& sme
     const float g = unscale(dp_scale, inverse1[scale_at]);
     const bool edge =
         column0 + C::kN > p.b_length ||
-        (p.causal && (C::kColumns ? column0 < first_row + 64
-                                  : column0 + C::kN > first_row));
+        (p.causal && (C::kColumns ? column0 < first_row + 64 : column0 + C::kN > first_row));
     float most[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
       float2 l2, d2;
       if constexpr (C::kColumns) {
         l2 = *reinterpret_cast<const float2*>(smem.terms[slot1] + 8 * j + pair);
-        if (C::kTwo) d2 = *reinterpret_cast<const float2*>(smem.terms[slot1] + C::kN + 8 * j + pair);
+        if (C::kTwo)
+          d2 = *reinterpret_cast<const float2*>(smem.terms[slot1] + C::kN + 8 * j + pair);
       }
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
@@ -194,8 +194,7 @@ __device__ __forceinline__ void consume_both(const MainArgs& p, Smem<C>& smem, i
       f = 1.0f;
     }
     const float g = unscale(dp_scale, inverse1[scale_at]);
-    const bool edge = column0 + C::kN > p.b_length ||
-                      (p.causal && column0 < first_row + 64);
+    const bool edge = column0 + C::kN > p.b_length || (p.causal && column0 < first_row + 64);
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
       const float2 l2 = *reinterpret_cast<const float2*>(smem.terms[slot1] + 8 * j + pair);

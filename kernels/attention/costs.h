@@ -1,6 +1,6 @@
 // Whether our kernels for attention are faster than torch's: both times, from a model of what takes
-// them. Its numbers are those of benchmarks/fit_attention.py, with two causal shapes more, which the
-// kernels compute in less time since. Host only.
+// them. Its numbers are those of benchmarks/fit_attention.py, with two causal shapes more, which
+// the kernels compute in less time since. Host only.
 #pragma once
 
 #include <algorithm>
@@ -50,9 +50,8 @@ struct AttentionSteps {
     int64_t sum = 0, most = 0;
     for (int64_t i = 0; i < (causal ? row_tiles : 0); ++i) {
       const int64_t end = (i + 1) * tile_rows;
-      const int64_t own = rows_are_keys
-                              ? std::max<int64_t>(0, steps - i * tile_rows / tile_columns)
-                              : std::min(steps, (end + tile_columns - 1) / tile_columns);
+      const int64_t own = rows_are_keys ? std::max<int64_t>(0, steps - i * tile_rows / tile_columns)
+                                        : std::min(steps, (end + tile_columns - 1) / tile_columns);
       sum += own;
       most = std::max(most, own);
     }
@@ -98,11 +97,10 @@ inline double attention_gain(const AttentionArgs& a, int sm_count, bool backward
   const AttentionSteps over_keys(heads, q, k, 128, keys, a.causal, false);
   const AttentionSteps over_queries(heads, k, q, 128, 64, a.causal, true);
   const double by_queries = over_keys.on(sms, a.causal), by_keys = over_queries.on(sms, a.causal);
-  const double scores = 4e-6 * static_cast<double>(heads) * static_cast<double>(q) *
-                        static_cast<double>(k);
+  const double scores =
+      4e-6 * static_cast<double>(heads) * static_cast<double>(q) * static_cast<double>(k);
   const auto& c = costs.backward;
-  double ours = (wide ? c.launch128 : c.launch64) +
-                c.split * bytes * 2 * (padded(q) + padded(k)) +
+  double ours = (wide ? c.launch128 : c.launch64) + c.split * bytes * 2 * (padded(q) + padded(k)) +
                 c.wave * (over_keys.waves_on(sms) + over_queries.waves_on(sms));
   ours += wide ? c.step128 * (by_queries + 2 * by_keys)
                : c.query_step64 * by_queries + c.key_step64 * by_keys;

@@ -85,8 +85,7 @@ __device__ __forceinline__ void consume_forward(const MainArgs& p, Smem<C>& smem
     if (!hidden<C>(p, first_row, block * C::kN)) {
 #pragma unroll
       for (int j = 0; j < C::kD / 8; ++j) {
-        const float2 inverse =
-            *reinterpret_cast<const float2*>(smem.terms[v_slot] + 8 * j + pair);
+        const float2 inverse = *reinterpret_cast<const float2*>(smem.terms[v_slot] + 8 * j + pair);
 #pragma unroll
         for (int x = 4 * j; x < 4 * j + 4; ++x) {
           o[x] = fmaf(o[x], alpha[x / 2 % 2], pv[x] * (x % 2 ? inverse.y : inverse.x));
@@ -96,9 +95,7 @@ __device__ __forceinline__ void consume_forward(const MainArgs& p, Smem<C>& smem
     release(&smem.empty[v_slot]);
   };
   // Of a block's columns, how many the group's rows see at most.
-  const auto end = [&](int block) {
-    return p.causal ? first_row + 64 - block * C::kN : C::kN;
-  };
+  const auto end = [&](int block) { return p.causal ? first_row + 64 - block * C::kN : C::kN; };
   for (int block = first; block < last - 1; ++block) {
     weights(block);
     ptx::bar_sync(1 + group, 256);

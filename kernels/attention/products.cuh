@@ -56,7 +56,7 @@ struct Config {
   static constexpr bool kBoth = kMode == kGradKV;
   static constexpr int kN = kD == 64 && !kBoth ? 128 : 64;  // streamed rows
   static constexpr bool kBackward = kMode != kForward;
-  static constexpr bool kTwo = kMode == kGradQ || kMode == kGradK || kBoth;  // dP too
+  static constexpr bool kTwo = kMode == kGradQ || kMode == kGradK || kBoth;      // dP too
   static constexpr bool kColumns = kMode == kGradK || kMode == kGradV || kBoth;  // queries are
   static constexpr int kABytes = 2 * kRows * kD * 2, kSlotBytes = 2 * kN * kD * 2;
   static constexpr int kA = kTwo ? 2 : 1;
@@ -99,8 +99,8 @@ __device__ __forceinline__ void block_range(const MainArgs& p, int row0, int& fi
 }
 
 template <typename C>
-__device__ __forceinline__ void load_parts(unsigned char* to, const CUtensorMap* map, uint64_t* full,
-                                           int row, int part_rows, int rows) {
+__device__ __forceinline__ void load_parts(unsigned char* to, const CUtensorMap* map,
+                                           uint64_t* full, int row, int part_rows, int rows) {
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
 #pragma unroll
@@ -200,8 +200,8 @@ __device__ __forceinline__ void weighted(float (&out)[C::kD / 2], const uint32_t
 #pragma unroll
     for (int k = 0; k < C::kN / 16; ++k) {
       const uint32_t at = pb + 128 * (k < 64 / 16 ? k : k - half);
-      ptx::WgmmaRegisters<__half, C::kD, true>::run(
-          out, (product == 0 ? low : high) + 4 * k, ptx::wgmma_descriptor_rows<C::kN>(at), add);
+      ptx::WgmmaRegisters<__half, C::kD, true>::run(out, (product == 0 ? low : high) + 4 * k,
+                                                    ptx::wgmma_descriptor_rows<C::kN>(at), add);
       add = true;
     }
   }
@@ -230,8 +230,8 @@ __device__ __forceinline__ void store(const MainArgs& p, const float (&o)[C::kD 
 template <typename C>
 __device__ __forceinline__ void add_bias(const MainArgs& p, float (&s)[C::kN / 2], float f,
                                          int head, int row, int column) {
-  const float* bias = p.bias + head / p.head_count * p.bias_batch +
-                      head % p.head_count * p.bias_head;
+  const float* bias =
+      p.bias + head / p.head_count * p.bias_batch + head % p.head_count * p.bias_head;
   const int64_t along_row = C::kColumns ? p.bias_column : p.bias_row;
   const int64_t along_column = C::kColumns ? p.bias_row : p.bias_column;
   const float* at[2] = {bias + min(row, p.a_length - 1) * along_row,

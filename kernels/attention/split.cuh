@@ -53,10 +53,9 @@ __global__ void __launch_bounds__(256) split_kernel(const SplitArgs p) {
   const int head = blockIdx.y, row0 = blockIdx.x * kRows;
   const int column = threadIdx.x % kPerRow * 4, row_in = threadIdx.x / kPerRow;
   const float* x = p.x.x + head / p.head_count * p.x.batch + head % p.head_count * p.x.head;
-  const float* o =
-      kKind == kGradient
-          ? p.o.x + head / p.head_count * p.o.batch + head % p.head_count * p.o.head
-          : nullptr;
+  const float* o = kKind == kGradient
+                       ? p.o.x + head / p.head_count * p.o.batch + head % p.head_count * p.o.head
+                       : nullptr;
   float4 v[kSteps];
   float most[4] = {};  // of a column
 #pragma unroll
@@ -132,7 +131,7 @@ __global__ void __launch_bounds__(256) split_kernel(const SplitArgs p) {
         p.delta[int64_t{head} * p.padded + row] = sum;
         // Infinite, of either sign, for a row without keys: its weights are 0.
         const float lse = row < p.length ? p.lse[int64_t{head} * p.lse_stride + row] : INFINITY;
-        p.lse2[int64_t{head} * p.padded + row] = 
+        p.lse2[int64_t{head} * p.padded + row] =
             isinf(lse) ? INFINITY : static_cast<float>(lse * kLog2e);
       }
     }

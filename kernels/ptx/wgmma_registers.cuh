@@ -15,7 +15,8 @@ struct WgmmaRegisters;
 
 template <bool kMajorB>
 struct WgmmaRegisters<__half, 64, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[32], const uint32_t* a, uint64_t b, bool add) {
+  static __device__ __forceinline__ void run(float (&d)[32], const uint32_t* a, uint64_t b,
+                                             bool add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
@@ -27,13 +28,15 @@ struct WgmmaRegisters<__half, 64, kMajorB> {
           "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
           "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
           "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorB));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+          "n"(kMajorB));
   }
 };
 
 template <bool kMajorB>
 struct WgmmaRegisters<__half, 128, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[64], const uint32_t* a, uint64_t b, bool add) {
+  static __device__ __forceinline__ void run(float (&d)[64], const uint32_t* a, uint64_t b,
+                                             bool add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
@@ -52,7 +55,8 @@ struct WgmmaRegisters<__half, 128, kMajorB> {
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
           "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorB));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+          "n"(kMajorB));
   }
 };
 
