@@ -24,7 +24,7 @@ namespace attention_sm90 {
 namespace {
 
 template <typename C>
-__global__ void __launch_bounds__(384, 1) main_kernel(const __grid_constant__ MainArgs p) {
+__global__ void __launch_bounds__(384, 1) attention_kernel(const __grid_constant__ MainArgs p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char raw[];
   Smem<C>& smem = *reinterpret_cast<Smem<C>*>(raw);
@@ -172,8 +172,8 @@ cudaError_t run(MainArgs p, const Parts (&a)[2], int a_length, const Parts (&b)[
   }
   constexpr size_t kBytes = sizeof(Smem<C>);
   static_assert(kBytes <= 227 * 1024);
-  if (auto err = allow_shared_bytes(main_kernel<C>, kBytes); err != cudaSuccess) return err;
-  return launch(main_kernel<C>, dim3(p.a_padded / kRows, p.heads), 384, kBytes, stream, p);
+  if (auto err = allow_shared_bytes(attention_kernel<C>, kBytes); err != cudaSuccess) return err;
+  return launch(attention_kernel<C>, dim3(p.a_padded / kRows, p.heads), 384, kBytes, stream, p);
 }
 
 template <int kD, bool kBias>

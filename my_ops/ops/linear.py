@@ -278,9 +278,11 @@ def prepack(weight: Tensor) -> PackedWeight:
     return PackedWeight(weight)
 
 
-def check_activation(op: str, activation: object, names: Sequence[str]) -> None:
+def check_activation(
+    op: str, activation: object, names: Sequence[str], kind: str = "a str"
+) -> None:
     if not isinstance(activation, str):
-        raise TypeError(f"{op}: activation must be a str, got {type(activation).__name__}")
+        raise TypeError(f"{op}: activation must be {kind}, got {type(activation).__name__}")
     if activation not in names:
         raise ValueError(_checks.wrong_activation(op, activation, names))
 
@@ -343,7 +345,7 @@ def linear(
     if residual is not None:
         check_tensor("linear", residual=residual)
     if activation is not None:
-        check_activation("linear", activation, reference.ACTIVATIONS)
+        check_activation("linear", activation, reference.ACTIVATIONS, "a str or None")
     if activation is residual is precision is packed is None:
         on_cpu = weight.dim() == 2 and calls_torchs(x, weight)
         if on_cpu or is_torchs_linear(x, weight):

@@ -3,6 +3,7 @@ gradients in the operands' own types, computed in float32."""
 
 import io
 import itertools
+import math
 
 import pytest
 import torch
@@ -82,12 +83,19 @@ def test_profiler_sees_one_conversion_of_repeated_elements(dtypes, device):
     a, b = a.expand(7, 5, 6), b.expand(7, 6, 8)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(
-        activities=activities, record_shapes=True, acc_events=True
+        activities=activities, record_shapes=True, profile_memory=True, acc_events=True
     ) as profile:
         got = my_ops.gemm(a, b)
     assert gemm_excess(got, a, b) <= 1
+    once = [7, 1, 6] if dtypes[1] == torch.float32 else [1, 6, 8]
     casts = [event.input_shapes[0] for event in profile.events() if event.name == "aten::_to_copy"]
-    assert casts == [[7, 1, 6] if dtypes[1] == torch.float32 else [1, 6, 8]]
+    if torch.device(device).type == "cuda":
+        assert casts == [once]
+    else:  # converted without ATen, into memory that the profiler sees
+        events = profile.profiler.kineto_results.events()
+        sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+        assert sorted(size for size in sizes if size > 0) == [4 * math.prod(once), 4 * got.numel()]
+        assert not casts
 
 
 @pytest.mark.parametrize("size", [3, 66, 300])

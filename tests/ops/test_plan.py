@@ -386,6 +386,7 @@ PLANNED = {  # kernels that request shared memory at launch; others have up to 4
     "fp32_product_kernel": "fp32_sm90::kNeeds",
     "split_first_kernel": "less than fp32_sm90::kNeeds",
     "half_product_kernel": "half_sm90::kNeeds",
+    "attention_kernel": "at most 227 KiB, checked when it is compiled",
     "grid_forward_kernel": "grid_shared_bytes",
     "grid_backward_kernel": "grid_shared_bytes",
     "warpgroup_forward_kernel": "WarpgroupPlan::shared_bytes",
