@@ -88,8 +88,9 @@ def test_torchscript(layer, device):
     for scripted in (torch.jit.script(layer), torch.jit.load(saved)):
         assert_same(scripted(*args), layer(*args))
         if list(layer.parameters()):
+            # A plain call has an op of its own for the gradients, which may sum in another order.
             for ours, exact in zip(gradients(scripted, args), gradients(layer, args), strict=True):
-                assert torch.equal(ours, exact)
+                torch.testing.assert_close(ours, exact)
 
 
 def test_torchscript_default_state(device):
