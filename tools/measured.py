@@ -48,6 +48,7 @@ class Results(Reliability, Layers):
         self.several = load("nvidia-h200-x4")  # on several GPUs
         self.switch = load("nvidia-h200-fast_fp32")
         self.whole = load("nvidia-h200-models")
+        self.steps = load("nvidia-h200-programs")
         self.attention = load("attention")
         self.points = load("nvidia-h200-convolutions")
         self.host = load("cpu")
@@ -268,6 +269,22 @@ class Results(Reliability, Layers):
 
     def convolutions_environment(self) -> str:
         return environment(self.points)
+
+    def programs(self) -> str:
+        ways = "torch", "switch", "both", "tf32"
+        rows = [
+            [
+                row["case"],
+                *(figure(row[f"{way} ms"]) for way in ways),
+                *(f"{row[f'x {way}']:.2f}" for way in ways[1:]),
+            ]
+            for row in self.steps["training step"]
+        ]
+        head = ["ms", "strict", "switch", "convert too", "TF32", "x switch", "x both", "x TF32"]
+        return table(head, rows)
+
+    def programs_environment(self) -> str:
+        return environment(self.steps)
 
     def models_environment(self) -> str:
         return environment(self.whole)
