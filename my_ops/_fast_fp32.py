@@ -24,6 +24,8 @@ from torch.compiler import is_compiling
 
 from my_ops._private import dispatch_table
 
+# Only compiled kernels replace torch's convolutions.
+CONVOLUTIONS = ("convolution", "convolution_backward")
 OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,6 +81,7 @@ class _NativeSwitch(ctypes.Structure):
         ("on", ctypes.c_void_p),
         ("least", ctypes.c_int64),
         ("take", ctypes.c_void_p),
+        ("convolve", ctypes.c_void_p),
     )
 
 
@@ -148,7 +151,7 @@ class Switch:
         module.my_ops_fast_fp32_start.restype = ctypes.POINTER(_NativeSwitch)
         native = module.my_ops_fast_fp32_start()
         overrides = _overrides(OVERRIDES)
-        kernels = {op: _registered_at(op, self._key) for op in OPS}
+        kernels = {op: _registered_at(op, self._key) for op in (*OPS, *CONVOLUTIONS)}
         self._others = tuple(op for op, at in kernels.items() if not _is_torchs(at, self._key))
         self._library = torch.library.Library("aten", "IMPL")
 
@@ -157,12 +160,13 @@ class Switch:
                 if op in self._others:
                     continue
                 names = op.encode(), self._key.encode()
-                if (
-                    overrides is None
-                    or at is None
-                    or _is_torchs_python(at)
-                    or not overrides.my_ops_overrides_put(*names, native)
-                ):
+                compiled = (
+                    overrides is not None
+                    and (at is not None or op in CONVOLUTIONS)  # torch has one for all devices
+                    and not _is_torchs_python(at)
+                    and overrides.my_ops_overrides_put(*names, native)
+                )
+                if not compiled and op not in CONVOLUTIONS:
                     self._override_in_python(op, native.contents.least)
             return 0.0
 
