@@ -7,6 +7,7 @@
 //   on_device(tensor)              whether a tensor belongs to that key
 //   run(op, product, added, place) computes the product with what is added, in the tensor place();
 //                                  returns why it did not, in which case nothing is written
+//   Attention                      optional: computes attention (fast_fp32_attention_cuda.h)
 //
 // Once registered, those kernels stay registered: other threads may be inside them, and kernels of
 // other packages may fall back to them.
@@ -30,6 +31,8 @@ namespace my_ops::fast_fp32 {
   F(kOther, "of another layout or shape, or into an unsuitable out") \
   F(kPlan, "that torch computes as fast")                            \
   F(kPrecision, "while TF32 is allowed")                             \
+  F(kDropout, "of attention with dropout")                           \
+  F(kHeads, "of attention with other head sizes or no positive scale") \
   F(kFailed, "where ours failed, usually for lack of memory")
 
 // Why a product stays torch's, in the order of the checks.
@@ -119,6 +122,13 @@ inline std::optional<Added> broadcast(const Tensor& self, const Sizes& sizes) {
 }
 
 template <typename Backend>
+bool is_ours(const Tensor& t, const Tensor& like) {
+  return t.defined() && t.scalar_type() == ScalarType::Float && Backend::on_device(t) &&
+         t.get_device_index() == like.get_device_index() && is_strided(t) && !is_named(t) &&
+         storage_bytes(t).suffices();
+}
+
+template <typename Backend>
 class Products {
  public:
   // a @ b, plus self unless that is absent, for an op on tensors of this rank. Nothing if it stays
@@ -142,9 +152,7 @@ class Products {
 
  private:
   static bool is_ours(const Tensor& t, const Tensor& like) {
-    return t.defined() && t.scalar_type() == ScalarType::Float && Backend::on_device(t) &&
-           t.get_device_index() == like.get_device_index() && is_strided(t) && !is_named(t) &&
-           storage_bytes(t).suffices();
+    return fast_fp32::is_ours<Backend>(t, like);
   }
 
   // Whether torch would accept these operands.
@@ -213,10 +221,17 @@ Switch start() {
     // Never freed, as that would unregister its kernels.
     return *new StableLibrary(kind, "my_ops", key, "my_ops/csrc/fast_fp32.h", __LINE__);
   };
-  library(StableLibrary::Kind::FRAGMENT, nullptr)
-      .def("fast_fp32(int rank, Tensor? self, Tensor a, Tensor b, Tensor(a!)? out) -> Tensor?");
-  library(StableLibrary::Kind::IMPL, Backend::kKey)
-      .impl("fast_fp32", TORCH_BOX(&Products<Backend>::take));
+  StableLibrary& schemas = library(StableLibrary::Kind::FRAGMENT, nullptr);
+  StableLibrary& kernels = library(StableLibrary::Kind::IMPL, Backend::kKey);
+  schemas.def("fast_fp32(int rank, Tensor? self, Tensor a, Tensor b, Tensor(a!)? out) -> Tensor?");
+  kernels.impl("fast_fp32", TORCH_BOX(&Products<Backend>::take));
+  if constexpr (requires { typename Backend::Attention; }) {
+    using Attention = typename Backend::Attention;
+    schemas.def(Attention::kForward);
+    schemas.def(Attention::kBackward);
+    kernels.impl("fast_fp32_attention", TORCH_BOX(&Attention::forward));
+    kernels.impl("fast_fp32_attention_backward", TORCH_BOX(&Attention::backward));
+  }
   return {&state().on, cuda::kTensorCoresMinWork, &take<Backend>};
 }
 

@@ -1,6 +1,7 @@
 // fast_fp32 on CUDA.
 #include "fast_fp32.h"
 
+#include "fast_fp32_attention_cuda.h"
 #include "gemm_cuda.h"
 
 namespace my_ops {
@@ -9,6 +10,7 @@ namespace {
 struct Cuda {
   static constexpr const char* kKey = "CUDA";
   static bool on_device(const Tensor& t) { return t.is_cuda(); }
+  using Attention = fast_fp32::Attention<Cuda>;
 
   template <typename Place>
   static std::optional<fast_fp32::Left> run(const char* op, const Product& p,

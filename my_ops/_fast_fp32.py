@@ -25,6 +25,12 @@ from torch.compiler import is_compiling
 from my_ops._private import dispatch_table
 
 OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
+ATTENTION = (  # the ops in which float32's scaled_dot_product_attention ends, on CUDA only
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_efficient_attention_backward",
+)
+# Attention with fewer multiply-adds in a product is not asked for: torch's is as fast.
+LEAST_ATTENTION = 1 << 22
 P = ParamSpec("P")
 R = TypeVar("R")
 SHOWN = 30  # shapes in the report's table
@@ -33,7 +39,8 @@ TESTED_TORCH = (210, 215)
 
 
 class Taken(NamedTuple):
-    """Products of one shape that the switch took, and how many (``times``)."""
+    """Products of one shape that the switch took, and how many (``times``). Of attention, ``batch``
+    counts all heads, ``m`` the queries, ``n`` the keys and ``k`` the size of a head."""
 
     op: str
     batch: int
@@ -49,7 +56,8 @@ class Report(NamedTuple):
 
     on: bool
     taken: tuple[Taken, ...]
-    left: dict[str, int]  # how many large float32 products stayed torch's, for each reason
+    # how many large float32 products, and calls of attention, stayed torch's, for each reason
+    left: dict[str, int]
     others: tuple[str, ...]  # ops that keep the kernel of another package
 
     def __str__(self) -> str:
@@ -148,13 +156,17 @@ class Switch:
         module.my_ops_fast_fp32_start.restype = ctypes.POINTER(_NativeSwitch)
         native = module.my_ops_fast_fp32_start()
         overrides = _overrides(OVERRIDES)
-        kernels = {op: _registered_at(op, self._key) for op in OPS}
+        attention = ATTENTION if self._key == "CUDA" else ()
+        kernels = {op: _registered_at(op, self._key) for op in (*OPS, *attention)}
         self._others = tuple(op for op, at in kernels.items() if not _is_torchs(at, self._key))
         self._library = torch.library.Library("aten", "IMPL")
 
         def override(_: object) -> float:
             for op, at in kernels.items():
                 if op in self._others:
+                    continue
+                if op in ATTENTION:
+                    self._override_attention(op)
                     continue
                 names = op.encode(), self._key.encode()
                 if (
@@ -198,6 +210,80 @@ class Switch:
             return call_torchs(keys, *tensors, **rest)
 
         assert self._library is not None
+        self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)
+
+    def _override_attention(self, op: str) -> None:
+        """One of the two ops may run while the switch is on, and the other while it is off: both
+        sides keep torch's log-sum-exp."""
+        call_torchs = torch.library.get_kernel(f"aten::{op}", self._key).call_boxed
+        ops = torch.ops.my_ops
+
+        def worth_asking(q: Tensor, k: Tensor) -> bool:
+            return (
+                self._on
+                and q.dtype is torch.float32
+                and q.dim() == k.dim() == 4
+                and q.numel() * k.size(2) >= LEAST_ATTENTION
+            )
+
+        def forward(
+            keys: Any,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            bias: Tensor | None,
+            compute_log_sumexp: bool,
+            dropout_p: float = 0.0,
+            is_causal: bool = False,
+            *,
+            scale: float | None = None,
+        ) -> tuple[Tensor, ...]:
+            if worth_asking(q, k):
+                out, lse = ops.fast_fp32_attention(q, k, v, bias, dropout_p, is_causal, scale)
+                if out is not None:
+                    if not compute_log_sumexp:
+                        lse = lse.new_empty((*lse.shape[:2], 0))
+                    # As torch's, which draws no numbers without dropout.
+                    device = q.device if torch.cuda.is_current_stream_capturing() else "cpu"
+                    seed, offset = (
+                        torch.empty((), dtype=torch.int64, device=device) for _ in range(2)
+                    )
+                    return out, lse, seed, offset
+            rest = (bias, compute_log_sumexp, dropout_p, is_causal)
+            return call_torchs(keys, q, k, v, *rest, scale=scale)
+
+        def backward(
+            keys: Any,
+            grad: Tensor | None,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            bias: Tensor | None,
+            out: Tensor,
+            logsumexp: Tensor,
+            seed: Tensor,
+            offset: Tensor,
+            dropout_p: float,
+            mask: list[bool],
+            is_causal: bool = False,
+            *,
+            scale: float | None = None,
+        ) -> tuple[Tensor | None, ...]:
+            if grad is not None and worth_asking(q, k):
+                added = bias if bias is not None and bias.numel() > 0 else None
+                saved = (q, k, v, added, out, logsumexp)
+                grads = ops.fast_fp32_attention_backward(
+                    grad, *saved, dropout_p, is_causal, scale, mask[3]
+                )
+                if grads[0] is not None:
+                    return grads
+            saved = (q, k, v, bias, out, logsumexp)
+            return call_torchs(
+                keys, grad, *saved, seed, offset, dropout_p, mask, is_causal, scale=scale
+            )
+
+        assert self._library is not None
+        kernel = backward if op.endswith("backward") else forward
         self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)
 
     def report(self) -> Report:
@@ -262,6 +348,10 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
     :func:`gemm` with ``precision="highest"``, but not the same bits as torch's. Everything else
     stays torch's: other dtypes, products that torch computes as fast, and all products while
     torch's settings allow TF32.
+
+    It also takes ``scaled_dot_product_attention`` of float32 and its gradients, where torch would
+    use its memory-efficient kernel. That has float32's accuracy whether TF32 is allowed or not, and
+    so has ours. Attention with dropout stays torch's.
 
     There is one switch for the process, with all its threads and GPUs, as with ``torch.backends``;
     ``with`` statements of several threads should not overlap. Products check it when they run, in

@@ -14,6 +14,16 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// Loads consecutive bytes, a multiple of 16 at aligned addresses; they count on the barrier.
+__device__ __forceinline__ void bulk_load(void* smem, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(smem)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // Loads the box at (column, row) of the map to shared memory; its bytes count on the barrier.
 __device__ __forceinline__ void tma_load_2d(void* smem, const CUtensorMap* map, uint64_t* barrier,
                                             int column, int row) {

@@ -30,6 +30,12 @@ __device__ __forceinline__ void wgmma_fence_operand(float (&r)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
 
+template <int kCount>
+__device__ __forceinline__ void wgmma_fence_operand(uint32_t (&r)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i])::"memory");
+}
+
 // The matrix descriptor of a tile with 64 16-bit elements of k per row, stored with the 128-byte
 // swizzle (which repeats after 8 rows). `address` is wgmma_address of the tile's start; adding 2 to
 // it moves the tile by 16 elements of k.

@@ -1,0 +1,110 @@
+// fast_fp32 on CUDA: the two ops in which torch's float32 attention ends. What it does not take
+// goes to torch's own; either may serve the backward of the other's forward.
+#pragma once
+
+#include "attention_cuda.h"
+#include "fast_fp32.h"
+
+namespace my_ops::fast_fp32 {
+
+template <typename Backend>
+class Attention {
+ public:
+  using Result = std::tuple<std::optional<Tensor>, std::optional<Tensor>>;
+  using Gradients = std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
+                               std::optional<Tensor>>;
+
+  static constexpr const char* kForward =
+      "fast_fp32_attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float dropout_p, bool "
+      "is_causal, float? scale) -> (Tensor?, Tensor?)";
+  static constexpr const char* kBackward =
+      "fast_fp32_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor "
+      "out, Tensor logsumexp, float dropout_p, bool is_causal, float? scale, bool needs_bias) -> "
+      "(Tensor?, Tensor?, Tensor?, Tensor?)";
+
+  // The output and its log-sum-exp, or nothing.
+  static Result forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                        const std::optional<Tensor>& bias, double dropout_p, bool causal,
+                        std::optional<double> scale) {
+    Result result;
+    taken("attention", q, k, [&](cuda::AttentionArgs& args) -> std::optional<Left> {
+      if (const auto left = problem(q, k, v, bias, dropout_p, causal, scale, false, &args)) return left;
+      const Device device(q);
+      const Attended attended = attend(args, q, k, v, device.stream());
+      result = {attended.out, attended.logsumexp};
+      return std::nullopt;
+    });
+    return result;
+  }
+
+  // The gradients of q, k, v and, if it is asked for, of bias, or nothing.
+  static Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const std::optional<Tensor>& bias, const Tensor& out,
+                            const Tensor& logsumexp, double dropout_p, bool causal,
+                            std::optional<double> scale, bool needs_bias) {
+    Gradients result;
+    taken("attention_backward", q, k, [&](cuda::AttentionArgs& args) -> std::optional<Left> {
+      if (const auto left = problem(q, k, v, bias, dropout_p, causal, scale, true, &args)) return left;
+      if (!is_ours<Backend>(grad, q) || !is_ours<Backend>(out, q) ||
+          !is_ours<Backend>(logsumexp, q) || sizes_of(grad) != sizes_of(q) ||
+          sizes_of(out) != sizes_of(q) || !logsumexp.is_contiguous() ||
+          sizes_of(logsumexp) != Sizes{q.size(0), q.size(1), logsumexp_stride(q.size(2))}) {
+        return Left::kOther;
+      }
+      const Device device(q);
+      const AttentionGrads grads =
+          attend_backward(args, grad, q, k, v, out, logsumexp, needs_bias, device.stream());
+      result = {grads.q, grads.k, grads.v, grads.bias};
+      return std::nullopt;
+    });
+    return result;
+  }
+
+ private:
+  template <typename F>
+  static void taken(const char* op, const Tensor& q, const Tensor& k, const F& compute) {
+    Left left;
+    try {
+      cuda::AttentionArgs args{};
+      const std::optional<Left> why = compute(args);
+      if (!why) {
+        count(Shape(op, q.size(0) * q.size(1), q.size(2), k.size(2), q.size(3)));
+        return;
+      }
+      left = *why;
+    } catch (const std::exception&) {  // torch's needs less memory, or raises its own error
+      left = Left::kFailed;
+    }
+    count(left);
+  }
+
+  // Sets args, but for the pointers. Returns why this attention stays torch's.
+  static std::optional<Left> problem(const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const std::optional<Tensor>& bias, double dropout_p,
+                                     bool causal, std::optional<double> scale, bool backward,
+                                     cuda::AttentionArgs* args) {
+    for (const Tensor* t : {&q, &k, &v}) {
+      if (!is_ours<Backend>(*t, q) || t->dim() != 4) return Left::kOther;
+    }
+    const Sizes n = sizes_of(q), keys = sizes_of(k);
+    if (keys[0] != n[0] || keys[1] != n[1] || keys[3] != n[3]) return Left::kOther;
+    if (bias && (!is_ours<Backend>(*bias, q) || sizes_of(*bias) != Sizes{n[0], n[1], n[2], keys[2]})) {
+      return Left::kOther;
+    }
+    if (dropout_p != 0) return Left::kDropout;
+    if (sizes_of(v) != keys) return Left::kHeads;
+    const auto made = attention_args(q, k, bias, causal, scale);
+    if (!made) return Left::kOther;
+    cuda::DeviceFacts device;
+    {
+      const Device current(q);
+      check_launch(cuda::current_device(&device), "attention");
+    }
+    if (!device.hopper_code || !cuda::attention_pays(*made, device, backward)) return Left::kPlan;
+    if (!cuda::attention_runs(*made, device)) return Left::kHeads;
+    *args = *made;
+    return std::nullopt;
+  }
+};
+
+}  // namespace my_ops::fast_fp32
