@@ -99,13 +99,13 @@ class Attention {
     if (sizes_of(v) != keys) return Left::kHeads;
     const auto made = attention_args(q, k, bias, causal, scale);
     if (!made) return Left::kOther;
-    cuda::DeviceFacts device;
+    cuda::AttentionPlan plan;
     {
       const Device current(q);
-      check_launch(cuda::current_device(&device), "attention");
+      check_launch(cuda::plan_attention(*made, backward, &plan), "attention");
     }
-    if (!device.hopper_code || !cuda::attention_pays(*made, device, backward)) return Left::kPlan;
-    if (!cuda::attention_runs(*made, device)) return Left::kHeads;
+    if (plan == cuda::AttentionPlan::kTorchs) return Left::kPlan;
+    if (plan == cuda::AttentionPlan::kOtherSizes) return Left::kHeads;
     *args = *made;
     return std::nullopt;
   }

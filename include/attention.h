@@ -43,16 +43,18 @@ struct AttentionGradients {
   float* bias;                   // [batch][heads][q_length][k_length], not summed; null: none
 };
 
-// Whether the kernels take these sizes on this device, and whether they should be faster than
-// torch's.
-bool attention_runs(const AttentionArgs& args, const DeviceFacts& device);
-bool attention_pays(const AttentionArgs& args, const DeviceFacts& device, bool backward);
-
 // Bytes of the workspaces, aligned to 256.
 int64_t attention_workspace(const AttentionArgs& args);
 int64_t attention_backward_workspace(const AttentionArgs& args);
 
+// Ours, or why not: torch's should be as fast, or there is no code for the device; the kernels do
+// not take these sizes.
+enum class AttentionPlan { kOurs, kTorchs, kOtherSizes };
+
 #ifdef MY_OPS_WITH_CUDA
+// For the current device.
+cudaError_t plan_attention(const AttentionArgs& args, bool backward, AttentionPlan* plan);
+
 // Write args.logsumexp and out. As accurate as float: three products of fp16 parts (see
 // docs/notes/attention.md). Deterministic, stream-ordered, safe to capture in a graph. NaN and Inf
 // in q, k and v give NaN in the rows of the output that they reach.

@@ -243,22 +243,31 @@ cudaError_t with_config(const AttentionArgs& args, const F& f) {
   return args.bias ? f.template operator()<128, true>() : f.template operator()<128, false>();
 }
 
-}  // namespace
-}  // namespace attention_sm90
-
-bool attention_runs(const AttentionArgs& args, const DeviceFacts& device) {
-  using namespace attention_sm90;
+bool runs(const AttentionArgs& args) {
   const int64_t heads = int64_t{args.batch} * args.heads;
   const int64_t rows = std::max(padded(args.q_length), padded(args.k_length));
-  return device.hopper_code && args.batch > 0 && args.heads > 0 && args.q_length > 0 &&
-         args.k_length > 0 && args.dim > 0 && args.dim <= kMaxDim && args.dim % 4 == 0 &&
-         args.scale > 0.0f && heads <= kMaxHeads && 2 * heads * rows <= INT_MAX;
+  return args.batch > 0 && args.heads > 0 && args.q_length > 0 && args.k_length > 0 &&
+         args.dim > 0 && args.dim <= kMaxDim && args.dim % 4 == 0 && args.scale > 0.0f &&
+         heads <= kMaxHeads && 2 * heads * rows <= INT_MAX;
 }
 
-bool attention_pays(const AttentionArgs& args, const DeviceFacts& device, bool backward) {
+bool pays(const AttentionArgs& args, const DeviceFacts& device, bool backward) {
   // The model overestimates torch's backward of fewer rows than its tiles have.
   if (backward && std::min(args.q_length, args.k_length) < 64) return false;
   return attention_gain(args, device.sm_count, backward) >= kFittedAttentionCosts.margin;
+}
+
+}  // namespace
+}  // namespace attention_sm90
+
+cudaError_t plan_attention(const AttentionArgs& args, bool backward, AttentionPlan* plan) {
+  using namespace attention_sm90;
+  DeviceFacts device;
+  if (auto err = current_device(&device); err != cudaSuccess) return err;
+  *plan = !device.hopper_code || !pays(args, device, backward) ? AttentionPlan::kTorchs
+          : !runs(args)                                        ? AttentionPlan::kOtherSizes
+                                                               : AttentionPlan::kOurs;
+  return cudaSuccess;
 }
 
 int64_t attention_workspace(const AttentionArgs& args) {
