@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.overrides import has_torch_function
+from torch.utils.flop_counter import register_flop_formula
 
 from my_ops._autograd import asked_for, differentiated
 from my_ops._errors import raise_out_of_memory
@@ -95,6 +97,37 @@ def _(
 ) -> list[Tensor]:
     shapes = ([t.shape for t in some] for some in ([input], states, parameters))
     return _made(input, needs, *shapes)
+
+
+@register_flop_formula(_layers_backward.overloadpacket)
+def _layers_backward_flop(name: str, *shapes: Any, **_: Any) -> int:
+    """Of each layer but the first the gradient of the input, the gradients of all parameters or of
+    none, and the product with the recurrent weight in each step."""
+    _, _, _, x, _, parameters, layers, both, _, of_input, _, of_parameters = shapes
+    cell, rows = _of_name(name), x[0] * x[1]
+    directions = 2 if both else 1
+    each = len(parameters) // (layers * directions)
+    total = 0
+    for k in range(layers * directions):
+        matrices = parameters[k * each :][: cell.weights.matrices]
+        hidden = matrices[0][0] // cell.gates
+        recurrent = cell.gates * hidden * hidden
+        every = sum(prod(shape) for shape in matrices)
+        total += recurrent + every * of_parameters
+        total += (every - recurrent) * (of_input or k >= directions)
+    return 2 * rows * total
+
+
+@register_flop_formula(_step_backward.overloadpacket)
+def _step_backward_flop(name: str, *shapes: Any, **_: Any) -> int:
+    _, _, _, x, _, parameters, of_input, of_states, of_parameters = shapes
+    cell = _of_name(name)
+    matrices = parameters[: cell.weights.matrices]
+    hidden = matrices[0][0] // cell.gates
+    recurrent, every = cell.gates * hidden * hidden, sum(prod(shape) for shape in matrices)
+    return (
+        2 * x[0] * (every * of_parameters + recurrent * of_states + (every - recurrent) * of_input)
+    )
 
 
 def _made(like: Tensor, needs: Sequence[bool], *shapes: Sequence[Any]) -> list[Tensor]:
