@@ -33,6 +33,7 @@ if (
 
     raise SystemExit(_main())
 
+from my_ops import _inductor as _inductor  # registers itself
 from my_ops import _library
 from my_ops import nn as nn
 from my_ops import reference as reference

@@ -55,7 +55,7 @@ GPUS = {
 }
 
 
-_DEVICE = [(name, ctypes.c_int) for name in Gpu._fields]
+_DEVICE = [(name, ctypes.c_int) for name in Gpu.__annotations__]
 
 
 class _Problem(ctypes.Structure):

@@ -8,6 +8,7 @@ the functions here return NotImplemented, and Inductor calls our kernels.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from my_ops import reference
 from my_ops._private import declinable, inductor_tables
 from my_ops.ops._checks import HALF
-from my_ops.ops._common import ops
+from my_ops.ops._common import before_tracing, ops
 from my_ops.ops._strides import known
 from my_ops.ops.gemm import in_whole_vectors
 from my_ops.ops.linear import as_rows
@@ -120,3 +121,9 @@ def register_decompositions() -> None:
     }
     for table in inductor_tables():
         table.update(found)
+
+
+@before_tracing.append
+def _register_if_loaded() -> None:
+    if "torch._inductor" in sys.modules:
+        register_decompositions()

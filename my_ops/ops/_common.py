@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,16 +25,18 @@ UNARY_BACKWARD = [
 ]
 
 
+# Called before a fake kernel runs, so once a graph is traced; my_ops/_inductor.py adds to it.
+before_tracing: list[Callable[[], None]] = []
+
+
 def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Like ``torch.library.register_fake``; also registers what Inductor needs if it is loaded."""
+    """Like ``torch.library.register_fake``; the kernel calls ``before_tracing`` first."""
 
     def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(kernel)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            if "torch._inductor" in sys.modules:
-                from my_ops._inductor import register_decompositions
-
-                register_decompositions()
+            for prepare in before_tracing:
+                prepare()
             return kernel(*args, **kwargs)
 
         return torch.library.register_fake(name)(traced)

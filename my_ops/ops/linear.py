@@ -181,7 +181,7 @@ def linear_product(x: Tensor, weight: Tensor) -> Tensor:
 def as_rows(*tensors: Tensor) -> Sequence[Tensor]:
     """Each ``(*, size)`` as ``(rows, size)``, with the rows of all in the same order."""
     if type(tensors[0]) is not Tensor and hasattr(tensors[0], "placements"):
-        from my_ops.distributed import flattenable  # imported only for DTensors, as it takes time
+        from my_ops._dtensor import flattenable  # takes time to import
 
         tensors = flattenable(tensors)
     # Not by flatten, for which batched gradients (is_grads_batched) have no rule.

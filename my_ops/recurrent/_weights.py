@@ -5,15 +5,15 @@ shapes.
 ``matrices`` of them are factors of products, and ``recurrent`` is the one that the backward op over
 all steps takes. ``sizes`` are the hidden and input sizes of parameters that agree with each other:
 then a state or an input of another size is wrong. Gradients are computed from ``grad``, those of
-the terms, and ``shares``, the part of it that belongs to the input's share (``Cell.of_input``, or
-``Cell.input_range`` with its two results). They can be differentiated.
+the terms, and ``shares``, the part of it that belongs to the input's share (``Terms.of_input``, or
+``Terms.input_range`` with its two results). They can be differentiated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,13 +27,11 @@ from my_ops.ops._checks import (
 )
 from my_ops.ops.gemm import product
 from my_ops.ops.linear import as_rows, linear_product
-
-if TYPE_CHECKING:
-    from my_ops.recurrent._cell import Cell
+from my_ops.recurrent._terms import Terms
 
 Linear = tuple[Tensor, Tensor | None]  # a weight and a bias, or None
 Needs = Sequence[bool]  # which gradients are needed
-Shares = tuple[Tensor, int]  # Cell.input_range
+Shares = tuple[Tensor, int]  # Terms.input_range
 
 
 def of_numbers(*tensors: Tensor) -> bool:
@@ -54,7 +52,7 @@ class OneMatrix:
     recurrent = "weights"
 
     def linears(
-        self, cell: Cell, hidden: int, weights: Tensor, bias: Tensor
+        self, cell: Terms, hidden: int, weights: Tensor, bias: Tensor
     ) -> tuple[Linear, Linear]:
         """For the input and for h; all may have one more dimension in front."""
         bias = bias.reshape(*weights.shape[:-2], cell.terms * hidden)
@@ -64,7 +62,7 @@ class OneMatrix:
         return recurrent[..., :hidden]
 
     def check(
-        self, cell: Cell, op: str, inputs: int, hidden: int, weights: Tensor, bias: Tensor
+        self, cell: Terms, op: str, inputs: int, hidden: int, weights: Tensor, bias: Tensor
     ) -> None:
         rule = f"({cell.gates} * hidden_size, hidden_size + input_size)"
         check_shape(weights, "weights", (cell.gates * hidden, hidden + inputs), rule, op)
@@ -76,7 +74,7 @@ class OneMatrix:
         )
         check_sizes(bias, want, message)
 
-    def sizes(self, cell: Cell, weights: Tensor, bias: Tensor) -> tuple[int, int] | None:
+    def sizes(self, cell: Terms, weights: Tensor, bias: Tensor) -> tuple[int, int] | None:
         if not of_numbers(weights, bias) or weights.dim() != 2:
             return None
         rows, columns = weights.shape
@@ -84,7 +82,7 @@ class OneMatrix:
         agree = rest == 0 and bias.numel() == rows and columns >= hidden
         return (hidden, columns - hidden) if agree else None
 
-    def check_recurrent(self, cell: Cell, op: str, hidden: int, weights: Tensor) -> None:
+    def check_recurrent(self, cell: Terms, op: str, hidden: int, weights: Tensor) -> None:
         message = (
             f"{op}: weights must be ({cell.gates} * hidden_size, hidden_size + input_size) with "
             f"hidden_size = {hidden}, got {show(weights)}"
@@ -99,7 +97,7 @@ class OneMatrix:
 
     def grad_step(
         self,
-        cell: Cell,
+        cell: Terms,
         grad: Tensor,
         shares: Tensor,
         hidden: int,
@@ -119,7 +117,7 @@ class OneMatrix:
 
     def grad_parameters(
         self,
-        cell: Cell,
+        cell: Terms,
         grad: Tensor,
         shares: Shares,
         x: Tensor,
@@ -165,7 +163,7 @@ class TwoMatrices:
 
     def linears(
         self,
-        cell: Cell,
+        cell: Terms,
         hidden: int,
         weight_ih: Tensor,
         weight_hh: Tensor,
@@ -179,7 +177,7 @@ class TwoMatrices:
 
     def check(
         self,
-        cell: Cell,
+        cell: Terms,
         op: str,
         inputs: int,
         hidden: int,
@@ -196,14 +194,14 @@ class TwoMatrices:
                 check_shape(bias, name, (rows,), f"({cell.gates} * hidden_size,)", op)
 
     def sizes(
-        self, cell: Cell, weight_ih: Tensor, weight_hh: Tensor, *_: Tensor | None
+        self, cell: Terms, weight_ih: Tensor, weight_hh: Tensor, *_: Tensor | None
     ) -> tuple[int, int] | None:
         if not of_numbers(weight_ih, weight_hh) or (weight_ih.dim(), weight_hh.dim()) != (2, 2):
             return None
         (rows, inputs), (rows_h, hidden) = weight_ih.shape, weight_hh.shape
         return (hidden, inputs) if rows == rows_h == cell.gates * hidden else None
 
-    def check_recurrent(self, cell: Cell, op: str, hidden: int, weight_hh: Tensor) -> None:
+    def check_recurrent(self, cell: Terms, op: str, hidden: int, weight_hh: Tensor) -> None:
         rule = f"({cell.gates} * hidden_size, hidden_size)"
         check_shape(weight_hh, "weight_hh", (cell.gates * hidden, hidden), rule, op)
 
@@ -213,7 +211,7 @@ class TwoMatrices:
 
     def grad_step(
         self,
-        cell: Cell,
+        cell: Terms,
         grad: Tensor,
         shares: Tensor,
         hidden: int,
@@ -228,7 +226,7 @@ class TwoMatrices:
 
     def grad_parameters(
         self,
-        cell: Cell,
+        cell: Terms,
         grad: Tensor,
         shares: Shares,
         x: Tensor,

@@ -1,5 +1,6 @@
 """The installed package: what the module links and exports, and its message if it does not load."""
 
+import ast
 import importlib.metadata
 import json
 import pydoc
@@ -114,6 +115,28 @@ def test_asm_only_in_ptx():
         if re.search(r"\b(asm|__asm__)\b", without_comments(path.read_text()))
     ]
     assert found == []
+
+
+def imports_of(path):
+    """The modules of the package that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("my_ops"):
+            for name in node.names:
+                yield f"{node.module}.{name.name}"
+                yield node.module
+
+
+def test_imports_make_no_circle():
+    modules = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    left = {name: set(imports_of(path)) & set(modules) for name, path in modules.items()}
+    while free := [name for name, needs in left.items() if not needs & set(left)]:
+        for name in free:
+            del left[name]
+    assert left == {}
 
 
 # ----------------------------------------------------------------------------------- the module
