@@ -7,30 +7,15 @@
 #include <type_traits>
 
 #include "binding_cpu.h"
+#include "recurrent/cpu/costs.h"
 #include "recurrent_layers.h"
 
 namespace my_ops {
 
-constexpr int64_t kGrain = 2048;             // units per thread: each costs four exps
-constexpr int64_t kGrainProducts = 1 << 20;  // multiplications per thread: 10 us or more
-constexpr int64_t kRowsOfARead = 16;  // reading a weight takes as long as multiplying it so often
-constexpr int64_t kCache = 1 << 20;   // bytes of the smallest common second-level cache
-// Where ATen's products are faster, as packing the weights costs more than it saves: up to so many
-// steps, up to so many passes over all weights that a thread saves, beyond so many weights a step.
-constexpr int64_t kFewSteps = 3;            // by_units
-constexpr int64_t kFewPasses = 8;           // by_units
-constexpr int64_t kWeightsAStep = 1 << 15;  // by_rows, unless there are
-constexpr int64_t kManyRows = 64;           // so many rows, for which packing takes little
-constexpr int64_t kGrainPack = 1 << 15;     // weights packed per thread: 10 us or more
-// Of a matrix: below so many ATen's products are faster, with several threads and with one; and so
-// many are multiplied at a time, which the third-level cache holds.
-constexpr int64_t kFewRows = 16;
-constexpr int64_t kFewRowsOfAThread = 64;
-constexpr int64_t kRowsTogether = 512;
-
 template <typename Op>
 struct Cpu {
   using Cell = typename Op::Cell;
+  static constexpr cpu::RecurrentCosts kCosts{};
 
   explicit Cpu(const Tensor&) {}
 
@@ -50,13 +35,14 @@ struct Cpu {
   // takes too long, and weights that are not transposed ATen reads as fast.
   void matmul(const Tensor& a, const Tensor& b, const Tensor& out) const {
     const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
-    const bool few = m < (torch::stable::get_num_threads() > 1 ? kFewRows : kFewRowsOfAThread);
+    const bool few =
+        m < (torch::stable::get_num_threads() > 1 ? kCosts.few_rows : kCosts.few_rows_of_a_thread);
     if (few || a.stride(1) != 1 || b.stride(0) != 1) {
       aten("aten::mm", "out", a, b, out);
       return;
     }
     dispatch(out.scalar_type(), [&]<typename T>() {
-      for (int64_t first = 0; first < m; first += kRowsTogether) {
+      for (int64_t first = 0; first < m; first += kCosts.rows_together) {
         const cpu::Product<T> some{.a = in<T>(a) + first * a.stride(0),
                                    .b = in<T>(b),
                                    .c = my_ops::out<T>(out) + first * out.stride(0),
@@ -64,10 +50,10 @@ struct Cpu {
                                    .b_row = b.stride(0),
                                    .b_col = b.stride(1),
                                    .c_row = out.stride(0),
-                                   .m = std::min(m - first, kRowsTogether),
+                                   .m = std::min(m - first, kCosts.rows_together),
                                    .k = k};
-        const int64_t products = (some.m + kRowsOfARead) * k * cpu::kColumnsTogether;
-        parallel((n - 1) / cpu::kColumnsTogether + 1, kGrainProducts / (products + 1) + 1,
+        const int64_t products = (some.m + kCosts.rows_of_a_read) * k * cpu::kColumnsTogether;
+        parallel((n - 1) / cpu::kColumnsTogether + 1, kCosts.grain_products / (products + 1) + 1,
                  [&](int64_t begin, int64_t end) {
                    const Tensor packed =
                        empty(out, {cpu::packed_size<T>(k, cpu::kColumnsTogether)});
@@ -86,7 +72,7 @@ struct Cpu {
     });
   }
   void step_backward(const StepBackwardTensors& step) const {
-    const int64_t grain = kGrain / (step.hidden + 1) + 1;
+    const int64_t grain = kCosts.grain / (step.hidden + 1) + 1;
     dispatch_floating<CpuTypes>(step.saved.scalar_type(), [&]<typename T>() {
       using Acc = typename cpu::Compute<T>::type;
       const auto args = step.args<T, Acc>();
@@ -131,8 +117,8 @@ struct Cpu {
       // ATen reads all weights for each of a few rows, in one thread; by_units once, in all
       // threads.
       const int64_t threads = torch::stable::get_num_threads();
-      const bool pays = steps * (batch * threads - 1) > kFewPasses * threads;
-      if (steps <= kFewSteps || !pays) return false;
+      const bool pays = steps * (batch * threads - 1) > kCosts.few_passes * threads;
+      if (steps <= kCosts.few_steps || !pays) return false;
       by_units(s);
     }
     Tensor h_n = s.h_n;
@@ -212,7 +198,7 @@ struct Cpu {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
     const int64_t all = batch * hidden, blocks = (hidden - 1) / cpu::kUnitsTogether + 1;
     const int64_t products =  // per block
-        (batch + kRowsOfARead) * hidden * Cell::kGates * cpu::kUnitsTogether;
+        (batch + kCosts.rows_of_a_read) * hidden * Cell::kGates * cpu::kUnitsTogether;
     const Tensor gates_x = gates_of_input(*this, s);
     dispatch(s.output.scalar_type(), [&]<typename T>() {
       const Tensor packed_h = pack_gates<T>(s.weights.h);
@@ -230,7 +216,7 @@ struct Cpu {
                                .batch = batch,
                                .hidden = hidden};
       for (int64_t t = 0; t < steps; ++t) {
-        parallel(blocks, kGrainProducts / products + 1, [&](int64_t begin, int64_t end) {
+        parallel(blocks, kCosts.grain_products / products + 1, [&](int64_t begin, int64_t end) {
           cpu::recurrent_units<Cell>(
               step, in<T>(packed_h),
               {begin * cpu::kUnitsTogether, std::min(end * cpu::kUnitsTogether, hidden)});
@@ -252,28 +238,28 @@ struct Cpu {
 
   // Whether every thread may read all weights at every step.
   static bool stays_in_cache(int64_t weights, ScalarType dtype) {
-    return weights * (dtype == ScalarType::Double ? 8 : 4) <= kCache;
+    return weights * (dtype == ScalarType::Double ? 8 : 4) <= kCosts.cache;
   }
   // Weights are packed once and then read for all rows at every step.
   static bool runs_by_rows(int64_t weights, int64_t steps, int64_t batch, ScalarType dtype) {
-    const bool pays = weights <= steps * kWeightsAStep || batch >= kManyRows;
+    const bool pays = weights <= steps * kCosts.weights_a_step || batch >= kCosts.many_rows;
     return stays_in_cache(weights, dtype) && pays;
   }
   static int64_t rows_a_thread(int64_t steps, int64_t weights) {
-    return kGrainProducts / (steps * weights + 1) + 1;
+    return kCosts.grain_products / (steps * weights + 1) + 1;
   }
   template <typename T>
   static Tensor pack(const Tensor& b) {
     const int64_t k = b.size(0), n = b.size(1);
     const Tensor packed = empty(b, {cpu::packed_size<T>(k, n)});
     const int64_t row = b.stride(0), col = b.stride(1);
-    parallel((n - 1) / cpu::kColumnsTogether + 1, kGrainPack / (k * cpu::kColumnsTogether + 1) + 1,
-             [&](int64_t begin, int64_t end) {
-               const int64_t first = begin * cpu::kColumnsTogether,
-                             last = std::min(end * cpu::kColumnsTogether, n);
-               cpu::pack(in<T>(b) + first * col, row, col, k, last - first,
-                         out<T>(packed) + first * k);
-             });
+    parallel(
+        (n - 1) / cpu::kColumnsTogether + 1,
+        kCosts.grain_pack / (k * cpu::kColumnsTogether + 1) + 1, [&](int64_t begin, int64_t end) {
+          const int64_t first = begin * cpu::kColumnsTogether,
+                        last = std::min(end * cpu::kColumnsTogether, n);
+          cpu::pack(in<T>(b) + first * col, row, col, k, last - first, out<T>(packed) + first * k);
+        });
     return packed;
   }
   // The weights of h, gate by gate.
@@ -293,7 +279,7 @@ struct Cpu {
   template <typename F>
   static void rows(const Tensor& like, const F& f) {
     const int64_t hidden = like.size(1) / Cell::kGates;
-    parallel(like.size(0), kGrain / (hidden + 1) + 1, [&](int64_t begin, int64_t end) {
+    parallel(like.size(0), kCosts.grain / (hidden + 1) + 1, [&](int64_t begin, int64_t end) {
       dispatch(like.scalar_type(), [&]<typename T>() { f.template operator()<T>(begin, end); });
     });
   }

@@ -2,15 +2,18 @@
 // small ones, which take less time than ATen takes to begin. The 16-bit types are computed in
 // float.
 #include "binding_cpu.h"
+#include "recurrent/cpu/costs.h"
 #include "recurrent_weights_backward.h"
 
 namespace my_ops {
 namespace {
 
+constexpr cpu::RecurrentCosts kCosts{};
+
 Tensor mm(const Tensor& a, const Tensor& b) {
   const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
   const Tensor c = empty(a, {m, n});
-  if (b.stride(1) != 1 || !cpu::few_products_pay(m, n, k)) {
+  if (b.stride(1) != 1 || m * n * k > kCosts.few_products || k > kCosts.few_terms) {
     aten("aten::mm", "out", a, b, c);
     return c;
   }

@@ -197,8 +197,6 @@ void product_columns(const Product<T>& args, int64_t begin, int64_t end, T* pack
 // c of n columns, without packing: b_col must be 1. Columns of a are a_col apart.
 template <typename T>
 void few_products(const Product<T>& args, int64_t a_col, int64_t n);
-// Whether that takes less time than a library takes to begin.
-bool few_products_pay(int64_t m, int64_t n, int64_t k);
 
 // Rows and units [begin, end) of a step. gates_h holds only those: [rows, kGates, units].
 struct Range {

@@ -206,7 +206,7 @@ SWAPS |= {"*": "/", "/": "*", "%": "*", "&&": "||", "||": "&&", "+=": "-=", "-="
 SWAPS |= {"true": "false", "false": "true", "min": "max", "max": "min", "any_of": "all_of"}
 NOT_CODE = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|^[ \t]*#[^\n]*', re.M)
 # Code that is not compiled for the CPU, and how threads share work, which only changes the time.
-NO_EFFECT = re.compile(r"^[^\n]*(?:cuda::|kGrain|kCache|_a_thread)[^\n]*", re.M)
+NO_EFFECT = re.compile(r"^[^\n]*(?:cuda::|kCosts\.(?:grain|cache)|_a_thread)[^\n]*", re.M)
 OPERATOR = re.compile(r"(?<= )([<>=!]=|[<>+*/%&-]|&&|\|\||[+-]=)(?= )|\b(true|false|min|max)\b")
 # Left out with its operator, between spaces or brackets: the condition before or after it.
 BEFORE = re.compile(r"(?<=[(,] )[^&|(),;{}]+ (?:&&|\|\|) |(?<=\()[^&|(),;{}]+ (?:&&|\|\|) ")

@@ -81,7 +81,7 @@ def test_launchers_only_launch():
 def test_the_binding_chooses_nothing():
     """The plan decides which kernel, tile or library call takes a problem. csrc does not compare
     sizes with numbers or constants of its own, does not ask about the device, and names kernels
-    only to show a plan. The CPU's layers are planned in csrc/recurrent_cpu.h alone."""
+    only to show a plan."""
     constants = r"constexpr \w+ (k\w+) = [^;]*(?:\d{2,}|<<)"
     names = [
         name
@@ -94,7 +94,7 @@ def test_the_binding_chooses_nothing():
         r"|(Gemm|Recurrent)Kernel::(?!kLibrary|kSteps)\w+(?!:)\b"
         rf"|[^<>-][<>]=?\s*({named})\b|\b({named}) [<>]=? "
     )
-    others = r"(gemm_|recurrent_)?explain|gemm_problem|recurrent_cpu\.h|\S+ #if TORCH_VERSION"
+    others = r"(gemm_|recurrent_)?explain|gemm_problem|\S+ #if TORCH_VERSION"
     assert [m for m in matches("csrc", chooses) if not re.match(others, m)] == []
 
 

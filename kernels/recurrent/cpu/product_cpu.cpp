@@ -233,12 +233,6 @@ void product_columns(const Product<T>& args, int64_t begin, int64_t end, T* pack
   }
 }
 
-bool few_products_pay(int64_t m, int64_t n, int64_t k) {
-  constexpr int64_t kMultiplications = 1 << 13;  // about 1 us
-  constexpr int64_t kTerms = 256;                // of a sum, which is as long as it is inaccurate
-  return m * n * k <= kMultiplications && k <= kTerms;
-}
-
 template <typename T>
 void few_products(const Product<T>& args, int64_t a_col, int64_t n) {
   for (int64_t i = 0; i < args.m; ++i) {

@@ -22,7 +22,7 @@
 
 namespace my_ops::cuda {
 
-// What moves this many bytes at once.
+// The vector type of kBytes bytes.
 template <int kBytes>
 using WordOf =
     std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, uint32_t>>;
