@@ -33,7 +33,8 @@ namespace my_ops::fast_fp32 {
   F(kPrecision, "while TF32 is allowed")                               \
   F(kDropout, "of attention with dropout")                             \
   F(kHeads, "of attention with other head sizes or no positive scale") \
-  F(kFailed, "where ours failed, usually for lack of memory")
+  F(kFailed, "where ours failed, usually for lack of memory")          \
+  F(kConvolution, "while TF32 is allowed in convolutions")
 
 // Why a product stays torch's, in the order of the checks.
 #define MY_OPS_ENUMERATOR(left, text) left,
@@ -137,10 +138,18 @@ class Products {
   static std::optional<Tensor> take(int64_t rank, const std::optional<Tensor>& self,
                                     const Tensor& a, const Tensor& b,
                                     const std::optional<Tensor>& out) {
+    const char* const op = rank == 3 ? (self ? "baddbmm" : "bmm") : (self ? "addmm" : "mm");
+    return take_as(op, rank, self, a, b, out);
+  }
+
+  // As above, counted as a product of this op.
+  static std::optional<Tensor> take_as(const char* op, int64_t rank,
+                                       const std::optional<Tensor>& self, const Tensor& a,
+                                       const Tensor& b, const std::optional<Tensor>& out) {
     Left left;
     try {
       Tensor result = out.value_or(Tensor());
-      const std::optional<Left> why = run(rank, self, a, b, &result);
+      const std::optional<Left> why = run(op, rank, self, a, b, &result);
       if (!why) return result;
       left = *why;
     } catch (const std::exception&) {  // torch's product needs less memory, or raises its own error
@@ -168,8 +177,8 @@ class Products {
   }
 
   // What take does. Returns why it did not.
-  static std::optional<Left> run(int64_t rank, const std::optional<Tensor>& self, const Tensor& a,
-                                 const Tensor& b, Tensor* out) {
+  static std::optional<Left> run(const char* op, int64_t rank, const std::optional<Tensor>& self,
+                                 const Tensor& a, const Tensor& b, Tensor* out) {
     if (!fits(a, b, rank) || (self && !is_ours(*self, a))) return Left::kOther;
     if (out->defined() && !takes_out(*out, a, b, self)) return Left::kOther;
     const Sizes sizes = gemm_sizes(a, b);
@@ -186,7 +195,6 @@ class Products {
       if (!p.out.defined()) p.out = empty(a, sizes);
       return p.out;
     };
-    const char* const op = rank == 3 ? (self ? "baddbmm" : "bmm") : (self ? "addmm" : "mm");
     const std::optional<Left> left = Backend::run(op, p, added, place);
     if (left) return left;
     *out = p.out;
@@ -195,25 +203,29 @@ class Products {
   }
 };
 
-// For the kernels in C++, which own their tensors.
+// Tensors of the kernels in C++, which keep theirs.
+inline Tensor tensor(AtenTensorHandle handle) {
+  AtenTensorHandle own = nullptr;
+  check_torch(aoti_torch_new_tensor_handle(handle, &own), "fast_fp32");
+  return Tensor(own);
+}
+inline std::optional<Tensor> optional_tensor(AtenTensorHandle handle) {
+  return handle ? std::optional(tensor(handle)) : std::nullopt;
+}
+
 template <typename Backend>
 int take(int64_t rank, AtenTensorHandle self, AtenTensorHandle a, AtenTensorHandle b,
          AtenTensorHandle* out) {
-  const auto tensor = [](AtenTensorHandle handle) {
-    AtenTensorHandle own = nullptr;
-    check_torch(aoti_torch_new_tensor_handle(handle, &own), "fast_fp32");
-    return Tensor(own);
-  };
-  const auto optional = [&](AtenTensorHandle handle) {
-    return handle ? std::optional(tensor(handle)) : std::nullopt;
-  };
-  const auto result =
-      Products<Backend>::take(rank, optional(self), tensor(a), tensor(b), optional(*out));
+  const auto result = Products<Backend>::take(rank, optional_tensor(self), tensor(a), tensor(b),
+                                              optional_tensor(*out));
   if (result && !*out) check_torch(aoti_torch_new_tensor_handle(result->get(), out), "fast_fp32");
   return result.has_value();
 }
 
 // Registers take as an op for the kernels in Python, and returns what those in C++ need.
+template <typename Backend>
+void convolve(const PointConvolution& convolution, AtenTensorHandle* result);
+
 template <typename Backend>
 Switch start() {
   using torch::stable::detail::StableLibrary;
@@ -232,7 +244,7 @@ Switch start() {
     kernels.impl("fast_fp32_attention", TORCH_BOX(&Attention::forward));
     kernels.impl("fast_fp32_attention_backward", TORCH_BOX(&Attention::backward));
   }
-  return {&state().on, cuda::kTensorCoresMinWork, &take<Backend>};
+  return {&state().on, cuda::kTensorCoresMinWork, &take<Backend>, &convolve<Backend>};
 }
 
 }  // namespace my_ops::fast_fp32

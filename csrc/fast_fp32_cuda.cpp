@@ -1,5 +1,5 @@
 // fast_fp32 on CUDA.
-#include "fast_fp32.h"
+#include "fast_fp32_convolution.h"
 
 #include "fast_fp32_attention_cuda.h"
 #include "gemm_cuda.h"

@@ -25,6 +25,8 @@ from torch.compiler import is_compiling
 from my_ops._library import cpp_module
 from my_ops._private import dispatch_table
 
+# Only compiled kernels replace torch's convolutions.
+CONVOLUTIONS = ("convolution", "convolution_backward")
 OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
 ATTENTION = (  # the ops in which float32's scaled_dot_product_attention ends, on CUDA only
     "_scaled_dot_product_efficient_attention",
@@ -88,6 +90,7 @@ class _NativeSwitch(ctypes.Structure):
         ("on", ctypes.c_void_p),
         ("least", ctypes.c_int64),
         ("take", ctypes.c_void_p),
+        ("convolve", ctypes.c_void_p),
     )
 
 
@@ -145,7 +148,8 @@ class Switch:
         native = module.my_ops_fast_fp32_start()
         overrides = cpp_module(OVERRIDES, "my_ops_overrides_torch", TESTED_TORCH)
         attention = ATTENTION if self._key == "CUDA" else ()
-        kernels = {op: _registered_at(op, self._key) for op in (*OPS, *attention)}
+        ops = (*OPS, *CONVOLUTIONS, *attention)
+        kernels = {op: _registered_at(op, self._key) for op in ops}
         self._others = tuple(op for op, at in kernels.items() if not _is_torchs(at, self._key))
         self._library = torch.library.Library("aten", "IMPL")
 
@@ -157,12 +161,13 @@ class Switch:
                     self._override_attention(op)
                     continue
                 names = op.encode(), self._key.encode()
-                if (
-                    overrides is None
-                    or at is None
-                    or _is_torchs_python(at)
-                    or not overrides.my_ops_overrides_put(*names, native)
-                ):
+                compiled = (
+                    overrides is not None
+                    and (at is not None or op in CONVOLUTIONS)  # torch has one for all devices
+                    and not _is_torchs_python(at)
+                    and overrides.my_ops_overrides_put(*names, native)
+                )
+                if not compiled and op not in CONVOLUTIONS:
                     self._override_in_python(op, native.contents.least)
             return 0.0
 

@@ -1,6 +1,6 @@
 // fast_fp32 on the CPU, where it gains nothing. A product of plain loops replaces ours, so that
 // everything about the switch except the GPU's kernels is tested on any machine.
-#include "fast_fp32.h"
+#include "fast_fp32_convolution.h"
 
 namespace my_ops {
 namespace {

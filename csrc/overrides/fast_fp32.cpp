@@ -1,4 +1,5 @@
-// Kernels that replace torch's mm, bmm, addmm and baddbmm for the switch of ../fast_fp32.h.
+// Kernels that replace torch's mm, bmm, addmm, baddbmm, convolution and convolution_backward for
+// the switch of ../fast_fp32.h.
 //
 // They are a module of their own, my_ops/_overrides.so, the only one that is compiled against
 // torch's C++ headers: the stable ABI cannot pass the scalars of addmm, and a kernel in Python adds
@@ -8,6 +9,7 @@
 // which uses it with those and with the release of its headers.
 #include "fast_fp32_switch.h"
 
+#include <ATen/Context.h>
 #include <dlfcn.h>
 #include <torch/library.h>
 #include <torch/version.h>
@@ -105,23 +107,107 @@ struct Kernels {
   }
 };
 
+// The convolutions that are products: kernels of one point, one group, no padding.
+struct Convolutions {
+  using Ints = c10::ArrayRef<int64_t>;
+
+  inline static Tensor (*torchs)(const Tensor&, const Tensor&, const std::optional<Tensor>&, Ints,
+                                 Ints, Ints, bool, Ints, int64_t);
+  static Tensor forward(const Tensor& input, const Tensor& weight,
+                        const std::optional<Tensor>& bias, Ints stride, Ints padding, Ints dilation,
+                        bool transposed, Ints output_padding, int64_t groups) {
+    if (may_be_taken(input, weight, stride, padding, transposed, groups)) {
+      const auto added = bias && bias->defined() ? handle(*bias) : nullptr;
+      const Tensor result = taken(PointConvolution::kForward, input, weight, added, stride);
+      if (result.defined()) return result;
+    }
+    return torchs(input, weight, bias, stride, padding, dilation, transposed, output_padding,
+                  groups);
+  }
+
+  using Gradients = std::tuple<Tensor, Tensor, Tensor>;
+  inline static Gradients (*torchs_backward)(const Tensor&, const Tensor&, const Tensor&,
+                                             c10::OptionalArrayRef<int64_t>, Ints, Ints, Ints, bool,
+                                             Ints, int64_t, std::array<bool, 3>);
+  static Gradients backward(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                            c10::OptionalArrayRef<int64_t> bias, Ints stride, Ints padding,
+                            Ints dilation, bool transposed, Ints output_padding, int64_t groups,
+                            std::array<bool, 3> wanted) {
+    Tensor ours[2];
+    if (may_be_taken(input, weight, stride, padding, transposed, groups)) {
+      constexpr PointConvolution::Pass kPasses[] = {PointConvolution::kGradInput,
+                                                    PointConvolution::kGradWeight};
+      for (int i = 0; i < 2; ++i) {
+        if (!wanted[i]) continue;
+        ours[i] = taken(kPasses[i], input, weight, handle(grad), stride);
+        wanted[i] = !ours[i].defined();
+      }
+    }
+    Gradients result;
+    if (wanted[0] || wanted[1] || wanted[2]) {
+      result = torchs_backward(grad, input, weight, bias, stride, padding, dilation, transposed,
+                               output_padding, groups, wanted);
+    }
+    if (ours[0].defined()) std::get<0>(result) = std::move(ours[0]);
+    if (ours[1].defined()) std::get<1>(result) = std::move(ours[1]);
+    return result;
+  }
+
+ private:
+  static bool may_be_taken(const Tensor& input, const Tensor& weight, Ints stride, Ints padding,
+                           bool transposed, int64_t groups) {
+    if (transposed || groups != 1 || !the_switch->on->load(std::memory_order_relaxed)) return false;
+    int32_t dtype = -1;
+    int64_t rank = 0, elements = 0, weights = 0, *sizes = nullptr;
+    if (aoti_torch_get_dtype(handle(weight), &dtype) != 0 || dtype != aoti_torch_dtype_float32() ||
+        aoti_torch_get_dim(handle(weight), &rank) != 0 || rank < 3 ||
+        aoti_torch_get_sizes(handle(weight), &sizes) != 0) {
+      return false;
+    }
+    const auto space = static_cast<size_t>(rank - 2);
+    if (stride.size() != space || padding.size() != space) return false;
+    int64_t dropped = 1;
+    for (size_t d = 0; d < space; ++d) {
+      if (sizes[d + 2] != 1 || padding[d] != 0 || stride[d] < 1) return false;
+      dropped *= stride[d];
+    }
+    return aoti_torch_get_numel(handle(input), &elements) == 0 &&
+           aoti_torch_get_numel(handle(weight), &weights) == 0 && sizes[1] > 1 &&
+           elements / dropped >= the_switch->least / weights * sizes[1];
+  }
+
+  static Tensor taken(PointConvolution::Pass pass, const Tensor& input, const Tensor& weight,
+                      AtenTensorHandle other, Ints stride) {
+    const bool rounds = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+    AtenTensorHandle result = nullptr;
+    the_switch->convolve({pass, handle(input), handle(weight), other, stride.data(), rounds},
+                         &result);
+    if (!result) return {};
+    Tensor own = std::move(*reinterpret_cast<Tensor*>(result));
+    aoti_torch_delete_tensor_object(result);
+    return own;
+  }
+};
+
 struct Override {
   const char *op, *function;  // aten's name, and that of torch's C++ function
   const char* arguments;      // their types, as the function's symbol spells them
+  const char* space;          // at's namespace of that function; null: the one of the key
   void** torchs;
   torch::CppFunction (*kernel)();
 };
 
 template <auto* kKernel>
-Override of(const char* op, const char* function, const char* arguments,
-            decltype(kKernel)* torchs) {
+Override of(const char* op, const char* function, const char* arguments, decltype(kKernel)* torchs,
+            const char* space = nullptr) {
   const auto kernel = [] { return torch::CppFunction(TORCH_FN(*kKernel)); };
-  return {op, function, arguments, reinterpret_cast<void**>(torchs), kernel};
+  return {op, function, arguments, space, reinterpret_cast<void**>(torchs), kernel};
 }
 
 #define MY_OPS_PRODUCT "RKNS_6TensorES3_"
 #define MY_OPS_SUM "RKNS_6TensorES3_S3_RKN3c106ScalarES7_"
 #define MY_OPS_OUT "RS1_"
+constexpr const char* kAnyBackend = "25compositeexplicitautograd";
 using One = Kernels<2>;
 using Batch = Kernels<3>;
 const Override kOverrides[] = {
@@ -134,12 +220,20 @@ const Override kOverrides[] = {
     of<&Batch::sum>("baddbmm", "baddbmm", MY_OPS_SUM, &Batch::torchs_sum),
     of<&Batch::sum_out>("baddbmm.out", "baddbmm_outf", MY_OPS_SUM MY_OPS_OUT,
                         &Batch::torchs_sum_out),
+    of<&Convolutions::forward>("convolution", "convolution",
+                               "RKNS_6TensorES3_RKSt8optionalIS1_EN3c108ArrayRefIlEESA_SA_bSA_l",
+                               &Convolutions::torchs, kAnyBackend),
+    of<&Convolutions::backward>("convolution_backward", "convolution_backward",
+                                "RKNS_6TensorES3_S3_N3c1016OptionalArrayRefIlEENS4_8ArrayRefIlEES8_"
+                                "S8_bS8_lSt5arrayIbLm3EE",
+                                &Convolutions::torchs_backward, kAnyBackend),
 };
 
 // Registers a kernel in place of torch's own, which it calls by its symbol. Returns whether torch
 // has that.
 bool put(const Override& one, std::string_view key) {
-  const std::string space = key == "CUDA" ? "4cuda" : "3cpu", function = one.function;
+  const std::string function = one.function;
+  const std::string space = one.space ? one.space : key == "CUDA" ? "4cuda" : "3cpu";
   const std::string symbol =
       "_ZN2at" + space + std::to_string(function.size()) + function + "E" + one.arguments;
   *one.torchs = dlsym(RTLD_DEFAULT, symbol.c_str());

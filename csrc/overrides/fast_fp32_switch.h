@@ -8,6 +8,15 @@
 
 namespace my_ops::fast_fp32 {
 
+// A convolution of single points, one group and no padding, or one of its gradients.
+struct PointConvolution {
+  enum Pass { kForward, kGradInput, kGradWeight } pass;
+  AtenTensorHandle input, weight;
+  AtenTensorHandle other;  // forward: the bias or null; otherwise the gradient of the output
+  const int64_t* stride;   // one for each dimension of space
+  bool rounds;             // whether torch's settings allow TF32 in convolutions
+};
+
 struct Switch {
   const std::atomic<bool>* on;
   // Products whose batch * m * n * k is smaller stay torch's.
@@ -17,6 +26,9 @@ struct Switch {
   // otherwise the product is torch's.
   int (*take)(int64_t rank, AtenTensorHandle self, AtenTensorHandle a, AtenTensorHandle b,
               AtenTensorHandle* out);
+  // Computes it into a new tensor, whose handle it puts into *result. If it does not, *result stays
+  // null, and the convolution is torch's.
+  void (*convolve)(const PointConvolution& convolution, AtenTensorHandle* result);
 };
 
 }  // namespace my_ops::fast_fp32

@@ -1,0 +1,227 @@
+// Computes torch's convolutions of single points (1 x 1 and the like), and their gradients, as the
+// products that they are, if the switch is on and ours are faster:
+//
+//   output[n]       = weight @ input[n]           weight [K, C], input[n] [C, points]
+//   grad_input[n]   = weight^T @ grad[n]          grad[n] [K, points]
+//   grad_weight     = sum over n of grad[n] @ input[n]^T
+//
+// Strides of the convolution drop points of the input. Where channels come last in memory, the
+// transposed products have dense rows for all n, and are one product. Results have torch's strides.
+#pragma once
+
+#include <array>
+
+#include "fast_fp32.h"
+
+namespace my_ops::fast_fp32 {
+
+// Strides of a dense tensor of these sizes, with the channels last or in their place.
+inline Sizes dense_strides(const Sizes& sizes, bool channels_last) {
+  if (!channels_last) return contiguous_strides(sizes);
+  Sizes strides(sizes.size());
+  strides[1] = 1;
+  int64_t reach = sizes[1];
+  for (size_t d = sizes.size() - 1; d > 1; --d) {
+    strides[d] = reach;
+    reach *= sizes[d];
+  }
+  strides[0] = reach;
+  return strides;
+}
+
+// Results of convolutions have the channels where their input has them.
+inline bool is_channels_last(const Tensor& t) {
+  return t.dim() > 3 && strides_of(t) == dense_strides(sizes_of(t), true);
+}
+
+inline Tensor dense(const Tensor& t, bool channels_last) {
+  const Sizes sizes = sizes_of(t);
+  Tensor result = empty_strided(t, sizes, dense_strides(sizes, channels_last), t.scalar_type());
+  torch::stable::copy_(result, t);
+  return result;
+}
+
+inline Tensor transposed(const Tensor& t) {
+  return as_strided(t, {t.size(0), t.size(2), t.size(1)}, {t.stride(0), t.stride(2), t.stride(1)});
+}
+
+// t [n, channels, ...] as [n, channels, points], or nothing if its strides do not allow that.
+inline std::optional<Tensor> points(const Tensor& t) {
+  int64_t count = 1, stride = 1;
+  for (int64_t d = t.dim() - 1; d > 1; --d) {
+    if (t.size(d) == 1) continue;
+    if (count == 1) stride = t.stride(d);
+    if (t.stride(d) != stride * count) return std::nullopt;
+    count *= t.size(d);
+  }
+  return as_strided(t, {t.size(0), t.size(1), count}, {t.stride(0), t.stride(1), stride});
+}
+
+template <typename Backend>
+class PointConvolutions {
+ public:
+  // The convolution's output, or nothing if it stays torch's. Whoever asks has seen that all of
+  // the kernel's sizes are 1, and that there is no padding and one group.
+  static std::optional<Tensor> forward(const Tensor& input, const Tensor& weight,
+                                       const std::optional<Tensor>& bias, const int64_t* stride) {
+    const bool last = is_channels_last(input);
+    if (!fits(input, weight)) return other();
+    const Tensor kept = without_dropped(input, stride, last);
+    const std::optional<Tensor> x = points(kept);
+    if (!x) return other();
+    const Tensor w = matrices(weight, kept.size(0));
+    std::optional<Tensor> added = bias;
+    if (bias && !last) {
+      if (bias->dim() != 1) return other();
+      added = as_strided(*bias, {bias->size(0), 1}, {bias->stride(0), 1});
+    }
+    const auto y = last ? take(added, transposed(*x), transposed(w)) : take(added, w, *x);
+    if (!y) return std::nullopt;
+    return shaped(*y, sizes_with(kept, weight.size(0)), last);
+  }
+
+  static std::optional<Tensor> grad_input(const Tensor& grad, const Tensor& input,
+                                          const Tensor& weight, const int64_t* stride) {
+    const bool last = is_channels_last(input);
+    if (!fits(input, weight) || !fits_output(grad, input, weight, stride)) return other();
+    const std::optional<Tensor> g = points(grad);
+    if (!g) return other();
+    const Tensor w = matrices(weight, grad.size(0));
+    const auto result =
+        last ? take(std::nullopt, transposed(*g), w) : take(std::nullopt, transposed(w), *g);
+    if (!result) return std::nullopt;
+    const Tensor kept = shaped(*result, sizes_with(grad, input.size(1)), last);
+    if (!drops(input, stride)) return kept;
+    const Sizes sizes = sizes_of(input);
+    Tensor all = empty_strided(input, sizes, dense_strides(sizes, last), input.scalar_type());
+    torch::stable::zero_(all);
+    Tensor places = without_dropped_view(all, stride);
+    torch::stable::copy_(places, kept);
+    return all;
+  }
+
+  static std::optional<Tensor> grad_weight(const Tensor& grad, const Tensor& input,
+                                           const Tensor& weight, const int64_t* stride) {
+    if (!fits(input, weight) || !fits_output(grad, input, weight, stride)) return other();
+    const Tensor kept = without_dropped(input, stride, is_channels_last(input));
+    std::optional<Tensor> x = points(kept), g = points(grad);
+    if (!x || !g) return other();
+    const int64_t k = weight.size(0), c = weight.size(1), count = x->size(2);
+    // A product for each n writes n k c numbers, which are then summed; one product over all n
+    // needs the channels last, for which at most n points (k + c) are moved.
+    if (x->size(0) > 1 && count * (k + c) < k * c) {
+      if (!rows(*x)) x = points(dense(kept, true));
+      if (!rows(*g)) g = points(dense(grad, true));
+    }
+    std::optional<Tensor> result;
+    if (rows(*x) && rows(*g)) {
+      const int64_t all = x->size(0) * count;
+      const Tensor left = as_strided(*g, {k, all}, {g->stride(1), g->stride(2)});
+      const Tensor right = as_strided(*x, {all, c}, {x->stride(2), x->stride(1)});
+      result = Products<Backend>::take_as(kOp, 2, std::nullopt, left, right, std::nullopt);
+    } else if ((result = take(std::nullopt, *g, transposed(*x)))) {
+      result = aten("aten::sum", "dim_IntList", *result, std::optional(Sizes{0}), false,
+                    std::optional<ScalarType>());
+    }
+    if (!result) return std::nullopt;
+    return shaped(*result, sizes_of(weight), is_channels_last(weight));
+  }
+
+ private:
+  static constexpr const char* kOp = "convolution";
+
+  static std::optional<Tensor> other() {
+    count(Left::kOther);
+    return std::nullopt;
+  }
+
+  static std::optional<Tensor> take(const std::optional<Tensor>& added, const Tensor& a,
+                                    const Tensor& b) {
+    return Products<Backend>::take_as(kOp, 3, added, a, b, std::nullopt);
+  }
+
+  // What views and the strides of results rely on; the products check the rest.
+  static bool fits(const Tensor& input, const Tensor& weight) {
+    const bool known_strides = input.dim() == 3 || is_channels_last(input) ||
+                               (input.is_contiguous() && !is_channels_last(weight));
+    return input.dim() == weight.dim() && input.dim() > 2 && input.size(1) == weight.size(1) &&
+           known_strides && storage_bytes(input).suffices() && storage_bytes(weight).suffices();
+  }
+
+  static bool fits_output(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                          const int64_t* stride) {
+    Sizes sizes = sizes_with(input, weight.size(0));
+    for (size_t d = 2; d < sizes.size(); ++d) sizes[d] = (sizes[d] - 1) / stride[d - 2] + 1;
+    return sizes_of(grad) == sizes && storage_bytes(grad).suffices();
+  }
+
+  static bool drops(const Tensor& input, const int64_t* stride) {
+    for (int64_t d = 2; d < input.dim(); ++d) {
+      if (stride[d - 2] > 1 && input.size(d) > 1) return true;
+    }
+    return false;
+  }
+
+  static Tensor without_dropped_view(const Tensor& t, const int64_t* stride) {
+    Sizes sizes = sizes_of(t), strides = strides_of(t);
+    for (size_t d = 2; d < sizes.size(); ++d) {
+      sizes[d] = (sizes[d] - 1) / stride[d - 2] + 1;
+      strides[d] *= stride[d - 2];
+    }
+    return as_strided(t, sizes, strides);
+  }
+
+  // The points of the input that the convolution reads.
+  static Tensor without_dropped(const Tensor& input, const int64_t* stride, bool last) {
+    return drops(input, stride) ? dense(without_dropped_view(input, stride), last) : input;
+  }
+
+  static Sizes sizes_with(const Tensor& t, int64_t channels) {
+    Sizes sizes = sizes_of(t);
+    sizes[1] = channels;
+    return sizes;
+  }
+
+  // The weight as [n, K, C], the same matrix n times.
+  static Tensor matrices(const Tensor& weight, int64_t n) {
+    return as_strided(weight, {n, weight.size(0), weight.size(1)},
+                      {0, weight.stride(0), weight.stride(1)});
+  }
+
+  // Whether the points of all n have one stride.
+  static bool rows(const Tensor& t) {
+    return t.size(0) == 1 || t.stride(0) == t.size(2) * t.stride(2);
+  }
+
+  static Tensor shaped(const Tensor& result, const Sizes& sizes, bool last) {
+    return as_strided(result, sizes, dense_strides(sizes, last));
+  }
+};
+
+// For the kernels in C++, which own their tensors. *result is the output, or the gradient of the
+// input or of the weight; otherwise it is null.
+template <typename Backend>
+void convolve(const PointConvolution& given, AtenTensorHandle* result) {
+  try {
+    const Tensor input = tensor(given.input), weight = tensor(given.weight);
+    using Convolutions = PointConvolutions<Backend>;
+    if (given.rounds) return count(Left::kConvolution);
+    std::optional<Tensor> found;
+    switch (given.pass) {
+      case PointConvolution::kForward:
+        found = Convolutions::forward(input, weight, optional_tensor(given.other), given.stride);
+        break;
+      case PointConvolution::kGradInput:
+        found = Convolutions::grad_input(tensor(given.other), input, weight, given.stride);
+        break;
+      case PointConvolution::kGradWeight:
+        found = Convolutions::grad_weight(tensor(given.other), input, weight, given.stride);
+        break;
+    }
+    if (found) check_torch(aoti_torch_new_tensor_handle(found->get(), result), "fast_fp32");
+  } catch (const std::exception&) {  // torch's may need less memory, or raises its own error
+    count(Left::kFailed);
+  }
+}
+
+}  // namespace my_ops::fast_fp32
