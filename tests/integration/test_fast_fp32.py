@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parents[1]
 ROOT = HERE.parent
 CHECKS = HERE / "fast_fp32_checks.py"
+CONVOLUTIONS = HERE / "fast_fp32_convolution_checks.py"
 NO_SOURCE = {
     "condition": not shutil.which("c++") or not (ROOT / "csrc").exists(),
     "reason": "needs a C++ compiler and the source tree",
@@ -86,6 +87,22 @@ def test_the_switch(module, overrides, run_pytest):
 
 def test_on_cuda(cuda, overrides, run_pytest):
     run_pytest(CHECKS, FAST_FP32_OVERRIDES=str(overrides))
+
+
+def compiled_only(overrides):
+    if not overrides.exists():
+        pytest.skip("only compiled kernels replace torch's convolutions")
+
+
+@NEEDS_SOURCE
+def test_convolutions(module, overrides, run_pytest):
+    compiled_only(overrides)
+    run_pytest(CONVOLUTIONS, FAST_FP32_MODULE=str(module), FAST_FP32_OVERRIDES=str(overrides))
+
+
+def test_convolutions_on_cuda(cuda, overrides, run_pytest):
+    compiled_only(overrides)
+    run_pytest(CONVOLUTIONS, FAST_FP32_OVERRIDES=str(overrides))
 
 
 SWITCHED = """

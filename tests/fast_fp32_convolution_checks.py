@@ -1,0 +1,204 @@
+"""Checks of convolutions under the switch, which test_fast_fp32.py runs in their own process, as it
+does those of fast_fp32_checks.py. Only compiled kernels replace torch's convolutions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fast_fp32_checks import (
+    DEVICE,
+    LIMIT,
+    ON_CUDA,
+    OTHER,
+    gains,  # noqa: F401
+    leaves,
+    randn,
+    switched_on,  # noqa: F401
+    takes,
+)
+
+import my_ops
+
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+LAST = {1: None, 2: torch.channels_last, 3: torch.channels_last_3d}
+# Points, enough for the stand-in's least product even of one image of every other point.
+SPACE = {1: (5000,), 2: (100, 81), 3: (26, 27, 28)} if DEVICE == "cpu" else {
+    1: (40000,), 2: (201, 200), 3: (32, 35, 36)
+}  # fmt: skip
+CHANNELS, OUTPUTS = (40, 56) if DEVICE == "cpu" else (256, 320)
+RULE = "while TF32 is allowed in convolutions"
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
+def operands(space, batch=1, last=False, bias=True):
+    rank = len(space)
+    x, weight = randn(batch, CHANNELS, *space), randn(OUTPUTS, CHANNELS, *[1] * rank)
+    if last and rank == 1:
+        x = x.mT.contiguous().mT
+    elif last:
+        x, weight = (t.to(memory_format=LAST[rank]) for t in (x, weight))
+    return x, weight, randn(OUTPUTS) if bias else None
+
+
+def results(x, weight, bias, stride=1, grad=None):
+    """The output, and the gradients of all operands for a gradient of the output."""
+    inputs = [t.detach().requires_grad_() for t in (x, weight, bias) if t is not None]
+    y = CONVOLUTIONS[x.dim() - 2](*inputs, stride=stride)
+    grad = torch.linspace(-1, 1, y.numel(), device=DEVICE).view_as(y) if grad is None else grad
+    return [y, *torch.autograd.grad(y, inputs, grad.to(y.dtype))]
+
+
+def assert_as_exact(found, operands_, **how):
+    """Errors are relative to the products of the magnitudes. Strides are torch's."""
+    with my_ops.fast_fp32(False):
+        exact = results(*(t if t is None else t.double() for t in operands_), **how)
+        if "grad" in how:
+            how["grad"] = how["grad"].abs()
+        scale = results(*(t if t is None else t.double().abs() for t in operands_), **how)
+    for ours, value, size in zip(found, exact, scale, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - value).abs().max() <= LIMIT * size.abs().max()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_values_and_gradients(rank, last, batch, stride, bias):
+    given = operands(SPACE[rank], batch, last, bias)
+    grad = randn(batch, OUTPUTS, *(-(-size // stride) for size in SPACE[rank]))
+    with takes(*["convolution"] * 3):
+        found = results(*given, stride, grad)
+    assert_as_exact(found, given, stride=stride, grad=grad)
+    with my_ops.fast_fp32(False):
+        torchs = results(*given, stride, grad)
+    if DEVICE == "cuda" or rank < 3:  # on the CPU torch has no channels_last in 3-D
+        assert [t.stride() for t in found] == [t.stride() for t in torchs]
+
+
+@pytest.mark.parametrize(("space", "batch"), [((4, 4), 128), ((24, 24), 8)])
+def test_gradients_by_copies_and_by_sums(space, batch):
+    """Few points of many channels, and the reverse."""
+    given = operands(space, batch)
+    grad = randn(batch, OUTPUTS, *space)
+    with takes(*["convolution"] * 3):
+        found = results(*given, grad=grad)
+    assert_as_exact(found, given, grad=grad)
+
+
+def test_expanded_gradient():
+    x, weight, bias = (t.requires_grad_() for t in operands(SPACE[2], 2))
+    y = F.conv2d(x, weight, bias)
+    y.sum().backward()
+    torch.testing.assert_close(bias.grad, torch.full_like(bias, y.numel() / OUTPUTS))
+    want = weight.sum(0).view(1, -1, 1, 1).expand_as(x)
+    torch.testing.assert_close(x.grad, want, rtol=1e-4, atol=1e-4)
+    want = x.sum((0, 2, 3)).view(1, -1, 1, 1).expand_as(weight)
+    torch.testing.assert_close(weight.grad, want, rtol=1e-3, atol=1e-2)
+
+
+def test_only_the_gradients_that_are_needed():
+    x, weight, bias = operands(SPACE[2], 2)
+    weight.requires_grad_()
+    with takes("convolution", "convolution"):
+        F.conv2d(x, weight, bias).square().sum().backward()
+    assert weight.grad is not None
+    assert x.grad is bias.grad is None
+
+
+def test_second_gradients():
+    given = operands((60, 61), 2)
+
+    def penalty(x, weight, bias):
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        y = F.conv2d(x, weight, bias).square().sum()
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (x, weight))
+
+    found = penalty(*given)
+    with my_ops.fast_fp32(False):
+        exact = penalty(*(t.double() for t in given))
+    for ours, value in zip(found, exact, strict=True):
+        assert (ours - value).abs().max() <= 2**-16 * value.abs().max()
+
+
+def test_modules_and_transforms():
+    x, weight, bias = operands(SPACE[2], 2)
+    layer = torch.nn.Conv2d(CHANNELS, OUTPUTS, 1, device=DEVICE)
+    with takes("convolution"), torch.inference_mode():
+        y = layer(x)
+        assert y.is_inference()
+    torch.testing.assert_close(y, F.conv2d(x, layer.weight, layer.bias))
+    with takes("convolution"):
+        mapped = torch.func.vmap(F.conv2d, (0, None, None))(x[:, None], weight, bias)
+    torch.testing.assert_close(mapped[:, 0], F.conv2d(x, weight, bias))
+
+
+def test_hands_off_while_tf32_is_allowed():
+    given = operands(SPACE[2], 2)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True), leaves(RULE, 3):
+        results(*given)
+
+
+def test_what_is_not_even_looked_at():
+    x, weight, bias = operands(SPACE[2], 2)
+    wide = randn(OUTPUTS, CHANNELS, 3, 3)
+    calls = {
+        "another kernel": lambda: F.conv2d(x, wide, bias),
+        "padding": lambda: F.conv2d(x, weight, bias, padding=1),
+        "groups": lambda: F.conv2d(x, weight[:, : CHANNELS // 2], bias, groups=2),
+        "transposed": lambda: F.conv_transpose2d(x, weight.transpose(0, 1), bias),
+        "another dtype": lambda: F.conv2d(x.double(), weight.double(), bias.double()),
+        "small": lambda: F.conv2d(x[:, :, :2, :2], weight, bias),
+    }
+    for name, call in calls.items():
+        with takes():
+            before = my_ops.fast_fp32.report().left
+            call()
+            assert my_ops.fast_fp32.report().left == before, name
+
+
+def test_other_strides_stay_with_torch():
+    x, weight, bias = operands(SPACE[2], 2)
+    cut = randn(*x.shape[:3], x.size(3) + 1)[..., 1:]
+    with leaves(OTHER, 1):
+        F.conv2d(cut, weight, bias)
+    with leaves(OTHER, 1):  # torch gives the output the weight's order
+        y = F.conv2d(x, weight.to(memory_format=torch.channels_last), bias)
+    with my_ops.fast_fp32(False):
+        want = F.conv2d(x, weight.to(memory_format=torch.channels_last), bias)
+    assert y.stride() == want.stride()
+
+
+def test_errors_are_torchs():
+    x, weight, bias = operands(SPACE[2], 2)
+    for call in (
+        lambda: F.conv2d(x, weight[:, 1:], bias),
+        lambda: F.conv2d(x, weight, bias[1:]),
+        lambda: F.conv2d(x, weight, bias.double()),
+        lambda: F.conv2d(x[0, 0], weight, bias),
+        lambda: F.conv2d(x, weight, bias, stride=0),
+    ):
+        said = []
+        for on in (False, True):
+            with my_ops.fast_fp32(on), takes(), pytest.raises(Exception) as error:
+                call()
+            said.append((error.type, str(error.value)))
+        assert said[0] == said[1]
+
+
+@ON_CUDA
+def test_compiled():
+    layer = torch.nn.Sequential(torch.nn.Conv2d(CHANNELS, OUTPUTS, 1), torch.nn.ReLU()).to(DEVICE)
+    x = randn(2, CHANNELS, *SPACE[2])
+    want = layer(x).square().mean()
+    compiled = torch.compile(layer, fullgraph=True)
+    with takes(*["convolution"] * 2):
+        found = compiled(x).square().mean()
+        found.backward()
+    torch.testing.assert_close(found, want)
