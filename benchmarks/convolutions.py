@@ -1,0 +1,135 @@
+"""Convolutions of single points in float32: cuDNN, strict and with TF32, and under the switch.
+
+    python benchmarks/convolutions.py [CASE ...] [--budget SECONDS] [--output results.json]
+
+A case's name has the images, channels, outputs, points and, if it is not 1, the stride; then the
+order of the channels in memory. Times are median GPU microseconds of forward, and of all passes
+with the gradients of input and weight, with cuDNN's fastest algorithms (``benchmark=True``). Errors
+are the largest of forward and of the gradients, relative to the largest exact value. Needs an
+NVIDIA GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import Run, gpu_times, save, show
+from torch import Tensor
+
+import my_ops
+
+# Images, channels, outputs, space, stride.
+CASES: list[tuple[int, int, int, tuple[int, ...], int]] = [
+    (64, 64, 64, (56, 56), 1),  # ResNet-50's
+    (64, 64, 256, (56, 56), 1),
+    (64, 256, 64, (56, 56), 1),
+    (64, 256, 128, (56, 56), 1),
+    (64, 256, 512, (56, 56), 2),
+    (64, 128, 512, (28, 28), 1),
+    (64, 512, 128, (28, 28), 1),
+    (64, 512, 1024, (28, 28), 2),
+    (64, 256, 1024, (14, 14), 1),
+    (64, 1024, 256, (14, 14), 1),
+    (64, 512, 2048, (7, 7), 1),
+    (64, 2048, 512, (7, 7), 1),
+    (16, 512, 1024, (600,), 1),  # Conformer's
+    (16, 512, 512, (600,), 1),
+    (2, 384, 768, (1500,), 1),  # HDemucs's
+    (16, 128, 128, (128, 128), 1),  # a Fourier neural operator's
+    (4, 64, 64, (64, 64, 64), 1),
+]
+LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+CONVOLUTIONS = {
+    1: torch.nn.functional.conv1d,
+    2: torch.nn.functional.conv2d,
+    3: torch.nn.functional.conv3d,
+}
+
+
+def named(case: tuple[int, int, int, tuple[int, ...], int], last: bool) -> str:
+    batch, channels, outputs, space, stride = case
+    text = f"{batch}, {channels} to {outputs}, {'x'.join(map(str, space))}"
+    return f"{text}{f', stride {stride}' if stride > 1 else ''}{', channels last' if last else ''}"
+
+
+def operands(
+    case: tuple[int, int, int, tuple[int, ...], int], last: bool
+) -> tuple[list[Tensor], Tensor]:
+    """The input and the weight, and a gradient of the output."""
+    batch, channels, outputs, space, stride = case
+    kept = [-(-size // stride) for size in space]
+    shapes = [(batch, channels, *space), (outputs, channels, *[1] * len(space))]
+    tensors = [torch.randn(shape, device="cuda") for shape in [*shapes, (batch, outputs, *kept)]]
+    if last:
+        tensors = [t.contiguous(memory_format=LAST[len(space)]) for t in tensors]
+    return [t.requires_grad_() for t in tensors[:2]], tensors[2]
+
+
+def results(inputs: list[Tensor], grad: Tensor, stride: int) -> list[Tensor]:
+    y = CONVOLUTIONS[len(grad.shape) - 2](*inputs, stride=stride)
+    return [y, *torch.autograd.grad(y, inputs, grad)]
+
+
+def ways(run: Run) -> dict[str, Run]:
+    def allowing(tf32: bool, on: bool) -> Run:
+        def run_so() -> Any:
+            flags = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32)
+            with flags, my_ops.fast_fp32(on):
+                return run()
+
+        return run_so
+
+    return {
+        "strict": allowing(False, False),
+        "tf32": allowing(True, False),
+        "switch": allowing(False, True),
+    }
+
+
+def errors(inputs: list[Tensor], grad: Tensor, stride: int) -> dict[str, float]:
+    exact = results([t.detach().double().requires_grad_() for t in inputs], grad.double(), stride)
+    worst: dict[str, float] = {}
+    for way, run in ways(lambda: results(inputs, grad, stride)).items():
+        pairs = zip(run(), exact, strict=True)
+        each = [float((ours - value).abs().max() / value.abs().max()) for ours, value in pairs]
+        worst[f"{way} error"] = float(f"{max(each):.1e}")
+    return worst
+
+
+def row(
+    case: tuple[int, int, int, tuple[int, ...], int], last: bool, budget: float
+) -> dict[str, Any]:
+    stride, (inputs, grad) = case[-1], operands(case, last)
+    convolution: Callable[..., Tensor] = CONVOLUTIONS[len(case[3])]
+    with torch.no_grad():
+        forward = gpu_times(ways(lambda: convolution(*inputs, stride=stride)), budget=budget)
+    both = gpu_times(ways(lambda: results(inputs, grad, stride)), budget=budget)
+    result: dict[str, Any] = {"case": named(case, last)}
+    for passes, times in (("forward", forward), ("all", both)):
+        result |= {f"{passes} {way} us": round(time, 1) for way, time in times.items()}
+        result[f"{passes} x strict"] = round(times["strict"] / times["switch"], 3)
+    return result | errors(inputs, grad, stride)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("case", nargs="*", default=[""], help="part of a case's name")
+    parser.add_argument("--budget", type=float, default=0.5, help="seconds of timing a measurement")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        for last in (False, True) if len(case[3]) > 1 else (False,):
+            if any(part in named(case, last) for part in arguments.case):
+                rows.append(row(case, last, arguments.budget))
+                show(rows[-1])
+                if arguments.output:
+                    save(arguments.output, {"convolutions of single points": rows})
+
+
+if __name__ == "__main__":
+    main()
