@@ -43,14 +43,18 @@ def integers(limit: int, *shape: int) -> Tensor:
 # ------------------------------------------------------------------------------------ transformers
 
 
+def language_model(model: Any, batch: int, length: int) -> Program:
+    text = integers(model.config.vocab_size, *size((batch, length), (2, 8)))
+    return Program(model, lambda model: model(input_ids=text, labels=text).loss)
+
+
 def bert() -> Program:
     """BERT-base, 16 x 512."""
     from transformers import BertConfig, BertForMaskedLM
 
     shape = size({}, {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1})
     config = BertConfig(**shape, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
-    text = integers(config.vocab_size, *size((16, 512), (2, 8)))
-    return Program(BertForMaskedLM(config), lambda model: model(input_ids=text, labels=text).loss)
+    return language_model(BertForMaskedLM(config), 16, 512)
 
 
 def llama() -> Program:
@@ -66,8 +70,7 @@ def llama() -> Program:
         num_hidden_layers=layers,
         use_cache=False,
     )
-    text = integers(config.vocab_size, *size((4, 1024), (2, 8)))
-    return Program(LlamaForCausalLM(config), lambda model: model(input_ids=text, labels=text).loss)
+    return language_model(LlamaForCausalLM(config), 4, 1024)
 
 
 def gpt2() -> Program:
@@ -76,8 +79,7 @@ def gpt2() -> Program:
 
     shape = size({}, {"n_embd": 16, "n_head": 2, "n_layer": 1})
     config = GPT2Config(**shape, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False)
-    text = integers(config.vocab_size, *size((8, 1024), (2, 8)))
-    return Program(GPT2LMHeadModel(config), lambda model: model(input_ids=text, labels=text).loss)
+    return language_model(GPT2LMHeadModel(config), 8, 1024)
 
 
 def vit() -> Program:

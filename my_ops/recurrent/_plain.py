@@ -195,12 +195,12 @@ def plain(
 def plain_step(
     cell: Cell, input: Tensor, states: Sequence[Tensor], parameters: Sequence[Tensor | None]
 ) -> Sequence[Tensor] | None:
-    """The same for one step: the new states."""
-    if is_compiling() or input.dim() != 2 or not _is_plain(input):
+    """The same for one step: the new states. Without a gradient there is no Python to save."""
+    if not is_grad_enabled() or is_compiling() or input.dim() != 2 or not _is_plain(input):
         return None
     given = [p for p in parameters if p is not None]
     if not _recorded(input, states, given):
-        return None  # then there is no Python to save
+        return None
     if not states:
         hidden = given[0].size(0) // cell.gates
         states = [input.new_zeros((input.size(0), hidden))] * len(cell.states)
