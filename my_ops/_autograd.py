@@ -28,7 +28,6 @@ from my_ops._private import (
     SingleLevelFunction,
     any_autocast,
     any_requires_grad,
-    compiled_autograd_key,
     forward_mode,
     forward_mode_enabled,
     single_level,
@@ -116,7 +115,6 @@ def register_gradient(
         "forward": staticmethod(forward),
         "backward": staticmethod(function.backward),
         "jvp": staticmethod(jvp),
-        "_compiled_autograd_key": staticmethod(compiled_autograd_key),
     }
     function_class: Any = type(function.__name__, (SingleLevelFunction,), members)
     apply = function_class.apply

@@ -42,11 +42,21 @@ BelowAutograd: Any = _torch(
     "torch._C", "_AutoDispatchBelowAutograd", None, "torch.func and forward mode do not"
 )
 # A torch.autograd.Function of one level of torch.func, and the context that it is applied in.
-SingleLevelFunction: Any = _torch(
+_single_level_function: Any = _torch(
     "torch.autograd.function",
     "_SingleLevelFunction",
     torch.autograd.Function,
     "torch.func does not",
+)
+# The key names a Function to compiled autograd. torch defines it for public ones alone.
+SingleLevelFunction: Any = type(
+    "SingleLevelFunction",
+    (_single_level_function,),
+    {
+        "_compiled_autograd_key": staticmethod(
+            getattr(torch.autograd.Function, "_compiled_autograd_key", None)
+        )
+    },
 )
 single_level: Any = _torch(
     "torch._functorch.utils",
@@ -61,9 +71,6 @@ forward_mode_enabled: Any = _torch(
     lambda mode: nullcontext(),
     "forward mode around another transform does not",
 )
-
-# What names a Function to compiled autograd. torch defines it for public ones alone.
-compiled_autograd_key: Any = getattr(torch.autograd.Function, "_compiled_autograd_key", None)
 
 # Whether torch.func, forward mode, any autocast or jit.trace is active. True if torch does not
 # tell; that only makes calls slower.

@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import my_ops
 import my_ops.distributed
+from my_ops._dtensor import flattenable
 
 RANKS = 2
 LIMIT = 2.0**-45  # for float64 sums in another order
@@ -248,7 +249,7 @@ def rows_that_are_flattened(mesh):
         ((4, 3, 2), Shard(1), Replicate()),
     ]:
         t = torch.randn(shape, dtype=torch.float64)
-        (got,) = my_ops.distributed.flattenable([distribute_tensor(t, mesh, [place])])
+        (got,) = flattenable([distribute_tensor(t, mesh, [place])])
         assert got.placements == (kept,), (shape, place, got.placements)
         assert_close(got, t.movedim(place.dim, 0))
 

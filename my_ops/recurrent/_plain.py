@@ -26,7 +26,6 @@ from my_ops._private import (
     any_autocast,
     any_requires_grad,
     batched,
-    compiled_autograd_key,
     dispatch_modes,
     forward_mode,
     tracing,
@@ -245,8 +244,6 @@ def _run(
 
 
 class _Layers(SingleLevelFunction):  # type: ignore[misc]
-    _compiled_autograd_key = staticmethod(compiled_autograd_key)
-
     @staticmethod
     def forward(ctx: Any, call: Call, input: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
@@ -297,8 +294,6 @@ class _Layers(SingleLevelFunction):  # type: ignore[misc]
 
 
 class _Step(SingleLevelFunction):  # type: ignore[misc]
-    _compiled_autograd_key = staticmethod(compiled_autograd_key)
-
     @staticmethod
     def forward(ctx: Any, cell: Cell, input: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)

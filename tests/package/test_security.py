@@ -56,6 +56,7 @@ print(json.dumps(seen))
 TRACED = """
 import os
 import torch
+torch.zeros(1).sigmoid()  # at its first computation torch reads what the processor can do
 os.path.exists("/stage-import")
 import my_ops
 os.path.exists("/stage-between")
@@ -97,8 +98,11 @@ def test_no_access_by_python():
         "os.listdir",
         "os.scandir",
         "ctypes.dlopen",
+        "ctypes.dlsym",
     }
     for event, path, *mode in imported:
+        if event == "ctypes.dlsym":  # in a library that is open
+            continue
         listed = event in ("os.listdir", "os.scandir")  # by the import system, for all of sys.path
         assert listed or of_the_packages(path), (event, path)
         assert event != "open" or mode[0] in ("r", "rb", "None"), (path, mode)
