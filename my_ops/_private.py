@@ -48,15 +48,12 @@ _single_level_function: Any = _torch(
     torch.autograd.Function,
     "torch.func does not",
 )
-# The key names a Function to compiled autograd. torch defines it for public ones alone.
+# What names a Function to compiled autograd. torch defines it for public ones alone.
+_key: Any = getattr(torch.autograd.Function, "_compiled_autograd_key", None)
 SingleLevelFunction: Any = type(
     "SingleLevelFunction",
     (_single_level_function,),
-    {
-        "_compiled_autograd_key": staticmethod(
-            getattr(torch.autograd.Function, "_compiled_autograd_key", None)
-        )
-    },
+    {"_compiled_autograd_key": staticmethod(_key)},
 )
 single_level: Any = _torch(
     "torch._functorch.utils",
