@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from measured_gains import SLOWER, Gains
 from measured_layers import SHORT, Layers
 from measured_reliability import Reliability, environment, figure, table
 
@@ -21,11 +22,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "attention",
     "index",
+    "is_it_for_me",
     "lstm_gru",
     "making_it_fast",
     "performance",
     "reliability",
     "compatibility",
+    "convolutions",
     "notes/gemm",
     "notes/gemm_half",
     "notes/recurrent",
@@ -34,12 +37,13 @@ FILES = [ROOT / "README.md", *(ROOT / f"docs/{page}.md" for page in PAGES)]
 RESULTS = ROOT / "benchmarks/results"
 
 
-class Results(Reliability, Layers):
+class Results(Reliability, Layers, Gains):
     """Has one method for each NAME."""
 
     def __init__(self, folder: Path) -> None:
         Reliability.__init__(self, folder)
         Layers.__init__(self, folder)
+        Gains.__init__(self, folder)
 
         def load(name: str) -> dict[str, Any]:
             return json.loads((folder / f"{name}.json").read_text())
@@ -419,10 +423,11 @@ class Results(Reliability, Layers):
         row = self.case("gemm", "gemm float32 4096x4096x4096")
         ratios = [r["x cuBLAS"] for r in self.sections["sweep"] if r["case"].startswith("float32")]
         gpu, median = self.sections["environment"]["gpu"], statistics.median(ratios)
+        slower = sum(ratio < SLOWER for ratio in ratios)
         return (
             f"**fp32 products with fp32's accuracy, {row['x cuBLAS']:.1f} times as fast as "
             f"cuBLAS's** on an {gpu} (m = n = k = 4096). The median over {len(ratios)} random "
-            f"shapes, most of them small, is {median:.1f} times."
+            f"shapes, most of them small, is {median:.1f} times; {slower} are slower."
         )
 
 

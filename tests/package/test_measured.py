@@ -1,4 +1,4 @@
-"""Tables that tools/measured.py writes about recurrent layers, from a few made-up results."""
+"""Tables that tools/measured.py writes about layers and gains, from a few made-up results."""
 
 import importlib
 import itertools
@@ -98,3 +98,68 @@ def test_layers_on_the_clock_of_the_host(layers):
     assert "0.40 to 1.50 of cuDNN's time, 0.60 in the median; 1 of them" in told
     cells = ["0.400 / 1.00 (0.40)", "1.50 / 1.00 (1.50)", "0.600 / 1.00 (0.60)"]
     assert rows == [["4, 3, 4", "fp16", *cells]]
+
+
+def test_gains_count_slow_cases(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    gains = importlib.import_module("measured_gains").Gains(RESULTS.parent)
+    ratios = (0.5, 0.96, 0.98, 2.0, 3.0)
+    products = [
+        {"case": f"{dtype} 1x1x1", "x cuBLAS": ratio * factor}
+        for dtype, factor in (("float32", 1), ("bfloat16", 10))
+        for ratio in ratios
+    ]
+    gains.gains_h200 = gains.gains_h100 = {"sweep": products}
+    gains.gains_layers = [
+        {"case": f"{name} {dtype} T1 B1 H1", "x cuDNN": ratio, "x cuDNN strict": 2 * ratio}
+        for name, dtype, ratio in (
+            ("LSTM", "float32", 0.9),
+            ("GRU", "float32", 1.1),
+            ("LLTM", "float32", 0.1),
+            ("GRU", "bfloat16", 0.2),
+            ("GRU", "float16", 5.0),
+        )
+    ]
+    gains.gains_cpu = {
+        "layers, 1 thread(s)": [{"case": "GRU", "x torch": 0.8}, {"case": "LLTM", "x torch": 0.1}],
+        "small, 1 thread(s)": [{"case": "gemm 1 x 1", "x torch": 0.1}],
+    }
+    _, rows = lines("\n\n" + gains.gains())
+    shown = {tuple(row[:2]): row[2:] for row in rows}
+    assert shown["fp32 products, H200", "cuBLAS, strict"] == ["5", "2", "0.50", "0.98", "3.00"]
+    assert shown["bf16 products, H200", "cuBLAS"] == ["5", "0", "5.00", "9.80", "30.00"]
+    assert shown["LSTM, GRU in fp32, H200", "cuDNN with TF32"][:3] == ["2", "1", "0.90"]
+    assert shown["the same", "cuDNN, strict"][:3] == ["2", "0", "1.80"]
+    assert shown["LSTM, GRU in bf16, H200", "cuDNN"][:2] == ["1", "1"]
+    assert shown["LSTM, GRU on a CPU with AVX-512", "torch"][:3] == ["1", "1", "0.80"]
+
+
+def test_gains_of_programs(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    gains = importlib.import_module("measured_gains").Gains(RESULTS.parent)
+    ways = {"x switch": 2.0, "x both": 1.5, "x tf32": 0.9}
+    speeds = {
+        way: {"geometric mean": mean, "slowest": mean - 1}
+        for way, mean in (("switch", 2.0), ("both", 3.0), ("tf32", 4.0))
+    }
+    gains.gains_steps = {
+        "training step": [{"case": "bert eager", "torch ms": 10.0, **ways}],
+        "speeds": speeds,
+    }
+    gains.gains_models = {
+        "training step": [
+            {"case": f"{case}", "torch ms": 8.0, "switch ms": 2.0}
+            for case in (
+                "bert float32 eager",
+                "vit float32 eager",
+                "vit float32 compiled",
+                "vit bfloat16 eager",
+            )
+        ]
+    }
+    told, rows = lines(gains.gains_programs())
+    assert (
+        "first 1 is 2.00 under the switch (slowest 1.00), 3.00 with `convert` too (slowest 2.00)"
+        in told
+    )
+    assert rows == [["bert", "10.0", "2.00", "1.50", "0.90"], ["vit", "8.00", "4.00", "", ""]]

@@ -1,0 +1,97 @@
+"""The tables of "Is this for me?", for measured.py: gains over all cases, slow ones counted."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from measured_reliability import figure, table
+
+SLOWER = 0.97  # a lower ratio counts as slower
+
+
+class Gains:
+    """Has one method for each NAME of that page."""
+
+    def __init__(self, folder: Path) -> None:
+        def load(name: str) -> dict[str, Any]:
+            return json.loads((folder / f"{name}.json").read_text())
+
+        self.gains_h200, self.gains_h100 = load("nvidia-h200"), load("nvidia-h100")
+        self.gains_attention = load("attention")["sweep"]
+        self.gains_points = load("nvidia-h200-convolutions")["convolutions of single points"]
+        self.gains_layers = load("nvidia-h200-recurrent")["sweep"]
+        self.gains_cpu = load("cpu-sweep")
+        self.gains_steps, self.gains_models = (
+            load("nvidia-h200-programs"),
+            load("nvidia-h200-models"),
+        )
+
+    def gains(self) -> str:
+        def sweep(results: dict[str, Any], dtype: str) -> list[float]:
+            return [r["x cuBLAS"] for r in results["sweep"] if r["case"].startswith(dtype)]
+
+        def layers(dtype: str, ratio: str = "x cuDNN") -> list[float]:
+            named = [(r["case"].split(), r) for r in self.gains_layers]
+            return [r[ratio] for (name, kind, *_), r in named if name != "LLTM" and kind == dtype]
+
+        on_cpu = [
+            r["x torch"]
+            for section, rows in self.gains_cpu.items()
+            if section.startswith("layers")
+            for r in rows
+            if not r["case"].startswith("LLTM")
+        ]
+        rows = []
+        for what, peer, ratios in (
+            ("fp32 products, H200", "cuBLAS, strict", sweep(self.gains_h200, "float32")),
+            ("fp32 products, H100", "cuBLAS, strict", sweep(self.gains_h100, "float32")),
+            ("bf16 products, H200", "cuBLAS", sweep(self.gains_h200, "bfloat16")),
+            ("fp32 attention, H200", "torch", [r["x torch"] for r in self.gains_attention]),
+            (
+                "its gradients, H200",
+                "torch",
+                [r["backward, x torch"] for r in self.gains_attention],
+            ),
+            (
+                "fp32 1x1 convolutions with gradients, H200",
+                "cuDNN, strict",
+                [r["all x strict"] for r in self.gains_points],
+            ),
+            ("LSTM, GRU in bf16, H200", "cuDNN", layers("bfloat16")),
+            ("LSTM, GRU in fp16, H200", "cuDNN", layers("float16")),
+            ("LSTM, GRU in fp32, H200", "cuDNN with TF32", layers("float32")),
+            ("the same", "cuDNN, strict", layers("float32", "x cuDNN strict")),
+            ("LSTM, GRU on a CPU with AVX-512", "torch", on_cpu),
+        ):
+            slower = sum(ratio < SLOWER for ratio in ratios)
+            spread = min(ratios), statistics.median(ratios), max(ratios)
+            cells = [f"{ratio:.2f}" for ratio in spread]
+            rows.append([what, peer, str(len(ratios)), str(slower), *cells])
+        return table(["what", "beside", "cases", "slower", "lowest", "median", "highest"], rows)
+
+    def gains_programs(self) -> str:
+        steps, speeds = self.gains_steps["training step"], self.gains_steps["speeds"]
+        ways = "switch", "both", "tf32"
+        rows = [
+            [
+                row["case"].removesuffix(" eager"),
+                figure(row["torch ms"]),
+                *(f"{row[f'x {way}']:.2f}" for way in ways),
+            ]
+            for row in steps
+        ]
+        timed = {row[0] for row in rows}
+        for row in self.gains_models["training step"]:
+            model, kind, mode = row["case"].split()
+            if (kind, mode) == ("float32", "eager") and model not in timed:
+                times = row["torch ms"], row["switch ms"]
+                rows.append([model, figure(times[0]), f"{times[0] / times[1]:.2f}", "", ""])
+        means = [f"{speeds[way]['geometric mean']:.2f}" for way in ways]
+        slowest = [f"{speeds[way]['slowest']:.2f}" for way in ways]
+        head = ["fp32 training step", "torch, ms", "x switch", "x switch and convert", "x TF32"]
+        return (
+            f"The geometric mean of the first {len(steps)} is {means[0]} under the switch (slowest "
+            f"{slowest[0]}), {means[1]} with `convert` too (slowest {slowest[1]}) and {means[2]} "
+            f"with TF32 (slowest {slowest[2]}).\n\n{table(head, rows)}"
+        )
