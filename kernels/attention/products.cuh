@@ -24,7 +24,6 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #include "ptx/wgmma_mma_async.cuh"
-#include "ptx/wgmma_registers.cuh"
 
 namespace my_ops::cuda::attention_sm90 {
 namespace {

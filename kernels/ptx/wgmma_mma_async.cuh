@@ -1,8 +1,9 @@
-// wgmma.mma_async, one specialisation per shape: d = a * b (+ d), a is [64, 16], b is [kN, 16],
-// both in shared memory, d is float. kMajorA is set if a is stored along m, not k; kMajorB if b is
-// stored along n. The asm lists are generated; there is nothing else in this file.
+// wgmma.mma_async: d = a * b (+ d), a is [64, 16], b is [kN, 16] in shared memory, d is float. a is
+// in shared memory (Wgmma) or in registers (WgmmaRegisters). kMajorA is set if a is stored along m,
+// not k; kMajorB if b is stored along n.
 // Thread t of the warpgroup holds d[64][kN] as d[4*j + 2*i + c] at row 16*(t/32) + 8*i + t%32/4,
-// column 8*j + 2*(t%4) + c.
+// column 8*j + 2*(t%4) + c. In registers, a[2 * h + i] holds row 16*(t/32) + 8*i + t%32/4, columns
+// 8*h + 2*(t%4) and the next.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,380 +13,116 @@
 
 namespace my_ops::cuda::ptx {
 
+// FIRST(0) NEXT(1) NEXT(2) ... for the registers of d: as text of an instruction, and as operands.
+#define MY_OPS_EACH_12(FIRST, NEXT) \
+  FIRST(0) NEXT(1) NEXT(2) NEXT(3) NEXT(4) NEXT(5) NEXT(6) NEXT(7) NEXT(8) NEXT(9) NEXT(10) NEXT(11)
+#define MY_OPS_EACH_16(FIRST, NEXT) MY_OPS_EACH_12(FIRST, NEXT) NEXT(12) NEXT(13) NEXT(14) NEXT(15)
+#define MY_OPS_EACH_24(FIRST, NEXT) \
+  MY_OPS_EACH_16(FIRST, NEXT)       \
+  NEXT(16) NEXT(17) NEXT(18) NEXT(19) NEXT(20) NEXT(21) NEXT(22) NEXT(23)
+#define MY_OPS_EACH_32(FIRST, NEXT) \
+  MY_OPS_EACH_24(FIRST, NEXT)       \
+  NEXT(24) NEXT(25) NEXT(26) NEXT(27) NEXT(28) NEXT(29) NEXT(30) NEXT(31)
+#define MY_OPS_EACH_36(FIRST, NEXT) MY_OPS_EACH_32(FIRST, NEXT) NEXT(32) NEXT(33) NEXT(34) NEXT(35)
+#define MY_OPS_EACH_48(FIRST, NEXT)                                                         \
+  MY_OPS_EACH_36(FIRST, NEXT)                                                               \
+  NEXT(36)                                                                                  \
+  NEXT(37) NEXT(38) NEXT(39) NEXT(40) NEXT(41) NEXT(42) NEXT(43) NEXT(44) NEXT(45) NEXT(46) \
+      NEXT(47)
+#define MY_OPS_EACH_64(FIRST, NEXT)                                                         \
+  MY_OPS_EACH_48(FIRST, NEXT)                                                               \
+  NEXT(48)                                                                                  \
+  NEXT(49) NEXT(50) NEXT(51) NEXT(52) NEXT(53) NEXT(54) NEXT(55) NEXT(56) NEXT(57) NEXT(58) \
+      NEXT(59) NEXT(60) NEXT(61) NEXT(62) NEXT(63)
+#define MY_OPS_EACH_96(FIRST, NEXT)                                                             \
+  MY_OPS_EACH_64(FIRST, NEXT)                                                                   \
+  NEXT(64)                                                                                      \
+  NEXT(65) NEXT(66) NEXT(67) NEXT(68) NEXT(69) NEXT(70) NEXT(71) NEXT(72) NEXT(73) NEXT(74)     \
+      NEXT(75) NEXT(76) NEXT(77) NEXT(78) NEXT(79) NEXT(80) NEXT(81) NEXT(82) NEXT(83) NEXT(84) \
+          NEXT(85) NEXT(86) NEXT(87) NEXT(88) NEXT(89) NEXT(90) NEXT(91) NEXT(92) NEXT(93)      \
+              NEXT(94) NEXT(95)
+#define MY_OPS_EACH_128(FIRST, NEXT)                                                               \
+  MY_OPS_EACH_96(FIRST, NEXT)                                                                      \
+  NEXT(96)                                                                                         \
+  NEXT(97) NEXT(98) NEXT(99) NEXT(100) NEXT(101) NEXT(102) NEXT(103) NEXT(104) NEXT(105) NEXT(106) \
+      NEXT(107) NEXT(108) NEXT(109) NEXT(110) NEXT(111) NEXT(112) NEXT(113) NEXT(114) NEXT(115)    \
+          NEXT(116) NEXT(117) NEXT(118) NEXT(119) NEXT(120) NEXT(121) NEXT(122) NEXT(123)          \
+              NEXT(124) NEXT(125) NEXT(126) NEXT(127)
+#define MY_OPS_NAME(i) "%" #i
+#define MY_OPS_NEXT_NAME(i) ", %" #i
+#define MY_OPS_OPERAND(i) "+f"(d[i])
+#define MY_OPS_NEXT_OPERAND(i) , "+f"(d[i])
+
 template <typename T, int kN, bool kMajorA = false, bool kMajorB = false>
 struct Wgmma;
 
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__half, 24, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[12], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %14, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
-        "%12, %13, p, 1, 1, %15, %16;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
+template <typename T, int kN, bool kMajorB = false>
+struct WgmmaRegisters;
 
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__half, 32, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "%16, %17, p, 1, 1, %19, %20;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
+// The operands follow d: COUNT, the number of d's registers, is the first operand's number.
+#define MY_OPS_WGMMA_TEXT(TYPE, N, COUNT, ADD)                                           \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+  "k16.f32." TYPE "." TYPE " {" MY_OPS_EACH_##COUNT(MY_OPS_NAME, MY_OPS_NEXT_NAME) "}, "
+#define MY_OPS_WGMMA(T, TYPE, N, COUNT, B, ADD, MAJOR_A, MAJOR_B)                                \
+  template <bool kMajorA, bool kMajorB>                                                          \
+  struct Wgmma<T, N, kMajorA, kMajorB> {                                                         \
+    static __device__ __forceinline__ void run(float (&d)[COUNT], uint64_t a, uint64_t b,        \
+                                               bool add) {                                       \
+      asm volatile(MY_OPS_WGMMA_TEXT(TYPE, N, COUNT, ADD) "%" #COUNT ", %" #B                    \
+                                                          ", p, 1, 1, %" #MAJOR_A ", %" #MAJOR_B \
+                                                          ";\n}"                                 \
+                   : MY_OPS_EACH_##COUNT(MY_OPS_OPERAND, MY_OPS_NEXT_OPERAND)                    \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));    \
+    }                                                                                            \
+  };
+#define MY_OPS_WGMMA_REGISTERS(T, TYPE, N, COUNT, A1, A2, A3, B, ADD, MAJOR_B)                   \
+  template <bool kMajorB>                                                                        \
+  struct WgmmaRegisters<T, N, kMajorB> {                                                         \
+    static __device__ __forceinline__ void run(float (&d)[COUNT], const uint32_t* a, uint64_t b, \
+                                               bool add) {                                       \
+      asm volatile(MY_OPS_WGMMA_TEXT(TYPE, N, COUNT, ADD) "{%" #COUNT ", %" #A1 ", %" #A2        \
+                                                          ", %" #A3 "}, %" #B                    \
+                                                          ", p, 1, 1, %" #MAJOR_B ";\n}"         \
+                   : MY_OPS_EACH_##COUNT(MY_OPS_OPERAND, MY_OPS_NEXT_OPERAND)                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                         \
+                     "r"(static_cast<int>(add)), "n"(kMajorB));                                  \
+    }                                                                                            \
+  };
 
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__half, 48, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[24], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-        "%20, %21, %22, %23}, "
-        "%24, %25, p, 1, 1, %27, %28;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
+MY_OPS_WGMMA(__half, "f16", 24, 12, 13, 14, 15, 16)
+MY_OPS_WGMMA(__half, "f16", 32, 16, 17, 18, 19, 20)
+MY_OPS_WGMMA(__half, "f16", 48, 24, 25, 26, 27, 28)
+MY_OPS_WGMMA(__nv_bfloat16, "bf16", 48, 24, 25, 26, 27, 28)
+MY_OPS_WGMMA(__half, "f16", 64, 32, 33, 34, 35, 36)
+MY_OPS_WGMMA(__nv_bfloat16, "bf16", 64, 32, 33, 34, 35, 36)
+MY_OPS_WGMMA(__half, "f16", 72, 36, 37, 38, 39, 40)
+MY_OPS_WGMMA(__nv_bfloat16, "bf16", 72, 36, 37, 38, 39, 40)
+MY_OPS_WGMMA(__half, "f16", 96, 48, 49, 50, 51, 52)
+MY_OPS_WGMMA(__nv_bfloat16, "bf16", 96, 48, 49, 50, 51, 52)
+MY_OPS_WGMMA(__half, "f16", 128, 64, 65, 66, 67, 68)
+MY_OPS_WGMMA(__nv_bfloat16, "bf16", 128, 64, 65, 66, 67, 68)
+MY_OPS_WGMMA(__half, "f16", 192, 96, 97, 98, 99, 100)
+MY_OPS_WGMMA(__nv_bfloat16, "bf16", 192, 96, 97, 98, 99, 100)
+MY_OPS_WGMMA(__half, "f16", 256, 128, 129, 130, 131, 132)
+MY_OPS_WGMMA(__nv_bfloat16, "bf16", 256, 128, 129, 130, 131, 132)
+MY_OPS_WGMMA_REGISTERS(__half, "f16", 64, 32, 33, 34, 35, 36, 37, 38)
+MY_OPS_WGMMA_REGISTERS(__half, "f16", 128, 64, 65, 66, 67, 68, 69, 70)
 
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__nv_bfloat16, 48, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[24], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-        "%20, %21, %22, %23}, "
-        "%24, %25, p, 1, 1, %27, %28;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__half, 64, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, %35, %36;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__nv_bfloat16, 64, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, %35, %36;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__half, 72, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[36], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
-        "%34, %35}, "
-        "%36, %37, p, 1, 1, %39, %40;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__nv_bfloat16, 72, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[36], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n72k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
-        "%34, %35}, "
-        "%36, %37, p, 1, 1, %39, %40;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__half, 96, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[48], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-        "%48, %49, p, 1, 1, %51, %52;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__nv_bfloat16, 96, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[48], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-        "%48, %49, p, 1, 1, %51, %52;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__half, 128, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, %67, %68;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__nv_bfloat16, 128, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, %67, %68;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__half, 192, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[96], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-        "%96, %97, p, 1, 1, %99, %100;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-          "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-          "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-          "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-          "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__nv_bfloat16, 192, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[96], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-        "%96, %97, p, 1, 1, %99, %100;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-          "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-          "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-          "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-          "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__half, 256, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "
-        "%111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-        "%127}, "
-        "%128, %129, p, 1, 1, %131, %132;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-          "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-          "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-          "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-          "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]),
-          "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),
-          "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
-          "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),
-          "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
-
-template <bool kMajorA, bool kMajorB>
-struct Wgmma<__nv_bfloat16, 256, kMajorA, kMajorB> {
-  static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "
-        "%111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-        "%127}, "
-        "%128, %129, p, 1, 1, %131, %132;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-          "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-          "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-          "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-          "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]),
-          "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),
-          "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
-          "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),
-          "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA), "n"(kMajorB));
-  }
-};
+#undef MY_OPS_EACH_12
+#undef MY_OPS_EACH_16
+#undef MY_OPS_EACH_24
+#undef MY_OPS_EACH_32
+#undef MY_OPS_EACH_36
+#undef MY_OPS_EACH_48
+#undef MY_OPS_EACH_64
+#undef MY_OPS_EACH_96
+#undef MY_OPS_EACH_128
+#undef MY_OPS_NAME
+#undef MY_OPS_NEXT_NAME
+#undef MY_OPS_OPERAND
+#undef MY_OPS_NEXT_OPERAND
+#undef MY_OPS_WGMMA_TEXT
+#undef MY_OPS_WGMMA
+#undef MY_OPS_WGMMA_REGISTERS
 
 }  // namespace my_ops::cuda::ptx
