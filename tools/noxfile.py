@@ -7,6 +7,7 @@
     nox -f tools/noxfile.py -s trainers -- WHEEL [pytest arguments]
     nox -f tools/noxfile.py -s index -- FOLDER            its indexes; pip and uv install from them
     nox -f tools/noxfile.py -s recipe -- SDIST            the recipe for conda-forge, in dist/recipe
+    nox -f tools/noxfile.py -s hub -- FOLDER              the one for the Kernel Hub, in dist/hub
     nox -f tools/noxfile.py -s publish -- FOLDER [TAG]    everything except the upload
 
 With MY_OPS_CUDA=13.2, `wheel` builds X.Y.Z+cu132. It needs docker, or CIBW_CONTAINER_ENGINE=podman.
@@ -153,6 +154,17 @@ def recipe(session):
     sdist, _ = named(session, "SDIST")
     session.install("-r", RELEASE)
     session.run("python", f"{ROOT}/tools/conda_recipe.py", sdist, f"{ROOT}/dist/recipe")
+
+
+@nox.session
+def hub(session):
+    """The package kernels loads it, on the CPU where there is no GPU."""
+    folder, _ = named(session, "FOLDER")
+    session.install("torch", "kernels>=0.17", "kernel-abi-check", "packaging", "numpy")
+    wheels = sorted(Path(folder).glob("*.whl"))
+    session.run("python", f"{ROOT}/tools/hub_kernel.py", f"{ROOT}/dist/hub", *wheels)
+    session.chdir(session.create_tmp())  # not beside the source's kernels/
+    session.run("python", f"{ROOT}/tools/try_hub_kernel.py", f"{ROOT}/dist/hub")
 
 
 @nox.session
