@@ -47,6 +47,7 @@ START: dict[str, Any] = {  # GemmCosts, as first fitted by hand
         "reduce": 60e3,
         "reduce_element": 0.04,
         "more_waves_min_gain": 1.0,
+        "bf16_min_work": 5e8,
     },
     "half_sm90": {
         "large_us": 0.70,
@@ -60,6 +61,7 @@ START: dict[str, Any] = {  # GemmCosts, as first fitted by hand
         "copied": {"min_size": 128, "min_tiles": 32, "max_k_per_tile": 64},
         "in_place": {"min_size": 64, "min_tiles": 16, "max_k_per_tile": 128},
         "epilogue_min_side": 16,
+        "epilogue_max_k": 1024,
         "epilogue_max_outputs": 1 << 20,
     },
     "small": {
@@ -71,6 +73,7 @@ START: dict[str, Any] = {  # GemmCosts, as first fitted by hand
         "max_work_2_bytes": 1 << 21,
         "long_k": 256,
         "max_work_of_long_k": 1 << 20,
+        "tile_min_side": 16,
         "tile_min_work": 1 << 22,
     },
 }

@@ -64,6 +64,7 @@ def candidates() -> Iterator[Numbers]:
         for name in START["half_sm90"][odd]
     }
     half |= {"half_sm90.epilogue_min_side": ALWAYS, "half_sm90.epilogue_warps_min_share": ALWAYS}
+    half["half_sm90.epilogue_max_k"] = NEVER
     half |= {f"half_sm90.epilogue_warps_min_k{slow}": ALWAYS for slow in ("", "_slow")}
     for most, tile in product((ALWAYS, NEVER), tiles):
         half["half_sm90.epilogue_max_outputs"] = most

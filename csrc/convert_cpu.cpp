@@ -2,16 +2,15 @@
 #include "convert.h"
 
 #include "binding_cpu.h"
+#include "elementwise/costs.h"
 
 namespace my_ops {
 
 namespace {
 
-constexpr int64_t kGrain = 32768;  // elements per thread; for fewer, waking a thread costs more
-
 template <typename From, typename To>
 void convert(const Tensor& from, const Tensor& to) {
-  parallel(from.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  parallel(from.numel(), cpu::kElementwiseCosts.grain, [&](int64_t begin, int64_t end) {
     cpu::convert(in<From>(from) + begin, end - begin, out<To>(to) + begin);
   });
 }

@@ -2,13 +2,14 @@
 #include "elementwise_checks.h"
 
 #include "binding_cpu.h"
+#include "elementwise/costs.h"
 #include "elementwise_layout.h"
 
 namespace my_ops {
 namespace {
 
-constexpr int64_t kGrain = 32768;    // elements per thread; for fewer, waking a thread costs more
-constexpr int64_t kGrainExp = 4096;  // the same if an element costs an exp
+constexpr int64_t kGrain = cpu::kElementwiseCosts.grain;
+constexpr int64_t kGrainExp = cpu::kElementwiseCosts.grain_exp;
 
 Tensor add_one(const Tensor& x) {
   check_real(x, "add_one", "x");

@@ -126,7 +126,8 @@ struct GemmPlan {
   LibraryCall library = LibraryCall::kProduct;
   int tile = 0;
   int slices = 1;
-  int64_t workspace = 0;  // bytes
+  bool bf16_split = false;  // kFp32Sm90: data of a wide range are split, too
+  int64_t workspace = 0;    // bytes
 
   // A float product so large that the kernel's gain outweighs any host time.
   bool on_tensor_cores() const {
@@ -137,7 +138,7 @@ struct GemmPlan {
 };
 
 // A float product with a smaller batch * m * n * k is never planned on tensor cores
-// (tests/test_fast_fp32.py).
+// (tests/integration/test_fast_fp32.py).
 inline constexpr int64_t kTensorCoresMinWork = int64_t{1} << 22;
 
 // A float b to be packed: split into its parts once for many products, where that makes them

@@ -252,9 +252,9 @@ bool runs(const AttentionArgs& args) {
 }
 
 bool pays(const AttentionArgs& args, const DeviceFacts& device, bool backward) {
-  // The model overestimates torch's backward of fewer rows than its tiles have.
-  if (backward && std::min(args.q_length, args.k_length) < 64) return false;
-  return attention_gain(args, device.sm_count, backward) >= kFittedAttentionCosts.margin;
+  const AttentionCosts& costs = kFittedAttentionCosts;
+  if (backward && std::min(args.q_length, args.k_length) < costs.backward_min_rows) return false;
+  return attention_gain(args, device.sm_count, backward) >= costs.margin;
 }
 
 }  // namespace

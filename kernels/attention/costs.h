@@ -29,6 +29,8 @@ struct AttentionCosts {
   Backward backward;
   TorchBackward torch_backward;
   double margin;  // by which ours must be faster
+  // The model overestimates torch's backward of fewer rows than its tiles have.
+  int64_t backward_min_rows;
 };
 
 inline constexpr AttentionCosts kFittedAttentionCosts = {
@@ -37,6 +39,7 @@ inline constexpr AttentionCosts kFittedAttentionCosts = {
     .backward = {24.17, 41.67, 0.5025, 4.494, 2.775, 3.663, 1.005, 1.039, 2.98},
     .torch_backward = {28.12, 7.455, 9.099, 17.538, 0.051, 1.355, 1.178, 9.978, 10.66},
     .margin = 1.15,
+    .backward_min_rows = 64,
 };
 
 // The steps over tiles of columns that the tiles of rows take, of which causality leaves some out.

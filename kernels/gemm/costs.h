@@ -29,6 +29,7 @@ struct GemmCosts {
     // The sum of k-slices, in elements of a large tile's output times k-blocks.
     double reduce, reduce_element;
     double more_waves_min_gain;  // the share of a tile's cost that slices in more waves must save
+    double bf16_min_work;        // below, fp32 FMAs are fast enough for data of a wide range
   } fp32_sm90;
 
   struct HalfSm90 {
@@ -42,14 +43,17 @@ struct GemmCosts {
     struct Unaligned {
       int64_t min_size, min_tiles, max_k_per_tile;
     } copied, in_place;
-    int64_t epilogue_min_side, epilogue_max_outputs;  // small layers
+    // Small layers; with a longer k its tiles gain more than a launch costs, on the host too.
+    int64_t epilogue_min_side, epilogue_max_k, epilogue_max_outputs;
   } half_sm90;
 
   struct Small {
     int64_t max_outputs, many_outputs, max_work_of_many;
     int64_t max_work_8_bytes, max_work_4_bytes, max_work_2_bytes;  // by the size of an element
     int64_t long_k, max_work_of_long_k;                            // 16 bits, aligned rows
-    int64_t tile_min_work;  // from here on tiles are faster, if one of the two must be used
+    // From here on tiles are faster, if one of the two must be used; with a side below the first
+    // they are almost empty.
+    int64_t tile_min_side, tile_min_work;
   } small;
 };
 

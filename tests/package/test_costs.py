@@ -19,6 +19,7 @@ NOT_TIMED = {
     "_install_hint.py": "releases",
     "_library.py": "releases",
 }
+needs_source = pytest.mark.skipif(not (ROOT / "kernels").is_dir(), reason="needs the source tree")
 SIZES = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
@@ -89,7 +90,32 @@ def test_python_asks_no_device_what_it_is():
             assert not re.search(asks, path.read_text()), path
 
 
-@pytest.mark.skipif(not (ROOT / "kernels").is_dir(), reason="needs the source tree")
+# Constants of the binding that are large, and were not timed.
+FACTS = {
+    "explain.h kMostElements": "the sizes that it can answer",
+    "gemm_cuda.cpp kAlign": "bytes, as allocations have it",
+    "gemm_cuda.h kOfReducedPrecisionReductions": "torch's flags for other settings",
+    "gemm_tf32.h kTf32": "cuBLAS's name of a type",
+}
+
+
+@needs_source
+def test_the_binding_has_no_number_of_its_own():
+    """Neither a constant nor a comparison with a literal; costs are included from kernels/."""
+    number = r"(?:int64_t\{)?(\d[\d.e']*)\}?( << \d+)?"
+    named = set()
+    for path in sorted((ROOT / "csrc").rglob("*.*")):
+        text = re.sub(r"//.*|^#.*", "", path.read_text(), flags=re.MULTILINE)
+        for line in re.findall(r"constexpr (?:int|int64_t|size_t|double) (k[^;]+);", text):
+            for name, value, shift in re.findall(rf"(k\w+) = {number}", line):
+                if shift or float(value.replace("'", "")) > SMALL:
+                    named.add(f"{path.name} {name}")
+        for value, shift in re.findall(rf" [<>]=? {number}(?!\w)", text):
+            assert not shift and float(value) <= SMALL, (path.name, value)
+    assert named == set(FACTS)
+
+
+@needs_source
 def test_one_launch_of_weight_gradients_is_one_rule():
     """Python and the CUDA code decide alike."""
     text = (ROOT / "kernels/recurrent/costs.h").read_text()

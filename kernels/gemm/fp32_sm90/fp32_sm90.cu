@@ -87,7 +87,7 @@ Prepared prepare(const Args& args, const GemmPlan& plan, void* workspace) {
   product.b_exponent = b.exponent;
   product.a_status = {a.status, a.status_count};
   product.b_status = {b.status, b.status_count};
-  product.has_bf16 = layout.has_bf16;
+  product.has_bf16 = plan.bf16_split;
   product.low_in_a = args.half_b;
   product.partial = layout.partial;
   product.ld = a.ld;

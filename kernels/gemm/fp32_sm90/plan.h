@@ -295,9 +295,8 @@ inline bool is_single(const GemmPlan& plan) {
 }
 
 // Whether the bf16 split is launched, for full-range data; otherwise fp32 FMAs are the fallback.
-inline bool splits_bf16(const GemmProblem& p, int slices) {
-  constexpr double kMinWork = 5e8;  // below, fp32 FMAs are fast enough
-  return size_of(p).work >= kMinWork || slices > 1;
+inline bool splits_bf16(const GemmProblem& p, int slices, const GemmCosts::Fp32Sm90& costs) {
+  return size_of(p).work >= costs.bf16_min_work || slices > 1;
 }
 
 // Whether both operands are split in one pass although k is long, and contiguous in neither.
@@ -355,7 +354,6 @@ inline void place_scratch(Arena* arena, SplitOperand* op) {
 // The split of a product's operands, and the rest of its workspace.
 struct Layout {
   Split split;
-  bool has_bf16;
   float* partial;  // [slices][batch][m][n] partial sums, if slices > 1
   int64_t bytes;
 };
@@ -382,7 +380,6 @@ inline Layout lay_out(const GemmProblem& p, const GemmPlan& plan, void* workspac
   split.along_rows = splits_along_rows(p, plan);
   plan_split(&split, plan.device.sm_count);
   if (p.packed) skip_operand(&split, 1);
-  layout.has_bf16 = splits_bf16(p, plan.slices);
 
   Arena arena(workspace);
   for (SplitOperand& op : split.operand) {
@@ -393,11 +390,11 @@ inline Layout lay_out(const GemmProblem& p, const GemmPlan& plan, void* workspac
       op.parts = packed.parts;
       op.exponent = packed.exponent;
       op.status = packed.status;
-      op.bf16_parts = layout.has_bf16 ? arena.take<uint16_t>(3 * rows * op.ld) : nullptr;
+      op.bf16_parts = plan.bf16_split ? arena.take<uint16_t>(3 * rows * op.ld) : nullptr;
     } else {
       const int64_t fp16_rows = split.along_rows ? int64_t{op.batch} * op.row_ld : rows;
       op.parts = op.bf16_parts = arena.take<uint16_t>(
-          std::max(op.fp16_parts * fp16_rows * op.ld, layout.has_bf16 ? 3 * rows * op.ld : 0));
+          std::max(op.fp16_parts * fp16_rows * op.ld, plan.bf16_split ? 3 * rows * op.ld : 0));
       op.exponent = arena.take<int32_t>(rows);
       place_scratch(&arena, &op);
     }
@@ -415,6 +412,7 @@ inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Sm90& costs, 
   plan->kernel = GemmKernel::kFp32Sm90;
   plan->tile = static_cast<int>(tile);
   plan->slices = slices;
+  plan->bf16_split = splits_bf16(p, slices, costs);
   plan->workspace = lay_out(p, *plan, nullptr, nullptr).bytes;
   return nullptr;
 }

@@ -215,8 +215,7 @@ inline const char* loses(const GemmProblem& p, int sm_count, TileChoice tile,
     return defers_well(p, sm_count, tile, costs) ? nullptr
                                                  : "its epilogue warps would hold up the products";
   }
-  constexpr int64_t kMaxK = 1024;  // beyond, its tiles gain more than a launch costs, host too
-  const bool small = std::min(p.m, p.n) >= costs.epilogue_min_side && p.k <= kMaxK;
+  const bool small = std::min(p.m, p.n) >= costs.epilogue_min_side && p.k <= costs.epilogue_max_k;
   return small ? nullptr : "the library's tiles gain more than a second launch costs";
 }
 

@@ -1,6 +1,7 @@
 // Which products gemm_small takes: pure host code.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 #include <cstdint>
 
@@ -37,9 +38,8 @@ bool is_small(const GemmProblem& p, const GemmCosts::Small& costs) {
 // Whether a tiled kernel is faster than gemm_small, which cannot take k from 2^31 on.
 template <typename T>
 bool fills_tiles(const GemmProblem& p, const GemmCosts::Small& costs) {
-  constexpr int64_t kMinSide = 16;  // below, tiles are almost empty
   if (p.k > INT_MAX) return true;
-  return p.m >= kMinSide && p.n >= kMinSide && !is_small<T>(p, costs) &&
+  return std::min(p.m, p.n) >= costs.tile_min_side && !is_small<T>(p, costs) &&
          p.batch * p.m * p.n >= costs.tile_min_work / (p.k + 1);
 }
 
