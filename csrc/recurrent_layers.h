@@ -274,6 +274,7 @@ struct LayersOf {
       for (size_t d = 0; d < directions; ++d) {
         const size_t k = first + d;
         const LayerArguments<Op> call = arguments_of(of, d > 0 ? reversed(x) : x, k, zero);
+        check_layer<Op>(call);
         const Tensor* const own = of_layer + d * kKept;
         const Backward r = gradients(a, direction_of(grad, d, directions), call, own, k);
         const bool needs_x = inner || a.needs_input;
@@ -386,21 +387,26 @@ struct LayersOf {
     const size_t inputs = a.of.bidirectional ? static_cast<size_t>(a.of.layers) - 1 : 0;
     check(a.kept.size() == cells * kKept + inputs, op, ": kept must be the ",
           cells * kKept + inputs, " tensors that recurrent_layers keeps, got ", a.kept.size());
-    for (const Tensor& t : a.kept) check_kind(t, "kept", a.of.input, "input", op);
+    const int64_t steps = a.of.input.size(0), batch = a.of.input.size(1);
     const auto shaped = [&](const std::optional<Tensor>& t, const char* name, const Sizes& want,
                             const char* rule) {
       if (!t) return;
       check_kind(*t, name, a.of.input, "input", op);
       check_shape(*t, name, want, rule, op);
     };
-    const Tensor& output = a.kept.back();  // (steps, batch, .)
-    check(output.dim() == 3 && output.size(0) == a.of.input.size(0) &&
-              output.size(1) == a.of.input.size(1),
-          op, ": kept must be (steps, batch, .), got ", show(output));
-    const Tensor& saved = a.kept[a.kept.size() - kKept + 1];
-    check(saved.dim() == 3, op, ": kept must be (steps, batch, .), got ", show(saved));
-    const int64_t hidden = saved.size(2) / Cell::kSaved;
-    const int64_t steps = a.of.input.size(0), batch = a.of.input.size(1);
+    const auto sizes = Op::Weights::sizes(parameters_of(a.of, 0), Cell::kGates);
+    // This says which parameter is wrong.
+    if (!sizes) check_layer<Op>(arguments_of(a.of, a.of.input, 0, zero_state(a.of)));
+    const int64_t hidden = sizes ? sizes->hidden : 0;
+    const Sizes of_input{steps, batch, 2 * hidden}, of_saved{steps, batch, Cell::kSaved * hidden},
+        of_state{steps, batch, hidden};
+    auto next = a.kept.begin();
+    for (size_t k = 0; k < cells; ++k) {
+      if (inputs > 0 && k > 0 && k % 2 == 0) shaped(*next++, "kept", of_input, "(steps, batch, .)");
+      for (size_t i = 0; i < kKept; ++i) {
+        shaped(*next++, "kept", i == 1 ? of_saved : of_state, "(steps, batch, .)");
+      }
+    }
     shaped(a.grad_output, "grad_output",
            {steps, batch, static_cast<int64_t>(a.of.directions()) * hidden},
            "(steps, batch, directions * hidden_size)");

@@ -12,13 +12,14 @@ from my_ops.ops._checks import (
     Sizes,
     check,
     check_floating,
+    check_given,
     check_same_device,
     check_same_dtype,
     check_same_shape,
     check_shape,
     show,
 )
-from my_ops.recurrent._cell import Cell
+from my_ops.recurrent._cell import OF_ROWS, Cell
 
 STATE = "(batch, hidden_size)"
 
@@ -148,6 +149,112 @@ def check_layer_backward(cell: Cell, tensors: Sequence[Tensor]) -> None:
     for t, name in zip(tensors[1:at], names[1:at], strict=True):
         _check_like(t, name, states[0][0], states[0][1], op)
     _check_of_rows(of_rows, gates, "gates", (steps, batch, hidden), op)
+
+
+def check_layers(
+    cell: Cell,
+    op: str,
+    input: Tensor,
+    states: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    layers: int,
+    bidirectional: bool,
+) -> None:
+    """Of all layers and directions of a call: csrc/recurrent_layers.h."""
+    check_given(input, op, "input")
+    check(input.dim() == 3, f"{op}: input must be (steps, batch, input_size), got {show(input)}")
+    check(layers >= 1, f"{op}: layers must be positive, got {layers}")
+    directions = 2 if bidirectional else 1
+    cells, names = layers * directions, cell.weights.names
+    each = len(parameters) // cells
+    least = len(names) - len(cell.weights.optional)
+    check(
+        each * cells == len(parameters) and least <= each <= len(names),
+        f"{op}: parameters must be those of {cells} cells, got {len(parameters)}",
+    )
+    count = len(cell.states)
+    message = f"{op}: states must be {count} tensors or none, got {len(states)}"
+    check(len(states) in (0, count), message)
+    for s in states:
+        check_given(s, op, "states")
+        message = (
+            f"{op}: states must be (layers * directions, batch, hidden_size) with layers * "
+            f"directions = {cells}, got {show(s)}"
+        )
+        check(s.dim() == 3 and s.shape[0] == cells, message)
+    first = _complete(cell, parameters[:each])
+    agreed = cell.weights.sizes(cell, *first)
+    hidden = agreed[0] if agreed else 0
+    zeros = [input.new_empty((input.shape[1], hidden))] * count
+    x = input
+    for k in range(cells):
+        if k == directions:
+            x = input.new_empty((*input.shape[:2], directions * hidden))
+        own = _complete(cell, parameters[k * each : (k + 1) * each])
+        of_cell: list[Any] = [x, *([s[k] for s in states] or zeros), *own]
+        of_cell += [None] * len(OF_ROWS)
+        check_layer(cell, of_cell)
+
+
+def check_layers_backward(
+    cell: Cell,
+    op: str,
+    grads: Sequence[Tensor | None],
+    input: Tensor,
+    layers: int,
+    bidirectional: bool,
+    kept: Sequence[Tensor],
+) -> None:
+    """What a call's gradients read besides its own arguments."""
+    directions = 2 if bidirectional else 1
+    cells = layers * directions
+    count = cells * (2 + len(cell.carried)) + (layers - 1 if bidirectional else 0)
+    check(
+        len(kept) == count,
+        f"{op}: kept must be the {count} tensors that recurrent_layers keeps, got {len(kept)}",
+    )
+    steps, batch, _ = input.shape
+    hidden = kept[0].shape[-1]
+    of_state, of_saved = (steps, batch, hidden), (steps, batch, cell.saved * hidden)
+    of_cell = [of_state, of_saved, *[of_state] * len(cell.carried)]
+    of_input = [(steps, batch, 2 * hidden)] if bidirectional else []
+    all_kept = (of_cell * directions + of_input) * layers
+    end = ("(layers * directions, batch, hidden_size)", (cells, batch, hidden))
+    of_output = ("(steps, batch, directions * hidden_size)", (steps, batch, directions * hidden))
+    shaped: list[tuple[Tensor | None, str, str, Sizes]] = [
+        *((t, "kept", "(steps, batch, .)", want) for t, want in zip(kept, all_kept, strict=False)),
+        (grads[0], "grad_output", *of_output),
+        (grads[1], "grad_h_n", *end),
+        (grads[2], "grad_c_n", *end),
+    ]
+    for t, name, rule, want in shaped:
+        if t is not None:
+            check_same_device(t, name, input, "input", op)
+            check_same_dtype(t, name, input, "input", op)
+            check_shape(t, name, want, rule, op)
+
+
+def check_step_gradients(
+    cell: Cell,
+    grads: Sequence[Tensor | None],
+    gates: Tensor,
+    input: Tensor,
+    states: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+) -> None:
+    op, count, names = "recurrent_step_backward", len(cell.states), cell.weights.names
+    check(len(states) == count, f"{op}: states must be {count} tensors, got {len(states)}")
+    each = len(parameters)
+    message = f"{op}: parameters must be those of a cell, got {each}"
+    check(len(names) - len(cell.weights.optional) <= each <= len(names), message)
+    check_step(cell, [input, *_complete(cell, parameters), *states])
+    of_backward: list[Any] = [*grads[:count], gates, *states[0 if cell.reads_h else 1 :]]
+    check_step_backward(cell, of_backward)
+
+
+def _complete(cell: Cell, parameters: Sequence[Tensor]) -> list[Any]:
+    """Of one cell, with None for the biases that it lacks."""
+    return [*parameters, *[None] * (len(cell.weights.names) - len(parameters))]
 
 
 def check_weights_backward(

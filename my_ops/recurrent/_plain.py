@@ -32,6 +32,7 @@ from my_ops._private import (
     transforms_active,
 )
 from my_ops.ops._common import are_plain, fake, ops
+from my_ops.recurrent import _checks
 from my_ops.recurrent._calls import reverse, stacked
 from my_ops.recurrent._cell import CELLS, Cell
 
@@ -52,6 +53,8 @@ def _(
     save: bool,
 ) -> list[Tensor]:
     cell, directions = _of_name(name), 2 if bidirectional else 1
+    op = "recurrent_layers"
+    _checks.check_layers(cell, op, input, states, parameters, layers, bidirectional)
     cells, (steps, batch, _) = layers * directions, input.shape
     hidden = parameters[0].shape[0] // cell.gates
     results = [input.new_empty((steps, batch, directions * hidden))]
@@ -78,8 +81,12 @@ def _(
     kept: list[Tensor],
     *needs: bool,
 ) -> list[Tensor]:
+    cell, op = _of_name(name), "recurrent_layers_backward"
+    _checks.check_layers(cell, op, input, states, parameters, layers, bidirectional)
+    grads = (grad_output, grad_h_n, grad_c_n)
+    _checks.check_layers_backward(cell, op, grads, input, layers, bidirectional, kept)
     cells, hidden = layers * (2 if bidirectional else 1), kept[0].shape[2]
-    ends = [(cells, input.shape[1], hidden)] * len(_of_name(name).states)
+    ends = [(cells, input.shape[1], hidden)] * len(cell.states)
     return _made(input, needs, [input.shape], ends, [p.shape for p in parameters])
 
 
@@ -94,6 +101,9 @@ def _(
     parameters: list[Tensor],
     *needs: bool,
 ) -> list[Tensor]:
+    _checks.check_step_gradients(
+        _of_name(name), (grad_h, grad_cell), gates, input, states, parameters
+    )
     shapes = ([t.shape for t in some] for some in ([input], states, parameters))
     return _made(input, needs, *shapes)
 
@@ -152,8 +162,9 @@ class Call(NamedTuple):
 def plain(
     layer: Any, cell: Cell, input: Tensor, states: Sequence[Tensor]
 ) -> tuple[Tensor, ...] | None:
-    """The output and the states at the end, or None if the call is not plain. ``states``: before
-    the first step, or none."""
+    """The output and the states at the end, or None if the call is not plain or fails: then the
+    ops of each direction raise what there is to raise. ``states``: before the first step, or
+    none."""
     if is_compiling() or input.dim() != 3 or not _is_plain(input):
         return None
     layers, both, batch_first = layer.num_layers, layer.bidirectional, layer.batch_first
@@ -182,9 +193,8 @@ def plain(
             results = _apply(call, input, *states, *parameters)
         else:
             results = _run(call, input, states, parameters, False)[: 1 + len(cell.states)]
-    except RuntimeError as error:
-        raise_out_of_memory(error)
-        raise
+    except RuntimeError:
+        return None
     if batch_first:
         output, *last = results
         return output.transpose(0, 1), *last
@@ -192,7 +202,11 @@ def plain(
 
 
 def plain_step(
-    cell: Cell, input: Tensor, states: Sequence[Tensor], parameters: Sequence[Tensor | None]
+    cell: Cell,
+    hidden: int,
+    input: Tensor,
+    states: Sequence[Tensor],
+    parameters: Sequence[Tensor | None],
 ) -> Sequence[Tensor] | None:
     """The same for one step: the new states. Without a gradient there is no Python to save."""
     if not is_grad_enabled() or is_compiling() or input.dim() != 2 or not _is_plain(input):
@@ -201,13 +215,11 @@ def plain_step(
     if not _recorded(input, states, given):
         return None
     if not states:
-        hidden = given[0].size(0) // cell.gates
         states = [input.new_zeros((input.size(0), hidden))] * len(cell.states)
     try:
-        results = _apply_step(cell, input, *states, *given)
-    except RuntimeError as error:
-        raise_out_of_memory(error)
-        raise
+        results: Sequence[Tensor] = _apply_step(cell, input, *states, *given)
+    except RuntimeError:
+        return None
     return results
 
 

@@ -143,7 +143,9 @@ class GRUCell(PlainStepCall, nn.GRUCell):
 
     def _plain_step(self, input: Tensor, states: Any) -> Any:
         biases = self.bias_ih, self.bias_hh
-        return plain_step(CELL, input, states, (self.weight_ih, self.weight_hh, *biases))
+        return plain_step(
+            CELL, self.hidden_size, input, states, (self.weight_ih, self.weight_hh, *biases)
+        )
 
     def _step(self, x: Tensor, states: Tensors) -> Tensors:
         w_ih, w_hh, b_ih, b_hh = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh

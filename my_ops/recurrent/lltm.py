@@ -200,7 +200,7 @@ class LLTMCell(_Ops, CarryingCell):
     _name = "LLTMCell"
 
     def _plain_step(self, input: Tensor, states: Any) -> Any:
-        return plain_step(CELL, input, states, self._op_parameters(None))
+        return plain_step(CELL, self.hidden_size, input, states, self._op_parameters(None))
 
 
 class LLTMDirection(_Ops, CarryingDirection):

@@ -156,7 +156,9 @@ class LSTMCell(CarryingStepCall, nn.LSTMCell):
 
     def _plain_step(self, input: Tensor, states: Any) -> Any:
         biases = self.bias_ih, self.bias_hh
-        return plain_step(CELL, input, states, (self.weight_ih, self.weight_hh, *biases))
+        return plain_step(
+            CELL, self.hidden_size, input, states, (self.weight_ih, self.weight_hh, *biases)
+        )
 
     def _step(self, x: Tensor, states: Tensors) -> Tensors:
         h, c = states[0], states[1]
