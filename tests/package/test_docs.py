@@ -87,3 +87,15 @@ def test_gallery_shows_what_its_programs_draw():
         image = (REPOSITORY / f"docs/images/{name}.png").read_bytes()
         assert len(image) < 60_000
         assert b"tEXt" not in image  # nothing of the machine that drew it
+
+
+def test_pages_explain_every_reason_of_the_report():
+    header = (REPOSITORY / "csrc/fast_fp32.h").read_text()
+    reasons = set(re.findall(r'^  F\(k\w+, "(.+?)"\)', header, re.MULTILINE))
+    assert len(reasons) > 5
+    named = set()
+    for page in ("attention", "convolutions"):
+        text = (REPOSITORY / f"docs/{page}.md").read_text()
+        rows = text.partition("| the report says | what |\n")[2].partition("\n\n")[0]
+        named |= set(re.findall(r"^\| `(.+?)` \|", rows, re.MULTILINE))
+    assert named == reasons
