@@ -19,6 +19,10 @@ NAME = f"my_ops-{my_ops.__version__}-{TAG[1] if TAG else ''}.whl"
 MODULE = "my_ops/_C.so"
 RECORD = "my_ops/_build.json"
 SBOM = "sboms/my_ops.cdx.json"
+TOOLS = (  # that check_wheel.py imports
+    *("auditwheel", "check_wheel_contents", "cyclonedx", "elftools"),
+    *("torch_abi_audit", "trove_classifiers", "twine", "wheel"),
+)
 
 
 def info(name):

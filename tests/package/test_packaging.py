@@ -1,6 +1,7 @@
 """What the build writes besides the code: page and bill of materials. It repeats byte for byte."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -8,11 +9,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import textwrap
 import zipfile
 from email.parser import BytesParser
 from pathlib import Path
 
 import pytest
+from planted_wheel import MODULE, TOOLS, Wheel, installed
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
@@ -148,13 +151,30 @@ def wheel(source, **environment):
     return path
 
 
+@pytest.fixture(scope="module")
+def next_version():
+    major, minor, _ = check_release.source_version(REPOSITORY).split(".")
+    return f"{major}.{int(minor) + 1}.0"
+
+
+@pytest.fixture(scope="module")
+def two_builds(next_version, tmp_path_factory):
+    """Of the next version, so that what was built for one test shows two things."""
+    if not shutil.which("c++"):
+        pytest.skip("needs a C++ compiler")
+    wheels = []
+    for name in ("one", "two"):
+        source = copy_source(tmp_path_factory.mktemp(name) / f"source {name}")
+        setup, now = (source / "setup.py").read_text(), check_release.source_version(REPOSITORY)
+        assert setup.count(f'VERSION = "{now}"') == 1
+        (source / "setup.py").write_text(setup.replace(f'"{now}"', f'"{next_version}"'))
+        wheels.append(wheel(source, MY_OPS_WITH_CUDA="0"))
+    return wheels
+
+
 @NEEDS_PIP
-@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-def test_two_builds_give_the_same_wheel(tmp_path):
-    first, second = (
-        wheel(copy_source(tmp_path / name / f"source {name}"), MY_OPS_WITH_CUDA="0")
-        for name in ("one", "two")
-    )
+def test_two_builds_give_the_same_wheel(two_builds):
+    first, second = two_builds
     assert first.name == second.name
     assert first.read_bytes() == second.read_bytes()
     with zipfile.ZipFile(first) as archive:
@@ -163,6 +183,91 @@ def test_two_builds_give_the_same_wheel(tmp_path):
         (bom,) = (name for name in names if name.endswith(f".dist-info/{sbom.PLACE}"))
         assert json.loads(archive.read(bom)) == sbom.sbom(record)
         assert sum(name.endswith((".dist-info/licenses/NOTICE", "/LICENSE")) for name in names) == 2
+
+
+# --------------------------------------------------------------------------- the next version
+
+
+@NEEDS_PIP
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, TOOLS)), reason="needs what checks wheels"
+)
+def test_wheel_of_the_next_version_passes_every_check(two_builds, next_version):
+    assert two_builds[0].name.startswith(f"my_ops-{next_version}-py3-none-")
+    said = run([sys.executable, REPOSITORY / "tools/check_wheel.py", two_builds[0]], REPOSITORY)
+    assert "FAILED" not in said
+
+
+LAYERS_AND_CALLS = """
+    import torch, my_ops
+    torch.manual_seed(5)
+    layers = {
+        "Linear": my_ops.nn.LinearActivation(3, 4, activation="gelu"),
+        "LSTM": my_ops.nn.LSTM(3, 4, 2, bidirectional=True),
+        "GRU": my_ops.nn.GRU(3, 4, batch_first=True),
+        "LLTM": my_ops.nn.LLTM(3, 4),
+    }
+    x = torch.randn(5, 2, 3)
+"""
+SAVED_BY_THIS_VERSION = """
+    torch.save(x, "x")
+    for name, layer in layers.items():
+        torch.save(layer(x), f"{name}.result")
+        torch.save(layer.state_dict(), f"{name}.state")
+        torch.save(layer, f"{name}.module")
+        torch.jit.script(layer).save(f"{name}.script")
+        torch.export.save(torch.export.export(layer, (x,)), f"{name}.pt2")
+    print(my_ops.__version__)
+"""
+LOADED_BY_THE_NEXT = """
+    from torch.utils._pytree import tree_leaves
+    x = torch.load("x")
+    for name, layer in layers.items():
+        want = tree_leaves(torch.load(f"{name}.result"))
+        layer.load_state_dict(torch.load(f"{name}.state"))
+        whole = torch.load(f"{name}.module", weights_only=False)
+        program = torch.export.load(f"{name}.pt2").module()
+        for again in (layer, whole, torch.jit.load(f"{name}.script"), program):
+            got = tree_leaves(again(x))
+            assert all(map(torch.equal, got, want)) and len(got) == len(want), (name, again)
+    print(my_ops.__version__)
+"""
+
+
+@NEEDS_PIP
+def test_what_this_version_saved_loads_in_the_next(two_builds, next_version, tmp_path):
+    """Installed over this one, as by an upgrade."""
+    pytest.importorskip("wheel")
+    if MODULE not in installed():
+        pytest.skip("needs the installed wheel, not a build in place")
+    environment, program = tmp_path / "environment", tmp_path / "program.py"
+    run([sys.executable, "-m", "venv", "--without-pip", environment], tmp_path)
+    python = environment / "bin/python"
+    (site,) = environment.glob("lib/python3*/site-packages")
+    ours = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site / "torch.pth").write_text("\n".join(ours))
+
+    def install(wheel, *options):
+        command = [*PIP, "--python", python, "install", "--no-index", "--no-deps", *options, wheel]
+        run(command, tmp_path)
+
+    def output(*scripts):
+        program.write_text("".join(map(textwrap.dedent, scripts)))
+        return run([python, "-W", "ignore", program], tmp_path).strip()
+
+    install(Wheel(installed(), tmp_path).write(), "--ignore-installed")
+    now = importlib.metadata.version("my_ops")
+    assert output(LAYERS_AND_CALLS, SAVED_BY_THIS_VERSION) == now != next_version
+    install(two_builds[0], "--upgrade")
+    assert output(LAYERS_AND_CALLS, LOADED_BY_THE_NEXT) == next_version
+    with zipfile.ZipFile(two_builds[0]) as archive:
+        files = {name for name in archive.namelist() if name.startswith("my_ops/")}
+    left = (path for path in (site / "my_ops").rglob("*") if "__pycache__" not in str(path))
+    assert {path.relative_to(site).as_posix() for path in left if path.is_file()} == files
+    assert [path.name for path in site.glob("my_ops-*")] == [f"my_ops-{next_version}.dist-info"]
+
+
+# ----------------------------------------------------------------------------- with the CUDA code
 
 
 @pytest.fixture

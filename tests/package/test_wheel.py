@@ -12,15 +12,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from planted_wheel import DISTRIBUTION, MODULE, RECORD, SBOM, Wheel, info, installed
+from planted_wheel import DISTRIBUTION, MODULE, RECORD, SBOM, TOOLS, Wheel, info, installed
 
 import my_ops
 
 CHECK = Path(__file__).resolve().parents[2] / "tools/check_wheel.py"
-TOOLS = (
-    *("auditwheel", "check_wheel_contents", "cyclonedx", "elftools"),
-    *("torch_abi_audit", "trove_classifiers", "twine", "wheel"),
-)
 
 pytestmark = pytest.mark.skipif(
     not CHECK.exists() or any(importlib.util.find_spec(tool) is None for tool in TOOLS),
