@@ -326,7 +326,7 @@ def _no_function(decorated: object) -> str | None:
 
 
 class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in the same way
-    """Computes torch's float32 products on CUDA with :func:`gemm`'s kernels where they are faster.
+    """Computes torch's float32 products and attention on CUDA with our kernels if they are faster.
 
     A call switches it on or off. At the end of a ``with`` statement the previous state returns. As
     a decorator, it does so around every call of the function::

@@ -90,6 +90,19 @@ def lltm(results: Row) -> Chart:
     return Chart(title, labels, series, "us a step; steps x batch x units")
 
 
+def programs(results: Row) -> Chart:
+    rows = results["training step"]
+    labels = [r["case"].removesuffix(" eager") for r in rows]
+    ours, tf32 = ([r[f"x {way}"] for r in rows] for way in ("both", "tf32"))
+    series = {
+        "under the switch, converted": ours,
+        "strict float32": [1.0] * len(rows),
+        "TF32 everywhere": tf32,
+    }
+    title = "Training steps in fp32 (higher is better)"
+    return Chart(title, labels, series, "speed, strict float32 = 1", "{:.2f}")
+
+
 def draw(chart: Chart, gpu: str, theme: Row, path: Path) -> None:
     _, labels, series, unit, shown = chart
     # As narrow as labels allow, so that the text is readable on a telephone.
@@ -124,6 +137,7 @@ def main() -> None:
         (products, "nvidia-h200"),
         (lstm, "nvidia-h200-recurrent"),
         (lltm, "nvidia-h200"),
+        (programs, "nvidia-h200-programs"),
     ):
         results = load(file)
         for theme, colors in THEMES.items():
