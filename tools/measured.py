@@ -281,11 +281,12 @@ class Results(Reliability, Layers, Gains):
                 row["case"],
                 *(figure(row[f"{way} ms"]) for way in ways),
                 *(f"{row[f'x {way}']:.2f}" for way in ways[1:]),
+                *(f"{row[f'{way} gradients apart']:.0e}" for way in ("both", "tf32")),
             ]
             for row in self.steps["training step"]
         ]
         head = ["ms", "strict", "switch", "convert too", "TF32", "x switch", "x both", "x TF32"]
-        return table(head, rows)
+        return table([*head, "gradients apart, both", "gradients apart, TF32"], rows)
 
     def programs_environment(self) -> str:
         return environment(self.steps)

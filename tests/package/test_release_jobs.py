@@ -97,6 +97,21 @@ def test_wheel_is_tested_outside_the_source_tree(jobs, tmp_path, name):
     assert {folder for folder, _ in session.ran} == {tmp_path / "tmp"}
 
 
+def test_hub_repository_is_of_every_wheel(jobs, tmp_path):
+    """And loaded outside the source tree, whose kernels/ Python would import as a package."""
+    session = Session(tmp_path)
+    session.posargs = (".",)
+    wheels = [tmp_path / f"{name}.whl" for name in "ab"]
+    for wheel in wheels:
+        wheel.touch()
+    jobs["hub"](session)
+    (_, (_, made, folder, *of)), (where, (_, tried, again)) = session.ran
+    assert (Path(made).name, Path(tried).name) == ("hub_kernel.py", "try_hub_kernel.py")
+    assert of == wheels
+    assert folder == again
+    assert where == tmp_path / "tmp"
+
+
 @pytest.mark.parametrize("arguments", [(), ("-k", "gemm")])
 def test_only_a_run_of_the_whole_suite_is_recorded(jobs, tmp_path, arguments):
     session = Session(tmp_path)
