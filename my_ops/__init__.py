@@ -10,6 +10,7 @@ And then::
 
     gemm, linear, prepack          products, with bias, activation and residual in one kernel
     lstm, gru, lltm                the functions of the layers; lstm_cell, ... are one step
+    cell                           a recurrent cell of one's own, from a Python function
     nn                             the layers: LSTM, GRU, LLTM, their cells, Linear, ...
     reference                      every op in plain PyTorch: what it is to compute
     distributed                    import my_ops.distributed for DTensor
@@ -54,12 +55,14 @@ from my_ops.ops import (
 from my_ops.recurrent.gru import gru, gru_cell
 from my_ops.recurrent.lltm import lltm, lltm_cell
 from my_ops.recurrent.lstm import lstm, lstm_cell
+from my_ops.recurrent.own_cell import cell
 
 __version__ = _library.version()
 cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_package(my_ops)
 # Without Conversion and PackedWeight, the classes of results: help() begins with the classes.
 __all__ = [
     "add_one",
+    "cell",
     "cmake_prefix_path",
     "convert",
     "custom_add",

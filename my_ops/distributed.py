@@ -26,7 +26,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from my_ops.ops._common import UNARY, UNARY_BACKWARD, ops
-from my_ops.recurrent._cell import CELLS, Cell
+from my_ops.recurrent._cell import CELLS, OWN_CELLS, Cell
 
 __all__: list[str] = []
 
@@ -112,7 +112,7 @@ def _register_batch(name: str, results: list[Any], arguments: list[Any]) -> None
         return _for_given([(results, arguments), whole], args)
 
 
-def _register_recurrent(cell: Cell) -> None:
+def register_recurrent(cell: Cell) -> None:
     """``(batch, .)`` is sharded at 0, ``(steps, batch, .)`` at 1; the parameters are whole."""
     row, steps = Shard(0), Shard(1)
     parameters, states = [Replicate()] * len(cell.weights.names), [row] * len(cell.states)
@@ -134,8 +134,8 @@ def _register_recurrent(cell: Cell) -> None:
     )
 
 
-for _cell in CELLS:
-    _register_recurrent(_cell)
+for _cell in (*CELLS, *OWN_CELLS):
+    register_recurrent(_cell)
 
 
 def _flip(x: Any, dims: Sequence[int]) -> list[Layout]:

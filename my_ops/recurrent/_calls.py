@@ -379,6 +379,20 @@ def check_pair(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
     _check_given(layer, **of_rows)
 
 
+def check_states(layer: str, names: list[str], input: Any, hx: Any, **of_rows: Any) -> None:
+    """For any number of states, which have these names."""
+    if len(names) == 1:
+        return check_one(layer, input, hx, **of_rows)
+    _check_input(layer, input)
+    if hx is not None:
+        if not isinstance(hx, (tuple, list)) or len(hx) != len(names):
+            got = f"{len(hx)} of them" if isinstance(hx, (tuple, list)) else type(hx).__name__
+            want = f"{len(names)} tensors ({', '.join(names)})"
+            raise TypeError(f"{layer}: hx must be a tuple of {want}, got {got}")
+        check_tensor(layer, **dict(zip(names, hx, strict=True)))
+    _check_given(layer, **of_rows)
+
+
 def check_one(layer: str, input: Any, hx: Any, **of_rows: Any) -> None:
     _check_input(layer, input)
     _check_given(layer, hx=hx, **of_rows)

@@ -127,11 +127,12 @@ def _walk(
     cell: Cell, input: Tensor, states: Tensors, parameters: Parameters, rows: Rows
 ) -> Iterator[Step]:
     of_input, of_h = cell.weights.linears(cell, states[0].shape[-1], *parameters)
+    vectors = cell.weights.vectors_of(*parameters)
     shares = _product(input, of_input)
     for t in range(input.shape[-3]):  # DTensor cannot unbind a sharded dimension
         here = rows.at(t)
         h, *carried = states = here.clear(states)
-        z = cell.join(shares.select(-3, t), _product(h, of_h))
+        z = cell.join(shares.select(-3, t), _product(h, of_h), vectors)
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
         new = (here.mix(new_h, h), *new_carried)
         after = [here.run(n, s) for n, s in zip(new, states, strict=True)]
@@ -174,7 +175,7 @@ def _walk_back(
         grad_z, direct, grad_carried_before = cell.backward(
             saved, tuple(before[1:]), tuple(after[1:]), before[0], grad_h, tuple(grad_carried)
         )
-        terms.append(cell.store(grad_z))
+        terms.append(rows.run(cell.store(grad_z), 0.0))
         grad_h = ops.gemm(cell.of_h(terms[-1]), of_h)
         grad_h = grad_h if direct is None else grad_h + direct
         new = (grad_h if stays is None else grad_h + stays, *grad_carried_before)
@@ -208,6 +209,36 @@ def backward(
     zeros = kept.new_zeros((*kept.shape[:-3], kept.shape[-2], hidden))
     terms, grad_states = _walk_back(cell, grads, steps, of_h, zeros)
     return _stack(terms, kept, cell.terms * hidden), *grad_states
+
+
+def forward_of_op(
+    cell: Cell, input: Tensor, states: Tensors, parameters: Parameters, rows: Rows
+) -> tuple[Tensor, ...]:
+    """The results of NAME_forward, computed and returned in the types of the op."""
+    dtype = input.dtype
+    input, *states = in_compute_dtype([input, *states])
+    results = forward(cell, input, states, in_compute_dtype(parameters), rows)
+    return tuple(t.to(dtype) for t in results)
+
+
+def backward_of_op(
+    cell: Cell,
+    grads: Sequence[Tensor | None],
+    kept: Tensor,
+    read: Tensors,
+    of_h: Tensor,
+    rows: Rows,
+) -> tuple[Tensor, ...]:
+    """The results of NAME_backward, likewise. ``read`` are the sequences and then the states that
+    the cell reads."""
+    dtype = kept.dtype
+    kept, of_h, *given = in_compute_dtype([kept, of_h, *read])
+    half = len(given) // 2
+    sequences, states = given[:half], given[half:]
+    if not cell.reads_h:
+        sequences, states = [None, *sequences], [None, *states]
+    results = backward(cell, grads, kept, sequences, states, of_h, rows)
+    return tuple(t.to(dtype) for t in results)
 
 
 def gradient(
@@ -248,6 +279,8 @@ def jvp(
     primals = cell.weights.linears(cell, hidden, *parameters)
     tangents = cell.weights.linears(cell, hidden, *parameters_t)
     of_input, of_h = primals
+    vectors = cell.weights.vectors_of(*parameters)
+    vectors_t = cell.weights.vectors_of(*parameters_t)
     shares = _product(input, of_input)
     shares_t = _product(input_t, (of_input[0], None)) + _product(input, tangents[0])
     outputs_t = []
@@ -255,9 +288,9 @@ def jvp(
         here = rows.at(t)
         h, *carried = states = here.clear(states)
         states_t = here.clear(states_t)
-        z = cell.join(shares.select(-3, t), _product(h, of_h))
+        z = cell.join(shares.select(-3, t), _product(h, of_h), vectors)
         product_t = _product(states_t[0], (of_h[0], None)) + _product(h, tangents[1])
-        z_t = cell.join(shares_t.select(-3, t), product_t)
+        z_t = cell.join(shares_t.select(-3, t), product_t, vectors_t)
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
         new = (here.mix(new_h, h), *new_carried)
         new_t = [

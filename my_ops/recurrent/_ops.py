@@ -33,14 +33,20 @@ Call = Callable[..., Any]
 
 
 def define(cell: Cell) -> tuple[Call, Call]:
-    """Registers everything for a cell, once. Returns NAME_cell and NAME for its functions."""
+    """Registers everything for a cell of the compiled module, once. Returns NAME_cell and NAME for
+    its functions."""
+    CELLS.append(cell)
+    return register(cell)
+
+
+def register(cell: Cell) -> tuple[Call, Call]:
+    """The same for any cell whose ops have schemas and kernels."""
     _register_fakes(cell)
     _register_flops(cell)
     _vmap.register(cell)
     step, layer = (getattr(ops, name) for name in (f"{cell.name}_cell", cell.name))
     _autocast.register(step)
     _autocast.register(layer)
-    CELLS.append(cell)
     return _gradients.register(cell)
 
 

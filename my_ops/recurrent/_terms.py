@@ -4,6 +4,7 @@ tensors."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,37 +14,52 @@ Values = tuple[Tensor, ...]
 
 class Terms:
     """Of a cell with so many gates, of which the last ``apart`` need the product with h apart from
-    the input's share."""
+    the input's share, and with so many ``vectors``: parameters with a value for each unit."""
 
     name: str
     gates: int
     apart: int
+    vectors: int
 
     @property  # not cached: Dynamo's guards see what a first use adds to an object
     def terms(self) -> int:
-        return self.gates + self.apart
+        return self.gates + self.apart + self.vectors
 
-    def join(self, x: Tensor, h: Tensor) -> Values:
+    def join(self, x: Tensor, h: Tensor, vectors: Sequence[Tensor] = ()) -> Values:
         """``z`` from the input's share and the product with h, both ``(*, gates * hidden)``."""
         if not self.apart:
-            return (x + h).chunk(self.gates, -1)
-        shares, products = x.chunk(self.gates, -1), h.chunk(self.gates, -1)
-        sums = self.gates - self.apart
-        summed = (a + b for a, b in zip(shares[:sums], products[:sums], strict=True))
-        return (*summed, *products[sums:], *shares[sums:])
+            z: Values = (x + h).chunk(self.gates, -1)
+        else:
+            shares, products = x.chunk(self.gates, -1), h.chunk(self.gates, -1)
+            sums = self.gates - self.apart
+            summed = (a + b for a, b in zip(shares[:sums], products[:sums], strict=True))
+            z = (*summed, *products[sums:], *shares[sums:])
+        return (*z, *(vector.unsqueeze(-2).expand_as(z[0]) for vector in vectors))
 
     # The gradients of the terms, (*, terms * hidden), are in another order than z: those of the
-    # input's shares alone first, then those of the gates.
+    # input's shares alone first, then those of the gates, then those of the vectors.
 
     def store(self, grad_z: Values) -> Tensor:
-        return torch.cat((*grad_z[self.gates :], *grad_z[: self.gates]), -1)
+        both = self.gates + self.apart
+        return torch.cat((*grad_z[self.gates : both], *grad_z[: self.gates], *grad_z[both:]), -1)
+
+    def of_vectors(self, terms: Tensor) -> tuple[Tensor, ...]:
+        return terms.chunk(self.terms, -1)[self.gates + self.apart :]
+
+    def _of_gates(self, terms: Tensor) -> Tensor:
+        """Without those of the vectors."""
+        if not self.vectors:
+            return terms
+        return terms[..., : terms.shape[-1] // self.terms * (self.gates + self.apart)]
 
     def of_h(self, terms: Tensor) -> Tensor:
         """Those that belong to the product with h, by gate."""
+        terms = self._of_gates(terms)
         return terms[..., self._alone(terms) :] if self.apart else terms
 
     def of_input(self, terms: Tensor) -> Tensor:
         """Those that belong to the input's share, by gate."""
+        terms = self._of_gates(terms)
         if not self.apart:
             return terms
         rest, alone = terms.shape[-1] - self._alone(terms), self._alone(terms)
@@ -52,6 +68,7 @@ class Terms:
     def input_range(self, terms: Tensor) -> tuple[Tensor, int]:
         """The same, in 16 bits without a copy of many rows, and how many columns come before the
         first gate's: those of the last gates."""
+        terms = self._of_gates(terms)
         if not self.apart:
             return terms, 0
         columns, alone = terms.shape[-1], self._alone(terms)
@@ -64,7 +81,8 @@ class Terms:
     def work(self, input: Tensor, h: Tensor) -> int:
         """Multiply-adds of the gradients of the input and the parameters."""
         inputs, hidden = input.shape[-1], h.shape[-1]
-        return math.prod(input.shape[:-1]) * self.terms * hidden * (2 * inputs + hidden)
+        rows, terms = math.prod(input.shape[:-1]), self.gates + self.apart
+        return rows * terms * hidden * (2 * inputs + hidden)
 
     def _alone(self, terms: Tensor) -> int:
-        return terms.shape[-1] // self.terms * self.apart
+        return terms.shape[-1] // (self.gates + self.apart) * self.apart

@@ -55,17 +55,6 @@ def _unfold_batch(results: tuple[Tensor, ...], size: int, batch: int) -> Result:
     return split, tuple(t.dim() - 3 for t in split)
 
 
-def _forward(
-    cell: Cell, input: Tensor, states: list[Tensor], parameters: list[Any], rows: Rows
-) -> tuple[Tensor, ...]:
-    """NAME_forward for tensors with one more dimension in front."""
-    dtype = input.dtype
-    input, *states = _formulas.in_compute_dtype([input, *states])
-    parameters = _formulas.in_compute_dtype(parameters)
-    results = _formulas.forward(cell, input, states, parameters, rows)
-    return tuple(t.to(dtype) for t in results)
-
-
 def _register_layer(cell: Cell, name: str, kept: bool) -> None:
     """``kept``: whether it is NAME_forward, which autocast does not see."""
     op, start = getattr(ops, name), 1 + len(cell.states)
@@ -85,7 +74,8 @@ def _register_layer(cell: Cell, name: str, kept: bool) -> None:
         parameters, dims = tensors[start:end], in_dims[start:end]
         if any(d is not None for d in dims):
             own = _all_front(parameters, dims, size)
-            by_steps = _forward(cell, input, states, own, Rows.of(input, *of_rows))
+            rows = Rows.of(input, *of_rows)
+            by_steps = _formulas.forward_of_op(cell, input, states, own, rows)
             return by_steps[:results], (0,) * results
         folded = (_fold(t) for t in (input, *states))
         found = op(*folded, *parameters, *_fold_of_rows(*of_rows))
@@ -113,15 +103,9 @@ def _register_layer_backward(cell: Cell) -> None:
             return _unfold_batch(found, size, moved[-1].shape[-2])
         grads, gates, read = moved[:count], moved[count], moved[count + 1 :]
         own = cell.weights.of_h(gates.shape[-1] // cell.saved, recurrent.movedim(dim, 0))
-        dtype = gates.dtype
-        gates, own, *read = _formulas.in_compute_dtype([gates, own, *read])
-        if not cell.reads_h:
-            half = len(read) // 2
-            read = [None, *read[:half], None, *read[half:]]
-        half = len(read) // 2
         rows = Rows.of(gates, *of_rows)
-        found = _formulas.backward(cell, grads, gates, read[:half], read[half:], own, rows)
-        return tuple(t.to(dtype) for t in found), (0,) * len(found)
+        found = _formulas.backward_of_op(cell, grads, gates, read, own, rows)
+        return found, (0,) * len(found)
 
 
 def _register_step(cell: Cell, name: str, kept: bool) -> None:
@@ -136,7 +120,7 @@ def _register_step(cell: Cell, name: str, kept: bool) -> None:
         )
         if any(d is not None for d in in_dims[1:end]):
             own = _all_front(tensors[1:end], in_dims[1:end], size)
-            _, *found = _forward(cell, input[:, None], states, own, ALL_ROWS)
+            _, *found = _formulas.forward_of_op(cell, input[:, None], states, own, ALL_ROWS)
             *found, gates = found[: len(states) + 1]
             found = [*found, gates[:, 0]][:results]
         else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class OneMatrix:
     For cells whose terms are all sums of the input's share and the product with h.
     """
 
-    names = ("weights", "bias")
+    names: ClassVar[Any] = ("weights", "bias")
     optional: tuple[str, ...] = ()
     matrices = 1
     recurrent = "weights"
@@ -57,6 +57,10 @@ class OneMatrix:
         """For the input and for h; all may have one more dimension in front."""
         bias = bias.reshape(*weights.shape[:-2], cell.terms * hidden)
         return (weights[..., hidden:], bias), (weights[..., :hidden], None)
+
+    def vectors_of(self, *_: Any) -> Sequence[Tensor]:
+        """Those parameters that have a value for each unit."""
+        return ()
 
     def of_h(self, hidden: int, recurrent: Tensor) -> Tensor:
         return recurrent[..., :hidden]
@@ -156,7 +160,7 @@ class TwoMatrices:
     ``(gates * hidden_size, hidden_size)``, and a bias of each product, or None.
     """
 
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    names: ClassVar[Any] = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     optional: tuple[str, ...] = ("bias_ih", "bias_hh")
     matrices = 2
     recurrent = "weight_hh"
@@ -171,6 +175,9 @@ class TwoMatrices:
         bias_hh: Tensor | None,
     ) -> tuple[Linear, Linear]:
         return (weight_ih, bias_ih), (weight_hh, bias_hh)
+
+    def vectors_of(self, *_: Any) -> Sequence[Tensor]:
+        return ()
 
     def of_h(self, hidden: int, recurrent: Tensor) -> Tensor:
         return recurrent
@@ -253,6 +260,53 @@ class TwoMatrices:
 
     def join(self, x: Tensor, h: Tensor, bias_x: Tensor, bias_h: Tensor, *_: Any) -> list[Tensor]:
         return [x, h, bias_x, bias_h]
+
+
+@dataclass(frozen=True)
+class WithVectors(TwoMatrices):
+    """torch's parameters, with vectors ``(hidden_size,)`` between the matrices and the biases."""
+
+    vectors: tuple[str, ...] = ()
+
+    @property  # not cached: Dynamo's guards see what a first use adds to an object
+    def names(self) -> Any:  # type: ignore[override]
+        return ("weight_ih", "weight_hh", *self.vectors, "bias_ih", "bias_hh")
+
+    def linears(  # type: ignore[override]
+        self, cell: Terms, hidden: int, weight_ih: Tensor, weight_hh: Tensor, *rest: Any
+    ) -> tuple[Linear, Linear]:
+        return (weight_ih, rest[-2]), (weight_hh, rest[-1])
+
+    def vectors_of(self, *parameters: Any) -> Sequence[Tensor]:
+        return parameters[2:-2]
+
+    def check(
+        self,
+        cell: Terms,
+        op: str,
+        inputs: int,
+        hidden: int,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        *rest: Any,
+    ) -> None:
+        super().check(cell, op, inputs, hidden, weight_ih, weight_hh, *rest[-2:])
+        for vector, name in zip(rest[:-2], self.vectors, strict=True):
+            check_shape(vector, name, (hidden,), "(hidden_size,)", op)
+
+    def grad_parameters(
+        self,
+        cell: Terms,
+        grad: Tensor,
+        shares: Shares,
+        x: Tensor,
+        h: Tensor,
+        needs: Needs,
+        *_: Any,
+    ) -> list[Tensor | None]:
+        vectors = (_sum_of_rows(g) for g in cell.of_vectors(grad))
+        grads = super().grad_parameters(cell, grad, shares, x, h, (*needs[:2], *needs[-2:]))
+        return [*grads[:2], *vectors, *grads[2:]]
 
 
 def _rotated(matrix: Tensor, first: int) -> Tensor:

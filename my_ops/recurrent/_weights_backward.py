@@ -38,7 +38,7 @@ def takes(
 ) -> bool:
     """Whether it is the faster call, for plain tensors that nothing traces or watches. ``needs``:
     which parameters need a gradient. It computes all, and would clear h in another pass."""
-    if is_compiling() or not are_plain(grad, input, h0, *others):
+    if is_compiling() or cell.vectors or not are_plain(grad, input, h0, *others):
         return False
     steps, batch, _ = grad.shape
     few = steps * batch <= WEIGHTS_BACKWARD.rows and cell.work(

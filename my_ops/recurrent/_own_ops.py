@@ -1,0 +1,150 @@
+"""The ops of cells that are defined at run time: their schemas, which for other cells are in
+csrc/bindings.cpp, and their kernels, which are the cell's formulas, a step at a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from my_ops.recurrent import _checks, _formulas
+from my_ops.recurrent._cell import OF_ROWS, OWN_CELLS, Cell, Values, complete, one_or_all
+from my_ops.recurrent._formulas import ALL_ROWS, Rows
+from my_ops.recurrent._ops import register
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class OwnCell(Cell):
+    """``advance`` computes what is carried after a step from the saved values and what was carried
+    before it."""
+
+    advance: Callable[[Values, Values], Values] = lambda saved, previous: previous
+
+
+_library = torch.library.Library("my_ops", "FRAGMENT")  # kept alive: it owns the registrations
+_calls: dict[str, tuple[OwnCell, Call, Call]] = {}
+_lock = Lock()
+
+
+def define_once(cell: OwnCell) -> tuple[OwnCell, Call, Call]:
+    """Registers the ops of a cell, unless they are: its name says what it computes. Returns the
+    cell whose ops they are, NAME_cell and NAME."""
+    with _lock:
+        if cell.name not in _calls:
+            _implement(cell)
+            _calls[cell.name] = (cell, *register(cell))
+            OWN_CELLS.append(cell)
+            sharding = sys.modules.get("my_ops.distributed")
+            if sharding is not None:
+                sharding.register_recurrent(cell)
+        return _calls[cell.name]
+
+
+def _implement(cell: OwnCell) -> None:
+    name, states, carried = cell.name, len(cell.states), len(cell.carried)
+    of_step, of_all, optional = cell.step_arguments, cell.arguments, cell.weights.optional
+    read, saved = carried + cell.reads_h, 1 + carried
+    _define(f"{name}_cell", of_step, optional, states, _step(cell, False))
+    _define(f"{name}_cell_forward", of_step, optional, states + 1, _step(cell, True))
+    _define(f"{name}_cell_backward", cell.step_backward_arguments, (), 1 + read, _back_step(cell))
+    _define(name, of_all, optional, 1 + states, _layer(cell, False))
+    _define(f"{name}_forward", of_all, optional, 1 + states + saved, _layer(cell, True))
+    _define(f"{name}_backward", cell.backward_arguments, (), 1 + states, _back_layer(cell))
+
+
+def _define(
+    op: str, arguments: Sequence[str], optional: Sequence[str], results: int, kernel: Call
+) -> None:
+    """The last arguments that may be None have that default."""
+    may_be_none = {a for a in arguments if a in (*optional, *OF_ROWS) or a.startswith("grad_")}
+    shown: list[str] = []
+    is_last = True
+    for name in reversed(arguments):
+        is_last = is_last and name in may_be_none
+        optionally = "Tensor?" if name in may_be_none else "Tensor"
+        shown.insert(0, f"{optionally} {name}{'=None' if is_last else ''}")
+    returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    schema = f"{op}({', '.join(shown)}) -> {returns}"
+    _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    for device in ("CPU", "CUDA"):
+        _library.impl(op, kernel, device)
+
+
+def _apart(results: Sequence[Tensor], given: Sequence[Any]) -> tuple[Tensor, ...]:
+    """The results, none of which is an argument or another result."""
+    seen = {id(t) for t in given}
+    apart = []
+    for t in results:
+        apart.append(t.clone() if id(t) in seen else t)
+        seen.add(id(t))
+    return tuple(apart)
+
+
+def _step(cell: OwnCell, saves: bool) -> Call:
+    count, end = len(cell.states), 1 + len(cell.weights.names)
+
+    def kernel(*tensors: Any) -> Any:
+        _checks.check_step(cell, tensors)
+        given = tensors[0].unsqueeze(0), tensors[end:], tensors[1:end]
+        _, *found = _formulas.forward_of_op(cell, *given, ALL_ROWS)
+        kept = [found[count].squeeze(0)] if saves else []
+        return one_or_all(_apart([*found[:count], *kept], tensors))
+
+    return kernel
+
+
+def _back_step(cell: OwnCell) -> Call:
+    count = len(cell.states)
+
+    def kernel(*tensors: Any) -> Any:
+        _checks.check_step_backward(cell, tensors)
+        dtype, given = tensors[count].dtype, _formulas.in_compute_dtype(tensors)
+        gates, *previous = given[count:]
+        h = previous.pop(0) if cell.reads_h else None
+        grads = [torch.zeros_like(given[-1]) if g is None else g for g in given[:count]]
+        saved, before = gates.chunk(cell.saved, -1), tuple(previous)
+        after = cell.advance(saved, before)
+        grad_z, *found = cell.backward(saved, before, after, h, grads[0], tuple(grads[1:]))
+        direct = [found[0]] if cell.reads_h else []
+        results = (cell.store(grad_z), *direct, *found[1])
+        return _apart([t.to(dtype) for t in results], tensors)
+
+    return kernel
+
+
+def _layer(cell: OwnCell, saves: bool) -> Call:
+    start = 1 + len(cell.states)
+    end = start + len(cell.weights.names)
+
+    def kernel(*given: Any) -> Any:
+        tensors = complete(given, cell.arguments)
+        _checks.check_layer(cell, tensors)
+        rows = Rows.of(tensors[0], *tensors[end:])
+        states, parameters = tensors[1:start], tensors[start:end]
+        found = _formulas.forward_of_op(cell, tensors[0], states, parameters, rows)
+        return _apart(found if saves else found[:start], tensors)
+
+    return kernel
+
+
+def _back_layer(cell: OwnCell) -> Call:
+    count = 1 + len(cell.states)
+
+    def kernel(*given: Any) -> Any:
+        complete_given = complete(given, cell.backward_arguments)
+        _checks.check_layer_backward(cell, complete_given)
+        *tensors, recurrent, lengths, reset, zoneout = complete_given
+        grads, gates, read = tensors[:count], tensors[count], tensors[count + 1 :]
+        of_h = cell.weights.of_h(gates.shape[-1] // cell.saved, recurrent)
+        rows = Rows.of(gates, lengths, reset, zoneout)
+        found = _formulas.backward_of_op(cell, grads, gates, read, of_h, rows)
+        return _apart(found, tensors)
+
+    return kernel
