@@ -79,6 +79,7 @@ def with_torchs_headers(name, libraries=()):
     ext = cpp.CppExtension(
         f"my_ops.{name}",
         [str(s.relative_to(HERE)) for s in sorted(HERE.glob(f"csrc/{name[1:]}/*.cpp"))],
+        include_dirs=[str(HERE / "include"), str(HERE / "kernels")],
         extra_compile_args={"cxx": [*cxx_flags(), *CXX_ALONE]},
         extra_link_args=LINK,
     )

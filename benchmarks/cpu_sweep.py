@@ -92,6 +92,9 @@ def small() -> Iterator[Pair]:
     def pair(name: str, ours: Any, torchs: Any, *arguments: Any) -> Pair:
         return Pair(name, lambda: ours(*arguments), lambda: torchs(*arguments))
 
+    def gradients(function: Any, grad: Tensor, tensors: list[Tensor]) -> Run:
+        return lambda: torch.autograd.grad(function(*tensors), tensors, grad)
+
     for n in (1, 32):
         a, b, bias = torch.randn(n, n), torch.randn(n, n), torch.randn(n)
         yield pair(f"gemm {n} x {n}", my_ops.gemm, torch.mm, a, b)
@@ -100,6 +103,22 @@ def small() -> Iterator[Pair]:
         yield pair(f"add_one {n} x {n}", my_ops.add_one, lambda x: x + 1, a)
         yield pair(f"custom_add {n} x {n}", my_ops.custom_add, torch.add, a, b)
         yield pair(f"round_ste {n} x {n}", my_ops.round_ste, torch.round, a)
+        yield pair(f"fill_index {n} x {n}", my_ops.fill_index, torch.zeros, n, n)
+
+        leaves = [t.requires_grad_() for t in (torch.randn(n, n), torch.randn(n, n), bias.clone())]
+        for name, torchs, count in (
+            ("gemm", torch.mm, 2),
+            ("linear", F.linear, 3),
+            ("d_sigmoid", torch.sigmoid, 1),
+            ("add_one", lambda x: x + 1, 1),
+            ("custom_add", torch.add, 2),
+            ("round_ste", torch.round, 1),
+        ):
+            runs = (
+                gradients(function, a, leaves[:count])
+                for function in (getattr(my_ops, name), torchs)
+            )
+            yield Pair(f"{name} {n} x {n} forward + backward", *runs)
 
     def step(cell: Any, x: Tensor) -> Run:
         def run() -> None:

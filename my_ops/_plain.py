@@ -27,11 +27,14 @@ def _load(path: Path) -> Any:
     if module is None:
         return None
     module.my_ops_calls_function.restype = ctypes.py_object
-    module.my_ops_calls_start.argtypes = ctypes.py_object, ctypes.c_void_p, ctypes.c_int64
+    start = module.my_ops_calls_start
+    start.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int64]
+    start.argtypes += [ctypes.py_object, ctypes.py_object, ctypes.c_int64]
     one = torch.empty(0, device="cpu")
     base: Any = torch.Tensor.__base__
     place = address(one)
-    if place is None or not module.my_ops_calls_start(one, place, base.__basicsize__):
+    values = torch.float64, torch.device("cuda", 3), object.__basicsize__
+    if place is None or not start(one, place, base.__basicsize__, *values):
         return None
     return module
 

@@ -24,10 +24,13 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "costs.h"
 
 extern "C" {
 struct PyMethodDef {
@@ -39,16 +42,25 @@ struct PyMethodDef {
 struct _ts;
 PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject*, PyObject*);
 PyObject* PyObject_Type(PyObject*);
+long long PyLong_AsLongLong(PyObject*);
+const char* PyUnicode_AsUTF8AndSize(PyObject*, std::ptrdiff_t*);
+PyObject* PyErr_Occurred();
+void PyErr_Clear();
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 _ts* PyEval_SaveThread();
 void PyEval_RestoreThread(_ts*);
-extern char _Py_NoneStruct;  // a PyObject
+extern char _Py_NoneStruct;               // a PyObject
+extern char PyLong_Type, PyUnicode_Type;  // PyTypeObjects, like the two below
 }
 
-// Of torch/csrc/autograd/python_variable.h, which needs Python's headers.
+// Of torch/csrc, in headers that need Python's.
 extern PyObject *THPVariableClass, *ParameterClass;
+extern char THPDtypeType, THPDeviceType;
 PyObject* THPVariable_Wrap(const at::TensorBase&);
+namespace torch::tensors {
+at::Device get_default_device();
+}
 
 namespace my_ops::calls {
 
@@ -68,15 +80,55 @@ inline bool is_none(const PyObject* object) {
   return object == reinterpret_cast<PyObject*>(&_Py_NoneStruct);
 }
 
-// Where Python's tensors have their at::Tensor: my_ops_calls_start finds it.
-inline std::ptrdiff_t tensor_offset = 0;
+// Where Python's tensors have their at::Tensor, and its dtypes and devices their value of C++:
+// my_ops_calls_start finds them.
+inline std::ptrdiff_t tensor_offset = 0, value_offset = 0;
+
+template <typename T>
+const T* within(PyObject* object, std::ptrdiff_t offset) {
+  return reinterpret_cast<const T*>(reinterpret_cast<char*>(object) + offset);
+}
+
+inline PyObject* type_of(PyObject* object) {
+  PyObject* const type = PyObject_Type(object);
+  Py_DecRef(type);  // the object holds it
+  return type;
+}
+inline bool is_of(PyObject* object, const char* type) {
+  return type_of(object) == reinterpret_cast<const PyObject*>(type);
+}
 
 // The tensor of an object that is no subclass of it.
 inline const Tensor* tensor(PyObject* object) {
-  PyObject* const type = PyObject_Type(object);
-  Py_DecRef(type);  // the object holds it
+  PyObject* const type = type_of(object);
   if (type != THPVariableClass && type != ParameterClass) return nullptr;
-  return reinterpret_cast<const Tensor*>(reinterpret_cast<char*>(object) + tensor_offset);
+  return within<Tensor>(object, tensor_offset);
+}
+
+// The value of an int, or none for other objects and too large ones.
+inline std::optional<int64_t> integer(PyObject* object) {
+  if (!is_of(object, &PyLong_Type)) return std::nullopt;
+  const int64_t value = PyLong_AsLongLong(object);
+  if (value != -1 || !PyErr_Occurred()) return value;
+  PyErr_Clear();
+  return std::nullopt;
+}
+inline std::optional<at::ScalarType> dtype(PyObject* object) {
+  if (!is_of(object, &THPDtypeType)) return std::nullopt;
+  return *within<at::ScalarType>(object, value_offset);
+}
+// Of a device, its name, or None: the default one.
+inline std::optional<at::Device> device(PyObject* object) {
+  if (is_none(object)) return torch::tensors::get_default_device();
+  if (is_of(object, &THPDeviceType)) return *within<at::Device>(object, value_offset);
+  const char* const name =
+      is_of(object, &PyUnicode_Type) ? PyUnicode_AsUTF8AndSize(object, nullptr) : nullptr;
+  try {
+    if (name) return at::Device(std::string(name));
+  } catch (...) {
+  }
+  PyErr_Clear();
+  return std::nullopt;
 }
 
 class WithoutGil {
@@ -90,12 +142,14 @@ class WithoutGil {
   _ts* thread_;
 };
 
-// The result of compute() for Python, or None if it has none or throws.
+// The result of compute() for Python, or None if it has none or throws. Other threads of Python run
+// meanwhile, unless it is brief.
 template <typename Compute>
-PyObject* result_of(const Compute& compute) {
+PyObject* result_of(bool brief, const Compute& compute) {
   Tensor result;
   try {
-    const WithoutGil without;
+    std::optional<WithoutGil> without;
+    if (!brief) without.emplace();
     result = compute();
   } catch (...) {
     return none();

@@ -25,13 +25,18 @@ const std::vector<my_ops::calls::Function>& functions() {
 // The release of torch whose headers it was compiled against: 210 for 2.10.
 MY_OPS_EXPORT int my_ops_calls_torch() { return 100 * TORCH_VERSION_MAJOR + TORCH_VERSION_MINOR; }
 
-// Looks where a tensor of Python, an object of this size, has the address of its data in C++.
-// Returns whether it was found.
-MY_OPS_EXPORT int my_ops_calls_start(PyObject* tensor, const void* data, int64_t size) {
+// Looks where a tensor of Python, an object of this size, has the address of its data in C++, and
+// whether torch.float64 and torch.device("cuda", 3) have their values after what every object has,
+// which takes this many bytes. Returns whether they were found.
+MY_OPS_EXPORT int my_ops_calls_start(PyObject* tensor, const void* data, int64_t size,
+                                     PyObject* float64, PyObject* cuda3, int64_t object_size) {
+  using namespace my_ops::calls;
+  value_offset = object_size;
+  if (dtype(float64) != at::kDouble || device(cuda3) != at::Device(at::kCUDA, 3)) return false;
   const auto* const begin = reinterpret_cast<const char*>(tensor);
   for (int64_t at = 0; at + static_cast<int64_t>(sizeof(void*)) <= size; at += sizeof(void*)) {
     if (std::memcmp(begin + at, &data, sizeof(void*)) != 0) continue;
-    my_ops::calls::tensor_offset = at;
+    tensor_offset = at;
     return true;
   }
   return false;

@@ -24,12 +24,18 @@ bool is_torchs_gemm(const Tensor& a, const Tensor& b) {
   return in_whole_vectors(b.size(-1), a.size(-1)) && (a.stride(-1) == 1 || a.size(-2) % 8 == 0);
 }
 
+// Of a and n columns.
+bool is_brief(const Tensor& a, int64_t n) {
+  int64_t work;
+  return a.is_cpu() && !__builtin_mul_overflow(a.numel(), n, &work) && work <= kCosts.brief;
+}
+
 PyObject* gemm(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
   const Tensor* const a = count == 2 ? tensor(arguments[0]) : nullptr;
   const Tensor* const b = count == 2 ? tensor(arguments[1]) : nullptr;
   if (!a || !b || !is_dense(*a) || !is_dense(*b) || !is_plain_thread(true)) return none();
   if (!is_torchs_gemm(*a, *b)) return none();
-  return result_of([&] {
+  return result_of(is_brief(*a, b->size(-1)), [&] {
     using Product = Tensor(const Tensor&, const Tensor&);
     static const auto mm = op<Product>("aten::mm"), bmm = op<Product>("aten::bmm");
     return (a->dim() == 2 ? mm : bmm).call(*a, *b);
@@ -56,7 +62,7 @@ PyObject* linear(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
     }
     bias = *given;
   }
-  return result_of([&] {
+  return result_of(is_brief(*x, weight->size(0)), [&] {
     static const auto call =
         op<Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&)>("aten::linear");
     return call.call(*x, *weight, bias);

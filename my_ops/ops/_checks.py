@@ -8,7 +8,7 @@ fake kernel. Checks that depend on memory are left to the kernels. Sizes may be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,6 +37,12 @@ def show(value: Tensor | Sizes | torch.dtype) -> str:
 def check(rule: bool | torch.SymBool, message: str) -> None:
     if rule is not True:
         torch._check(rule, lambda: message)
+
+
+def check_value(rule: bool | torch.SymBool, message: str) -> None:
+    """As :func:`check`, for arguments that are no tensors."""
+    if rule is not True:
+        torch._check_value(rule, lambda: message)
 
 
 def check_given(t: Tensor, op: str, name: str) -> None:
@@ -143,7 +149,12 @@ def check_d_sigmoid_backward(grad: Tensor, z: Tensor) -> None:
     check_same_shape(grad, "grad", z, "z", op)
 
 
-def check_fill_index(height: int, width: int, dtype: torch.dtype) -> None:
+def check_fill_index(
+    height: int,
+    width: int,
+    dtype: torch.dtype,
+    check: Callable[[bool | torch.SymBool, str], None] = check,
+) -> None:
     check(
         dtype in (*FLOATING, torch.int32, torch.int64),
         f"fill_index: dtype must be floating, int32 or int64, got {show(dtype)}",

@@ -320,6 +320,7 @@ def _(out: Tensor) -> None:
     _checks.check_fill_index_out(out)
 
 
+_plain_fill_index = plain_call("fill_index")
 register_out(ops.fill_index.out, "out")
 
 
@@ -344,6 +345,10 @@ def fill_index(
         TypeError: a size is not an int, ``dtype`` is not a dtype, or ``device`` is not a device.
         ValueError: a size is negative, ``dtype`` is another, or the values do not fit int32.
     """
+    if not is_dynamo_compiling():
+        result = _plain_fill_index(height, width, dtype, device)
+        if result is not None:
+            return result
     # torch.get_default_device would break the graph of torch.compile. Read the default here: the
     # call below leaves a mode that sets it.
     device = torch.empty(0).device if device is None else device
@@ -364,10 +369,10 @@ def fill_index(
     device = torch.device(device)
     if device.type not in ("cpu", "cuda", "meta"):
         raise NotImplementedError(f"fill_index: device must be cpu, cuda or meta, got {device}")
+    if not is_dynamo_compiling():  # else the fake kernel checks
+        _checks.check_fill_index(height, width, dtype, _checks.check_value)
     try:
         return ops.fill_index.default(height, width, dtype=dtype, device=device)
     except RuntimeError as error:
         raise_out_of_memory(error)
-        if " must " in str(error):  # all arguments are values of Python
-            raise ValueError(str(error)) from None
         raise

@@ -1,8 +1,11 @@
 """Plain calls of ops in C++: which calls take them, which take the general path, and that results
 are the same."""
 
+import enum
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import my_ops
 from my_ops import _plain, _private
 from my_ops._plain import plain_call
+from my_ops.ops import elementwise
+from my_ops.ops._checks import FLOATING
 
 LOADED = pytest.mark.skipif(_plain._module is None, reason="the module does not fit this torch")
 
@@ -83,6 +88,89 @@ def test_parameters_and_strided_views_are_taken(op):
 def test_autocast_does_not_act_on_elementwise_ops(op):
     with torch.autocast("cpu"):
         assert is_taken(op, *plain(op))
+
+
+SIZES = {"none": (0, 3), "one": (1,), "few": (64, 64), "more": (64, 65), "scalar": ()}
+
+
+@LOADED
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", ELEMENTWISE)
+def test_results_are_those_of_the_op(op, size):
+    """Of few elements, for which the loop is called as it is, and of more."""
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        whole = [randn(*SIZES[size]).to(dtype) for _ in ELEMENTWISE[op]()]
+        parts = [torch.stack([t, t], -1)[..., 1] for t in whole]
+        shifted = [torch.cat([t.flatten()[:1], t.flatten()])[1:].view_as(t) for t in whole]
+        for arguments in (whole, parts, shifted):
+            found, want = plain_call(op)(*arguments), getattr(torch.ops.my_ops, op)(*arguments)
+            assert torch.equal(found, want)
+            assert (found.dtype, found.stride()) == (want.dtype, want.stride())
+    integers = [torch.arange(5, dtype=torch.int16) for _ in ELEMENTWISE[op]()]
+    if op in ("add_one", "custom_add"):
+        assert torch.equal(plain_call(op)(*integers), getattr(torch.ops.my_ops, op)(*integers))
+
+
+@LOADED
+@pytest.mark.parametrize("size", [(0, 2), (2, 0), (1, 1), (64, 64), (64, 65), (3, 20000)])
+@pytest.mark.parametrize("dtype", [*FLOATING, torch.int32, torch.int64])
+def test_plain_calls_of_fill_index(size, dtype):
+    for device in (None, torch.device("cpu"), torch.device("cpu", 0), "cpu", "cpu:0"):
+        found = plain_call("fill_index")(*size, dtype, device)
+        assert torch.equal(found, torch.ops.my_ops.fill_index(*size, dtype=dtype, device="cpu"))
+        assert (found.dtype, found.device.type, tuple(found.shape)) == (dtype, "cpu", size)
+    with torch.inference_mode():
+        assert plain_call("fill_index")(*size, dtype, None).is_inference()
+
+
+class Count(enum.IntEnum):
+    TWO = 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (True, 2, torch.float32, None),
+        (Count.TWO, 2, torch.float32, None),
+        (2.0, 2, torch.float32, None),
+        (2, None, torch.float32, None),
+        (-1, 2, torch.float32, None),
+        (2, -1, torch.float32, None),
+        (1 << 40, 1 << 40, torch.float32, None),
+        (1 << 64, 2, torch.float32, None),
+        (1 << 31, 2, torch.int32, None),
+        (2, 2, torch.bool, None),
+        (2, 2, torch.complex64, None),
+        (2, 2, "float32", None),
+        (2, 2, torch.float32, "nowhere"),
+        (2, 2, torch.float32, "\ud800"),
+        (2, 2, torch.float32, "meta"),
+        (2, 2, torch.float32, 0),
+        (2, 2, torch.float32, torch.device("meta")),
+        (2, 2, torch.float32, torch.device("xpu")),
+        (2, 2, torch.float32),
+    ],
+)
+def test_calls_of_fill_index_that_are_left(arguments):
+    assert not is_taken("fill_index", *arguments)
+
+
+def test_fill_index_below_modes_and_transforms_is_left():
+    arguments = 2, 2, torch.float32, None
+    for mode in (FunctionMode, DispatchMode, FakeTensorMode, lambda: torch.device("meta")):
+        with mode():
+            assert not is_taken("fill_index", *arguments)
+    seen = []
+    torch.func.vmap(lambda t: seen.append(is_taken("fill_index", *arguments)) or t)(randn(2))
+    traced = lambda t: seen.append(is_taken("fill_index", *arguments)) or t + 1  # noqa: E731
+    torch.jit.trace(traced, randn(2), check_trace=False)
+    assert seen == [False, False]
+
+
+@LOADED
+def test_fill_index_without_the_general_path(monkeypatch):
+    monkeypatch.setattr(elementwise, "ops", None)
+    assert my_ops.fill_index(2, 2).tolist() == [[0, 1], [1, 2]]
 
 
 @pytest.mark.parametrize("op", PRODUCTS)
@@ -254,9 +342,11 @@ def test_a_failing_call_is_left_to_the_general_path():
     assert not is_taken("d_sigmoid", torch.ones(2, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="d_sigmoid: z must be of dtype"):
         my_ops.d_sigmoid(torch.ones(2, dtype=torch.int64))
-    freed = torch.ones(3)
-    freed.untyped_storage().resize_(0)
-    assert not is_taken("d_sigmoid", freed)
+    for count in (3, 5000):
+        freed = torch.ones(count)
+        freed.untyped_storage().resize_(4 * count - 1)
+        for op in ELEMENTWISE:
+            assert not is_taken(op, *[freed] * len(plain(op)))
 
 
 # ------------------------------------------------------------------------------------- gradients
@@ -329,8 +419,12 @@ def test_hooks_of_saved_tensors():
 def test_the_profiler_sees_the_op():
     with torch.profiler.profile() as profile:
         my_ops.d_sigmoid(randn(4, requires_grad=True)).sum().backward()
+        for op in (*ELEMENTWISE, "linear"):
+            getattr(my_ops, op)(*plain(op))
+        my_ops.fill_index(2, 2)
     names = {event.name for event in profile.events()}
-    assert {"my_ops::d_sigmoid", "my_ops::d_sigmoid_backward"} <= names
+    assert {f"my_ops::{op}" for op in (*ELEMENTWISE, "fill_index", "d_sigmoid_backward")} <= names
+    assert "aten::linear" in names
 
 
 @LOADED
