@@ -1,27 +1,35 @@
-// Plain calls of gemm and linear where torch's own product is the faster one, gradients included:
-// what calls_torchs, _is_torchs_gemm and is_torchs_linear of my_ops/ops say, for tensors of one
-// dtype.
+// Plain calls of gemm and linear where torch's own product is the faster one, gradients included.
+// The rule is that of takes_torchs in my_ops/ops/gemm.py and linear.py, for tensors of one dtype; a
+// test compares the two.
 #include "calls.h"
 
 namespace my_ops::calls {
 namespace {
 
-bool in_whole_vectors(int64_t n, int64_t k) { return n % 8 == 0 && k % 8 == 0; }
+bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
-// Whether the two are on one device and of one dtype: a floating-point one on the CPU, one of 16
-// bits on CUDA.
-bool have_torchs_dtype(const Tensor& a, const Tensor& b) {
+// Whether the two are on one device and of one floating-point dtype.
+bool are_alike(const Tensor& a, const Tensor& b) {
   const at::ScalarType dtype = a.scalar_type();
-  const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
   return b.scalar_type() == dtype && a.device() == b.device() &&
-         (half || (a.is_cpu() && (dtype == at::kFloat || dtype == at::kDouble)));
+         (is_half(dtype) || dtype == at::kFloat || dtype == at::kDouble);
+}
+
+bool is_half_in_whole_vectors(const Tensor& a, int64_t n, int64_t k) {
+  return is_half(a.scalar_type()) && n % 8 == 0 && k % 8 == 0;
 }
 
 bool is_torchs_gemm(const Tensor& a, const Tensor& b) {
-  if (!have_torchs_dtype(a, b) || a.dim() != b.dim()) return false;
-  if (a.is_cpu()) return a.dim() == 2;
-  if (a.dim() != 2 && (a.dim() != 3 || a.size(0) != b.size(0))) return false;
-  return in_whole_vectors(b.size(-1), a.size(-1)) && (a.stride(-1) == 1 || a.size(-2) % 8 == 0);
+  if (!are_alike(a, b) || a.dim() != b.dim() || a.dim() < 2 || a.dim() > 3) return false;
+  if (a.is_cpu() && a.dim() == 2) return true;
+  return (a.dim() == 2 || a.size(0) == b.size(0)) &&
+         is_half_in_whole_vectors(a, b.size(-1), a.size(-1)) &&
+         (a.stride(-1) == 1 || a.size(-2) % 8 == 0);
+}
+
+bool is_torchs_linear(const Tensor& x, const Tensor& weight) {
+  return are_alike(x, weight) && weight.dim() == 2 &&
+         (x.is_cpu() || is_half_in_whole_vectors(x, weight.size(0), weight.size(1)));
 }
 
 // Of a and n columns.
@@ -51,12 +59,11 @@ PyObject* linear(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
   const Tensor* const x = count == 3 ? tensor(arguments[0]) : nullptr;
   const Tensor* const weight = count == 3 ? tensor(arguments[1]) : nullptr;
   if (!x || !weight || !is_dense(*x) || !is_dense(*weight) || !is_plain_thread(true)) return none();
-  if (!have_torchs_dtype(*x, *weight) || weight->dim() != 2) return none();
-  if (!x->is_cpu() && !in_whole_vectors(weight->size(0), weight->size(1))) return none();
+  if (!is_torchs_linear(*x, *weight)) return none();
   std::optional<Tensor> bias;
   if (!is_none(arguments[2])) {
     const Tensor* const given = tensor(arguments[2]);
-    if (!given || !is_dense(*given) || !have_torchs_dtype(*given, *weight) || given->dim() != 1 ||
+    if (!given || !is_dense(*given) || !are_alike(*given, *weight) || given->dim() != 1 ||
         given->size(0) != weight->size(0) || !adds_before_rounding(*x)) {
       return none();
     }

@@ -169,6 +169,13 @@ def _is_torchs_gemm(a: Tensor, b: Tensor) -> bool:
     return whole and batch == batch_b and len(batch) <= 1 and dense_together(a, b)
 
 
+def takes_torchs(a: Tensor, b: Tensor) -> bool:
+    """Whether :func:`gemm` calls torch's product: csrc/calls/products.cpp has the same rule for the
+    plain calls among them."""
+    matrices = a.dim() == 2 and b.dim() == 2
+    return (matrices and calls_torchs(a, b)) or _is_torchs_gemm(a, b)
+
+
 def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
     """torch's own product, or None where it refuses the arguments."""
     try:
@@ -234,12 +241,10 @@ def gemm(
         return handle_torch_function(gemm, (a, b, out), a, b, out=out, precision=precision)
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         check_tensor("gemm", a=a, b=b)
-    if out is precision is None:
-        matrices = a.dim() == 2 and b.dim() == 2
-        if (matrices and calls_torchs(a, b)) or _is_torchs_gemm(a, b):
-            product = _torchs_gemm(a, b)
-            if product is not None:
-                return product
+    if out is precision is None and takes_torchs(a, b):
+        product = _torchs_gemm(a, b)
+        if product is not None:
+            return product
     precision = effective_precision("gemm", precision)
     if out is None:
         return gemm_op(a, b, precision)

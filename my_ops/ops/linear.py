@@ -154,6 +154,15 @@ def is_torchs_linear(x: Tensor, weight: Tensor) -> bool:
     return not tracing() and in_whole_vectors(*weight.shape)  # traced sizes are tensors
 
 
+def takes_torchs(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether :func:`linear` calls torch's own: csrc/calls/products.cpp has the same rule for the
+    plain calls among them."""
+    on_cpu = weight.dim() == 2 and calls_torchs(x, weight)
+    if not (on_cpu or (is_torchs_linear(x, weight) and dense_together(x, weight))):
+        return False
+    return bias is None or (bias.shape == weight.shape[:1] and dense_together(bias, x))
+
+
 def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """torch's own linear, or None where it refuses the arguments."""
     dim = x.dim()
@@ -346,15 +355,11 @@ def linear(
         check_tensor("linear", residual=residual)
     if activation is not None:
         check_activation("linear", activation, reference.ACTIVATIONS, "a str or None")
-    if activation is residual is precision is packed is None:
-        on_cpu = weight.dim() == 2 and calls_torchs(x, weight)
-        if on_cpu or is_torchs_linear(x, weight):
-            fits = bias is None or (bias.shape == weight.shape[:1] and dense_together(bias, x))
-            y = None
-            if fits and (on_cpu or dense_together(x, weight)):
-                y = torchs_linear(x, weight, bias)
-            if y is not None:
-                return y
+    plain = activation is residual is precision is packed is None
+    if plain and takes_torchs(x, weight, bias):
+        y = torchs_linear(x, weight, bias)
+        if y is not None:
+            return y
     precision = effective_precision("linear", precision)
     return _linear(
         x, weight, bias, "none" if activation is None else activation, residual, precision, packed

@@ -2,6 +2,7 @@
 are the same."""
 
 import enum
+import itertools
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from my_ops import _plain, _private
 from my_ops._plain import plain_call
 from my_ops.ops import elementwise
 from my_ops.ops._checks import FLOATING
+from my_ops.ops.gemm import takes_torchs as gemm_takes_torchs
+from my_ops.ops.linear import takes_torchs as linear_takes_torchs
 
 LOADED = pytest.mark.skipif(_plain._module is None, reason="the module does not fit this torch")
 
@@ -213,6 +216,42 @@ def test_products_that_are_left():
     assert not is_taken("linear", b, b, b)
     with pytest.raises(RuntimeError, match=r"gemm: b must have k = 4 rows"):
         my_ops.gemm(b, randn(3, 4))
+
+
+def operands(sizes, device):
+    """Each way that a product's operand may lie, in two of the dtypes that decide who computes it
+    and one that nobody does."""
+    for size, dtype in itertools.product(sizes, (torch.float32, torch.bfloat16, torch.int32)):
+        t = torch.ones(size, dtype=dtype, device=device)
+        yield t
+        if len(size) > 1:
+            yield t.mT.contiguous().mT
+
+
+@LOADED
+def test_the_rule_of_gemm_is_that_of_the_general_path(device):
+    sizes = (8,), (8, 16), (4, 16), (5, 16), (8, 5), (0, 8), (2, 8, 16), (3, 8, 16), (2, 5, 16)
+    others = (8,), (16, 8), (16, 5), (5, 8), (8, 0), (2, 16, 8), (1, 16, 8), (2, 2, 16, 8)
+    for a in operands(sizes, device):
+        for b in operands(others, device):
+            # Those that do not fit are left, as is each call that fails.
+            fits = a.dim() == b.dim() and a.dim() > 1 and a.shape[-1] == b.shape[-2]
+            want = a.dtype == b.dtype and fits and gemm_takes_torchs(a, b)
+            assert is_taken("gemm", a, b) == want, (a.shape, a.stride(), b.shape, a.dtype, b.dtype)
+
+
+@LOADED
+def test_the_rule_of_linear_is_that_of_the_general_path(device):
+    sizes = (16,), (4, 16), (0, 16), (2, 8, 16), (2, 2, 8, 16), (8, 5), (2, 5)
+    weights = (8, 16), (5, 16), (8, 5), (16,), (1, 8, 16)
+    for x in operands(sizes, device):
+        for weight in operands(weights, device):
+            rows = x.dim() == 2 or (x.dim() == 3 and x.is_contiguous())
+            for bias in (None, *operands([(8,), (5,), (1,)], device)):
+                fits = x.shape[-1] == weight.shape[-1] and (bias is None or rows)
+                fits = fits and all(t is None or t.dtype == x.dtype for t in (weight, bias))
+                want = fits and linear_takes_torchs(x, weight, bias)
+                assert is_taken("linear", x, weight, bias) == want, (x.shape, weight.shape, bias)
 
 
 @LOADED
