@@ -420,7 +420,7 @@ HEADERS = ["features", "locale", "endian", "strings", "errno", "pthread"]
     [
         ("d_sigmoid", "must be new, and my_ops/reference.py has a 'd_sigmoid'"),
         ("lltm_cell_forward", "must be new, and csrc/bindings.cpp has"),
-        ("store", "must be new, and kernels/common/numeric.cuh has"),
+        ("allow_shared_bytes", "must be new, and kernels/common/launch.cuh has"),
         ("stream", "must be new, and csrc/binding_cuda.h has"),
         ("bounds", "must be new, and there is a file tests/ops/test_bounds.py"),
         ("delete", "must be no word of C++"),
