@@ -74,6 +74,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sqrt": torch.sqrt,
     "tanh": torch.tanh,
 }
+MATH = ("sigmoid", "tanh", "elu", "elu_slope")  # functions of the kernels' Math
 OPS: dict[str, Any] = {
     **COMPARISONS,
     **ARITHMETIC,
@@ -126,6 +127,10 @@ class Graph:
             return b
         if op == "sub" and a == 0.0:
             return self.make("neg", b)
+        if op == "add" and isinstance(b, Node) and b.op == "neg":
+            return self.make("sub", a, b.args[0])
+        if op == "add" and isinstance(a, Node) and a.op == "neg":
+            return self.make("sub", b, a.args[0])
         if op in ("mul", "div") and b == 1.0:
             return a
         if op == "mul" and a == 1.0:
