@@ -10,12 +10,8 @@ template <typename C>
 __device__ __forceinline__ void consume_backward(const MainArgs& p, Smem<C>& smem, int row0,
                                                  int head, int group) {
   constexpr int kCount = C::kN / 2;
-  const int thread = threadIdx.x % 128;
-  const int row = row0 + group * 64 + thread / 32 * 16 + thread % 32 / 4, pair = thread % 4 * 2;
-  int first, last;
-  block_range<C>(p, row0, first, last);
+  const auto [row, pair, first_row, first, last] = Place::of<C>(p, row0, group);
   const int a_scale_at = head * (p.a_padded / kRows) + row0 / kRows;
-  const int first_row = row0 + group * 64;
   const float s_inverse = p.a_inverse[0][a_scale_at];
   const float dp_scale = C::kTwo ? p.a_inverse[1][a_scale_at] : 0.0f;
   const float* inverse0 = p.b_inverse[0] + head * (p.b_padded / kRows);
@@ -37,9 +33,7 @@ __device__ __forceinline__ void consume_backward(const MainArgs& p, Smem<C>& sme
   for (int block = first; block < last; ++block) {
     const int column0 = block * C::kN;
     // dP from b[1], S from b[0]; the last product takes b[0], but for the gradient of V, b[1].
-    const int slot0 = at.slot;
-    ptx::mbarrier_wait(&smem.full[at.slot], at.phase);
-    at.step<C::kSlots>();
+    const int slot0 = next_slot<C>(smem, at);
     ptx::wgmma_fence();
     if constexpr (C::kTwo) {
       scores<C>(dp, smem.a[1], smem.slot[slot0], group);
@@ -47,9 +41,7 @@ __device__ __forceinline__ void consume_backward(const MainArgs& p, Smem<C>& sme
       scores<C>(s, smem.a[0], smem.slot[slot0], group);
     }
     ptx::wgmma_commit_group();
-    const int slot1 = at.slot;
-    ptx::mbarrier_wait(&smem.full[at.slot], at.phase);
-    at.step<C::kSlots>();
+    const int slot1 = next_slot<C>(smem, at);
     if constexpr (C::kTwo) {
       scores<C>(s, smem.a[0], smem.slot[slot1], group);
       ptx::wgmma_commit_group();
@@ -115,16 +107,10 @@ __device__ __forceinline__ void consume_backward(const MainArgs& p, Smem<C>& sme
     const float b_scale = C::kMode == kGradV ? inverse1[scale_at] : inverse0[scale_at];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
-      most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
-      const float2 scale = power_scale(most[i]);
+      const float2 scale = power_scale(row_max(most[i]));
       row_scale[i] = scale.y;
       factor[i] = scale.y * b_scale;
-#pragma unroll
-      for (int j = 0; j < kCount / 4; ++j) {
-        split_pair(s[4 * j + 2 * i] * scale.x, s[4 * j + 2 * i + 1] * scale.x, high[2 * j + i],
-                   low[2 * j + i]);
-      }
+      split_row(i, s, scale.x, high, low);
     }
     ptx::wgmma_fence_operand(high);
     ptx::wgmma_fence_operand(low);
@@ -156,12 +142,8 @@ template <typename C>
 __device__ __forceinline__ void consume_both(const MainArgs& p, Smem<C>& smem, int row0, int head,
                                              int group) {
   constexpr int kCount = C::kN / 2;
-  const int thread = threadIdx.x % 128;
-  const int row = row0 + group * 64 + thread / 32 * 16 + thread % 32 / 4, pair = thread % 4 * 2;
-  int first, last;
-  block_range<C>(p, row0, first, last);
+  const auto [row, pair, first_row, first, last] = Place::of<C>(p, row0, group);
   const int a_scale_at = head * (p.a_padded / kRows) + row0 / kRows;
-  const int first_row = row0 + group * 64;
   const float s_inverse = p.a_inverse[0][a_scale_at];
   const float dp_scale = p.a_inverse[1][a_scale_at];
   const float* inverse0 = p.b_inverse[0] + head * (p.b_padded / kRows);
@@ -174,14 +156,10 @@ __device__ __forceinline__ void consume_both(const MainArgs& p, Smem<C>& smem, i
   ptx::mbarrier_wait(&smem.a_full, 0);
   for (int block = first; block < last; ++block) {
     const int column0 = block * C::kN;
-    const int slot0 = at.slot;
-    ptx::mbarrier_wait(&smem.full[at.slot], at.phase);
-    at.step<C::kSlots>();
+    const int slot0 = next_slot<C>(smem, at);
     ptx::wgmma_fence();
     scores<C>(dp, smem.a[1], smem.slot[slot0], group);
-    const int slot1 = at.slot;
-    ptx::mbarrier_wait(&smem.full[at.slot], at.phase);
-    at.step<C::kSlots>();
+    const int slot1 = next_slot<C>(smem, at);
     scores<C>(s, smem.a[0], smem.slot[slot1], group);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
@@ -232,15 +210,9 @@ __device__ __forceinline__ void consume_both(const MainArgs& p, Smem<C>& smem, i
     float row_scale[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 1));
-      most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], 2));
-      const float2 scale = power_scale(most[i]);
+      const float2 scale = power_scale(row_max(most[i]));
       row_scale[i] = scale.y;
-#pragma unroll
-      for (int j = 0; j < kCount / 4; ++j) {
-        split_pair(dp[4 * j + 2 * i] * scale.x, dp[4 * j + 2 * i + 1] * scale.x, high2[2 * j + i],
-                   low2[2 * j + i]);
-      }
+      split_row(i, dp, scale.x, high2, low2);
     }
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_fence_operand(part);

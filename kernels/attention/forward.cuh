@@ -60,8 +60,7 @@ __device__ __forceinline__ void consume_forward(const MainArgs& p, Smem<C>& smem
       for (int j = 0; j < kCount / 4; ++j) {
         most = fmaxf(most, fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
       }
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      most = row_max(most);
       // A whole number, so that rescaling is exact.
       const float next = fmaxf(m[i], ceilf(most * f));
       alpha[i] = next == -INFINITY ? 1.0f : ptx::ex2_approx_ftz(m[i] - next);
@@ -99,9 +98,7 @@ __device__ __forceinline__ void consume_forward(const MainArgs& p, Smem<C>& smem
   for (int block = first; block < last - 1; ++block) {
     weights(block);
     ptx::bar_sync(1 + group, 256);
-    const int v_slot = at.slot;
-    ptx::mbarrier_wait(&smem.full[at.slot], at.phase);
-    at.step<C::kSlots>();
+    const int v_slot = next_slot<C>(smem, at);
     ptx::wgmma_fence_operand(s);
     ptx::wgmma_fence_operand(pv);
     ptx::wgmma_fence();

@@ -148,6 +148,49 @@ __device__ __forceinline__ void release(uint64_t* empty) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
 }
 
+// Where a thread of a warpgroup is: its rows are `row` and the eighth after that, its columns
+// `pair` and the next of each eight; the blocks of columns that its rows need.
+struct Place {
+  int row, pair, first_row, first, last;
+
+  template <typename C>
+  static __device__ __forceinline__ Place of(const MainArgs& p, int row0, int group) {
+    const int thread = threadIdx.x % 128;
+    Place at;
+    at.row = row0 + group * 64 + thread / 32 * 16 + thread % 32 / 4, at.pair = thread % 4 * 2;
+    block_range<C>(p, row0, at.first, at.last);
+    at.first_row = row0 + group * 64;
+    return at;
+  }
+};
+
+// Waits for the next slot, and returns it.
+template <typename C>
+__device__ __forceinline__ int next_slot(Smem<C>& smem, Ring& at) {
+  const int slot = at.slot;
+  ptx::mbarrier_wait(&smem.full[at.slot], at.phase);
+  at.step<C::kSlots>();
+  return slot;
+}
+
+// The largest of a row, of which each of four threads has one.
+__device__ __forceinline__ float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// Splits row i of a thread's two, scaled.
+template <int kCount>
+__device__ __forceinline__ void split_row(int i, const float (&s)[kCount], float scale,
+                                          uint32_t (&high)[kCount / 2],
+                                          uint32_t (&low)[kCount / 2]) {
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+    split_pair(s[4 * j + 2 * i] * scale, s[4 * j + 2 * i + 1] * scale, high[2 * j + i],
+               low[2 * j + i]);
+  }
+}
+
 // The product of what undoes two scales: finite, so that zeros stay zeros.
 __device__ __forceinline__ float unscale(float a, float b) { return fminf(a * b, FLT_MAX); }
 
