@@ -207,6 +207,12 @@ class Op:
         return as_tuple(self.call(*tensors))
 
 
+def assert_close(got, want, limit=2.0**-46):
+    """The limit is for float64 results of the same operations in another order."""
+    for ours, exact in zip(as_tuple(got), as_tuple(want), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=limit, atol=limit)
+
+
 def as_tuple(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 

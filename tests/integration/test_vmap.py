@@ -1,10 +1,12 @@
 """torch.vmap of every op, with our rules: any arguments over any dimension, nested, in
 transforms."""
 
+import functools
 import itertools
 import warnings
 
 import pytest
+import samples
 import torch
 import torch.nn.functional as F
 from samples import DIFFERENTIABLE, SIXTEEN_BIT, as_tuple, lltm_inputs, named
@@ -12,8 +14,8 @@ from samples import DIFFERENTIABLE, SIXTEEN_BIT, as_tuple, lltm_inputs, named
 import my_ops
 
 SMOOTH = [op for op in DIFFERENTIABLE if op.smooth]
-LIMIT = 2.0**-47  # for float64 results of the same operations in another order
 SIZE = 3
+assert_close = functools.partial(samples.assert_close, limit=2.0**-47)
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +25,6 @@ def no_loops():
         warnings.filterwarnings("error", message=".*performance drop.*")
         warnings.filterwarnings("error", message=".*batching rule.*")
         yield
-
-
-def assert_close(got, want):
-    for ours, exact in zip(as_tuple(got), as_tuple(want), strict=True):
-        torch.testing.assert_close(ours, exact, rtol=LIMIT, atol=LIMIT)
 
 
 def mapped(tensors, in_dims):

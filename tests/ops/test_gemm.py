@@ -19,6 +19,10 @@ from my_ops import reference
 # The steepest slope of any activation, which is gelu's. It multiplies the error of the argument.
 ACTIVATION_SLOPE = 1.13
 
+# The dtypes of a and b: mixed, and these or the same.
+PAIRS = [pair for half in SIXTEEN_BIT for pair in ((torch.float32, half), (half, torch.float32))]
+ALL_PAIRS = [*((dtype, dtype) for dtype in FLOATING), *PAIRS]
+
 SHAPES = [  # m, k, n
     (0, 3, 4),
     (3, 0, 4),
@@ -82,11 +86,11 @@ def test_gemm_values(dtype, shape, device):
 
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 3), (3, 1), (1, 3), (3, None), (None, 3), (0, 1)])
 @pytest.mark.parametrize("shape", [(5, 7, 3), (65, 33, 70), (0, 3, 2), (4, 0, 2)])
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_gemm_batches_broadcast(dtype, shape, sizes, device):
+@pytest.mark.parametrize("dtypes", ALL_PAIRS)
+def test_gemm_batches_broadcast(dtypes, shape, sizes, device):
     m, k, n = shape
     a_batch, b_batch = [() if size is None else (size,) for size in sizes]
-    a, b = normal((*a_batch, m, k), dtype, device), normal((*b_batch, k, n), dtype, device)
+    a, b = normal((*a_batch, m, k), dtypes[0], device), normal((*b_batch, k, n), dtypes[1], device)
     assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
 
 
@@ -120,14 +124,14 @@ def test_gemm_layouts(dtype, a_layout, b_layout, device):
     assert gemm_excess(my_ops.gemm(a, b), a, b) <= 1
 
 
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_gemm_batch_layouts(dtype, device):
-    a = normal((6, 5, 4), dtype, device)
+@pytest.mark.parametrize("dtypes", ALL_PAIRS)
+def test_gemm_batch_layouts(dtypes, device):
+    a = normal((6, 5, 4), dtypes[0], device)
     views = [a, a.transpose(0, 1), a.mT, a[::2], a[1:, :, 1:], a[:1].expand(3, 5, 4), a[:0]]
     for view in views:
-        b = normal((view.shape[2], 7), dtype, device)
+        b = normal((view.shape[2], 7), dtypes[1], device)
         assert gemm_excess(my_ops.gemm(view, b), view, b) <= 1
-        b = normal((3, view.shape[1]), dtype, device)
+        b = normal((3, view.shape[1]), dtypes[1], device)
         assert gemm_excess(my_ops.gemm(b, view), b, view) <= 1
 
 
