@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "fp32/promotion.cuh"
 #include "gemm/fp32_fma.cuh"
 #include "gemm/fp32_sm90/plan.h"
 #include "gemm/fp32_sm90/tile.cuh"
@@ -221,18 +222,14 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
       ptx::wgmma_wait_group<1>();  // lead is complete, cross may still run
       ptx::wgmma_fence_operand(lead);
       if (k0 == 0 && previous >= 0) release(previous);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) (kCompensated ? pending : sum)[i] += lead[i];
+      if constexpr (kCompensated) {
+        promote(pending, lead);
+      } else {
+        promote(sum, lead);
+      }
     }
     if constexpr (kCompensated) {
-      if (k_block % segment == segment - 1) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          const float before = sum[i];
-          sum[i] += pending[i];
-          pending[i] -= sum[i] - before;  // what the sum lost
-        }
-      }
+      if (k_block % segment == segment - 1) compensate(sum, pending);
     }
     previous = at.stage;
     at.advance();
@@ -240,14 +237,10 @@ __device__ __forceinline__ void sum_parts(ProductSmem& smem, const Releaser<Tile
   ptx::wgmma_wait_group<0>();
   ptx::wgmma_fence_operand(cross);
   release(previous);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    constexpr float kLowScale = 1.0f / (1 << Scheme::kLowBits);
-    if constexpr (kCompensated) {
-      sum[i] += fmaf(cross[i], kLowScale, pending[i]);
-    } else {
-      sum[i] = fmaf(cross[i], kLowScale, sum[i]);
-    }
+  if constexpr (kCompensated) {
+    add_cross<Scheme::kLowBits>(sum, cross, pending);
+  } else {
+    add_cross<Scheme::kLowBits>(sum, cross);
   }
 }
 
