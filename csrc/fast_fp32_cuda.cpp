@@ -26,7 +26,7 @@ struct Cuda {
     args.residual_col = added.col;
     const cuda::GemmPlan plan = planned<float, float>(args, p.a, op);
     if (!plan.on_tensor_cores()) return fast_fp32::Left::kPlan;
-    if (library_rounds().value_or(true)) return fast_fp32::Left::kPrecision;
+    if (library_uses_tf32().value_or(true)) return fast_fp32::Left::kPrecision;
     args.out = out<float>(place());
     launch_plan(args, plan, p.a, device.stream(), op);
     return std::nullopt;

@@ -97,7 +97,7 @@ cuda::GemmPlan planned(const cuda::GemmProblem& problem, const Tensor& like, con
 
 // Whether cuBLAS may round float products to TF32, if torch tells. torch sets its handle from all
 // of its flags and guards.
-inline std::optional<bool> library_rounds() {
+inline std::optional<bool> library_uses_tf32() {
   using GetMathMode = int (*)(void*, int*);
   static const auto get_math_mode =
       reinterpret_cast<GetMathMode>(dlsym(RTLD_DEFAULT, "cublasGetMathMode"));
@@ -117,7 +117,7 @@ inline cuda::GemmPlan planned_as_torchs(cuda::GemmProblem* problem, const Tensor
                                         const char* op) {
   cuda::GemmPlan plan;
   check_launch(cuda::plan_gemm<float, float>(*problem, &plan), op);
-  if (plan.on_tensor_cores() && library_rounds().value_or(false)) {
+  if (plan.on_tensor_cores() && library_uses_tf32().value_or(false)) {
     problem->precision = Precision::kHigh;
     problem->library_tf32 = true;
     check_launch(cuda::plan_gemm<float, float>(*problem, &plan), op);

@@ -173,7 +173,7 @@ class Cuda {
         const char* const op = pass == Pass::kForward ? Op::kLayer : Op::kLayerBackward;
         cuda::RecurrentPlan plan;
         check_launch(cuda::plan_recurrent<Cell, T>(pass, steps, batch, hidden, &plan), op);
-        if (plan.steps_faster_in_tf32 && library_rounds().value_or(false)) plan = {};
+        if (plan.steps_faster_in_tf32 && library_uses_tf32().value_or(false)) plan = {};
         log_plan(like, pass, steps, batch, hidden, plan, op);
         taken = plan.kernel != cuda::RecurrentKernel::kSteps;
         if (taken) run.template operator()<T>(plan);

@@ -128,19 +128,19 @@ struct RecurrentOps {
         Backend::storage_of_layer(dtype, weights_h.numel(), steps, a.gates.size(1), a.masks);
     const auto grad_output = cast(a.grad_output, storage), grad_h_n = cast(a.grads[0], storage),
                grad_c_n = cast(carried_of(a.grads), storage);
-    const KeptTensors kept{.saved = as_contiguous(cast(a.gates, storage)),
-                           .carried = as_contiguous(cast(a.cells, storage)),
-                           .output = as_contiguous(cast(a.output, storage)),
-                           .h0 = as_contiguous(cast(a.h0, storage)),
-                           .c0 = cast(a.c0, storage),
-                           .weights_h = weights_h,
-                           .steps = steps,
-                           .batch = a.gates.size(1),
-                           .hidden = hidden};
+    const SavedTensors of_forward{.saved = as_contiguous(cast(a.gates, storage)),
+                                  .carried = as_contiguous(cast(a.cells, storage)),
+                                  .output = as_contiguous(cast(a.output, storage)),
+                                  .h0 = as_contiguous(cast(a.h0, storage)),
+                                  .c0 = cast(a.c0, storage),
+                                  .weights_h = weights_h,
+                                  .steps = steps,
+                                  .batch = a.gates.size(1),
+                                  .hidden = hidden};
     const Masks masks = prepared(backend, a.masks, storage);
-    const Backward r = masks.lengths
-                           ? backward_ragged(backend, grad_output, grad_h_n, grad_c_n, kept, masks)
-                           : backward_steps(backend, grad_output, grad_h_n, grad_c_n, kept, masks);
+    const Backward r =
+        masks.lengths ? backward_ragged(backend, grad_output, grad_h_n, grad_c_n, of_forward, masks)
+                      : backward_steps(backend, grad_output, grad_h_n, grad_c_n, of_forward, masks);
     return {cast(r.grad_terms, dtype), cast(r.grad_h0, dtype), cast(r.grad_c0, dtype)};
   }
 

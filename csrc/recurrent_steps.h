@@ -292,7 +292,7 @@ struct Backward {
 };
 
 // What backward reads besides the gradients. All except weights_h are contiguous.
-struct KeptTensors {
+struct SavedTensors {
   Tensor saved;
   std::optional<Tensor> carried, output, h0, c0;
   Tensor weights_h;
@@ -302,21 +302,21 @@ struct KeptTensors {
 template <typename Backend>
 Backward backward_steps(const Backend& backend, const std::optional<Tensor>& grad_output,
                         const std::optional<Tensor>& grad_h_n,
-                        const std::optional<Tensor>& grad_c_n, const KeptTensors& kept,
+                        const std::optional<Tensor>& grad_c_n, const SavedTensors& of_forward,
                         const Masks& masks) {
   using Cell = typename Backend::Cell;
-  const ScalarType dtype = kept.saved.scalar_type(), acc = compute_dtype(dtype);
-  const int64_t steps = kept.steps, batch = kept.batch, hidden = kept.hidden;
-  const Tensor& like = kept.saved;
+  const ScalarType dtype = of_forward.saved.scalar_type(), acc = compute_dtype(dtype);
+  const int64_t steps = of_forward.steps, batch = of_forward.batch, hidden = of_forward.hidden;
+  const Tensor& like = of_forward.saved;
   SequenceBackwardTensors s{.grad_output = as_contiguous(grad_output),
                             .grad_h_n = grad_h_n,
                             .grad_c_n = grad_c_n,
-                            .saved = kept.saved,
-                            .carried = kept.carried,
-                            .output = kept.output,
-                            .h0 = kept.h0,
-                            .c0 = kept.c0,
-                            .weights_h = kept.weights_h,
+                            .saved = of_forward.saved,
+                            .carried = of_forward.carried,
+                            .output = of_forward.output,
+                            .h0 = of_forward.h0,
+                            .c0 = of_forward.c0,
+                            .weights_h = of_forward.weights_h,
                             .reset = masks.reset,
                             .zoneout = masks.zoneout,
                             .grad_terms = empty(like, {steps, batch, kTerms<Cell> * hidden}),
@@ -335,7 +335,7 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
   std::optional<Tensor> grad_carried, direct;
   if (Cell::kCarried > 0) grad_carried = start(grad_c_n);
   if (Cell::kReadsH || masks.zoneout) direct = zeros(like, {batch, hidden}, acc);
-  const auto c0 = as_contiguous(kept.c0);
+  const auto c0 = as_contiguous(of_forward.c0);
   StepBackwardTensors step{.grad_h = std::nullopt,
                            .grad_h_next = grad_h,
                            .grad_carried = grad_carried,
@@ -350,18 +350,18 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                            .zoneout = std::nullopt,
                            .batch = batch,
                            .hidden = hidden};
-  const auto weights_h = backend.prepared(kept.weights_h, batch);
+  const auto weights_h = backend.prepared(of_forward.weights_h, batch);
   for (int64_t t = steps - 1; t >= 0; --t) {
     step.grad_h = step_of(s.grad_output, t);
-    step.saved = step_of(kept.saved, t);
-    step.h = t > 0 ? step_of(kept.output, t - 1) : kept.h0;
-    step.carried = t > 0 ? step_of(kept.carried, t - 1) : c0;
+    step.saved = step_of(of_forward.saved, t);
+    step.h = t > 0 ? step_of(of_forward.output, t - 1) : of_forward.h0;
+    step.carried = t > 0 ? step_of(of_forward.carried, t - 1) : c0;
     step.reset_next = reset_of(masks.reset, t + 1);
     step.reset = reset_of(masks.reset, t);
     step.zoneout = step_of(masks.zoneout, t);
     step.grad_terms = step_of(s.grad_terms, t);
     backend.step_backward(step);
-    backend.matmul(product_terms(step.grad_terms, kept.weights_h.size(0)), weights_h, grad_h);
+    backend.matmul(product_terms(step.grad_terms, of_forward.weights_h.size(0)), weights_h, grad_h);
   }
   const Tensor grad_h0 = step.reset || direct
                              ? start_backward(backend, grad_h, direct, step.reset, dtype)
@@ -374,14 +374,15 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
 template <typename Backend>
 Backward backward_ragged(const Backend& backend, const std::optional<Tensor>& grad_output,
                          const std::optional<Tensor>& grad_h_n,
-                         const std::optional<Tensor>& grad_c_n, const KeptTensors& kept,
+                         const std::optional<Tensor>& grad_c_n, const SavedTensors& of_forward,
                          const Masks& masks) {
-  const Tensor grad =
-      output_ends_backward(backend, *masks.lengths, kept.saved,
-                           {kept.steps, kept.batch, kept.hidden}, grad_output, grad_h_n);
+  const Tensor grad = output_ends_backward(backend, *masks.lengths, of_forward.saved,
+                                           {of_forward.steps, of_forward.batch, of_forward.hidden},
+                                           grad_output, grad_h_n);
   Backward result =
-      backward_steps(backend, std::optional(grad), std::nullopt, grad_c_n, kept, masks);
-  result.grad_h0 = rows_with_steps(backend, *masks.lengths, kept.steps, result.grad_h0, grad_h_n);
+      backward_steps(backend, std::optional(grad), std::nullopt, grad_c_n, of_forward, masks);
+  result.grad_h0 =
+      rows_with_steps(backend, *masks.lengths, of_forward.steps, result.grad_h0, grad_h_n);
   return result;
 }
 

@@ -7,7 +7,7 @@ namespace {
 
 WeightsGradients by_products(const WeightsBackward& a, const Device& device) {
   std::optional<Name> precision;
-  if (a.grad_gates.scalar_type() == ScalarType::Float && library_rounds().value_or(false)) {
+  if (a.grad_gates.scalar_type() == ScalarType::Float && library_uses_tf32().value_or(false)) {
     precision.emplace("tf32", 4);
   }
   const auto product = [&](const Tensor& left, const Tensor& right) {

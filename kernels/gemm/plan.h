@@ -60,7 +60,7 @@ GemmPlan plan_gemm(const GemmProblem& p, const DeviceFacts& device, const GemmCo
   const GemmPlan converted{
       .device = device, .kernel = GemmKernel::kLibrary, .library = LibraryCall::kConverted};
   if (p.batch == 0 || p.m == 0 || p.n == 0) return plan;
-  const auto takes = [&](GemmKernel kernel, const char* why) {
+  const auto accepts = [&](GemmKernel kernel, const char* why) {
     asked(kernel, why);
     return why == nullptr;
   };
@@ -70,24 +70,24 @@ GemmPlan plan_gemm(const GemmProblem& p, const DeviceFacts& device, const GemmCo
   if constexpr (kIsFp32<T, Out>) {
     const char* const thin =
         needed && !fills_tiles<T>(p, costs.small) ? "does not fill a tile" : nullptr;
-    if (takes(GemmKernel::kFp32Skinny, fp32_skinny::plan(p, costs.fp32_skinny, &plan)))
+    if (accepts(GemmKernel::kFp32Skinny, fp32_skinny::plan(p, costs.fp32_skinny, &plan)))
       return p.mixed() ? converted : plan;
-    if (takes(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(p, costs.fp32_sm90, &plan)))
+    if (accepts(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(p, costs.fp32_sm90, &plan)))
       return plan;
     if (p.mixed()) return converted;
-    if (takes(GemmKernel::kFp32Sm80, thin ? thin : fp32_sm80::plan(p, &plan))) return plan;
+    if (accepts(GemmKernel::kFp32Sm80, thin ? thin : fp32_sm80::plan(p, &plan))) return plan;
   }
   if constexpr (kIsHalf<T, Out>) {
     const char* const why = small ? "so small that another kernel is faster" : nullptr;
-    if (takes(GemmKernel::kHalfSm90, why ? why : half_sm90::plan(p, costs.half_sm90, &plan)))
+    if (accepts(GemmKernel::kHalfSm90, why ? why : half_sm90::plan(p, costs.half_sm90, &plan)))
       return plan;
   }
   const bool takes_small = small || (needed && p.k <= INT_MAX);
-  if (takes(GemmKernel::kSmall, takes_small ? nullptr : "too large")) {
+  if (accepts(GemmKernel::kSmall, takes_small ? nullptr : "too large")) {
     plan.kernel = GemmKernel::kSmall;
     return plan;
   }
-  takes(GemmKernel::kLibrary, nullptr);
+  accepts(GemmKernel::kLibrary, nullptr);
   plan.kernel = GemmKernel::kLibrary;
   plan.library = library_call<T, Out>(p);
   return plan;

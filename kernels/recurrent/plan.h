@@ -92,25 +92,25 @@ RecurrentPlan plan_recurrent(const RecurrentProblem& p, const DeviceFacts& devic
   const char* const no_block = plan_block(p, device, plan.block);
   const char* const no_warp = plan_warp(p, device, plan.warp);
   const Possible possible{!no_block, !no_cluster, !no_warpgroup};
-  const auto takes = [&](Kernel kernel, const char* why, bool faster) {
+  const auto accepts = [&](Kernel kernel, const char* why, bool faster) {
     constexpr const char* kSlower = "another kernel is faster";
     why = why ? why : faster ? nullptr : kSlower;
     asked(kernel, why);
     if (!why) plan.kernel = kernel;
     return !why;
   };
-  if (takes(Kernel::kWarp, no_warp,
-            no_warp || warps_faster(p, plan, costs.warp, device, possible)) ||
-      takes(Kernel::kBlock, no_block, blocks_faster(p, costs.block, device, possible)) ||
-      takes(Kernel::kCluster, no_cluster, true)) {
+  if (accepts(Kernel::kWarp, no_warp,
+              no_warp || warps_faster(p, plan, costs.warp, device, possible)) ||
+      accepts(Kernel::kBlock, no_block, blocks_faster(p, costs.block, device, possible)) ||
+      accepts(Kernel::kCluster, no_cluster, true)) {
     return plan;
   }
   const char* const no_grid = plan_grid(p, costs.grid, device, plan.grid);
   const bool warpgroup = no_grid || warpgroups_faster(p, costs.warpgroup, device);
-  if (takes(Kernel::kWarpgroup, no_warpgroup, warpgroup)) {
+  if (accepts(Kernel::kWarpgroup, no_warpgroup, warpgroup)) {
     plan.workspace = forward ? warpgroup_exchange_bytes(p) : warpgroup_backward_exchange_bytes(p);
     plan.steps_faster_in_tf32 = p.width == 4 && steps_faster_in_tf32(p, costs.tf32);
-  } else if (takes(Kernel::kGrid, no_grid, true)) {
+  } else if (accepts(Kernel::kGrid, no_grid, true)) {
     plan.workspace = grid_exchange_bytes(p);
   }
   return plan;

@@ -137,7 +137,7 @@ def test_products_on_the_cpu_are_torchs(op, compiled):
     [
         (torch.bfloat16, 16, None, 0),
         (torch.float16, 16, None, 0),
-        (torch.bfloat16, 17, None, 1),  # rows that are not whole vectors
+        (torch.bfloat16, 17, None, 1),  # rows that are not aligned
         (torch.bfloat16, 16, "silu", 1),  # one kernel
         (torch.float32, 16, None, 1),
     ],
@@ -342,7 +342,7 @@ def test_layouts_of_elementwise_results(device):
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 def test_products_that_stay_ours(dtype):
-    """Rows that are not whole vectors, when no CPU library is called."""
+    """Rows that are not aligned, when no CPU library is called."""
     a, b = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((9, 16), (16, 8)))
     assert _inductor._gemm(a, b).shape == (9, 8)
     assert _inductor._gemm(a, b[:, :7]) is NotImplemented

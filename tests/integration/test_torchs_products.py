@@ -108,7 +108,7 @@ def test_what_stays_ours(device):
     assert calls_ours(
         my_ops.gemm, x.detach(), weight.detach().mT, out=torch.empty_like(x @ weight.T)
     )[0]
-    for k, n in ((15, 24), (16, 23)):  # rows that are not whole vectors
+    for k, n in ((15, 24), (16, 23)):  # rows that are not aligned
         x, weight, bias = tensors(torch.bfloat16, device, k=k, n=n)
         assert calls_ours(my_ops.linear, x, weight, bias)[0]
         assert calls_ours(layer_of(weight, bias), x)[0]

@@ -31,8 +31,8 @@ bool is_small(const GemmProblem& p, const GemmCosts::Small& costs) {
   if (outputs > costs.many_outputs && outputs > costs.max_work_of_many / (p.k + 1)) return false;
   if (sizeof(T) != 8 && p.k <= kShortK<T>) return true;
   if (sizeof(T) != 2) return p.m > 1 && p.n > 1;
-  const bool whole_vectors = p.n % kVector == 0 && p.k % kVector == 0;
-  return !whole_vectors || (p.k >= costs.long_k && outputs <= costs.max_work_of_long_k / (p.k + 1));
+  const bool rows_aligned = p.n % kVector == 0 && p.k % kVector == 0;
+  return !rows_aligned || (p.k >= costs.long_k && outputs <= costs.max_work_of_long_k / (p.k + 1));
 }
 
 // Whether a tiled kernel is faster than gemm_small, which cannot take k from 2^31 on.
