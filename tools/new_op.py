@@ -65,7 +65,7 @@ OP = Kind(
         "my_ops/ops/__init__.py": [("", "from my_ops.ops.{name} import {name} as {name}\n")],
         "my_ops/ops/_common.py": [
             ("]\nUNARY_BACKWARD = [", '    "{name}",\n'),
-            ("]\n\n\ndef fake", '    "{name}_backward",\n'),
+            ("]\n\n\n# Called before a fake kernel", '    "{name}_backward",\n'),
         ],
         "my_ops/reference.py": [("", "\n\ndef {name}(x: Tensor) -> Tensor:\n    return x * x\n")],
         "tests/samples.py": [("]\n\n\ndef named", '    _op("{name}", _unary),\n')],
