@@ -13,6 +13,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
@@ -142,8 +143,8 @@ class WithoutGil {
   _ts* thread_;
 };
 
-// The result of compute() for Python, or None if it has none or throws. Other threads of Python run
-// meanwhile, unless it is brief.
+// The result of compute() for Python, or None if it has none or throws; what a hook in Python
+// raises is raised again. Other threads of Python run meanwhile, unless it is brief.
 template <typename Compute>
 PyObject* result_of(bool brief, const Compute& compute) {
   Tensor result;
@@ -152,7 +153,7 @@ PyObject* result_of(bool brief, const Compute& compute) {
     if (!brief) without.emplace();
     result = compute();
   } catch (...) {
-    return none();
+    return PyErr_Occurred() ? nullptr : none();
   }
   return result.defined() ? THPVariable_Wrap(result) : none();
 }
@@ -166,12 +167,19 @@ inline const DispatchKeySet kDense =
     DispatchKeySet(DispatchKey::ADInplaceOrView);
 
 inline bool is_dense(const Tensor& t) {
-  return t.defined() && (t.key_set().raw_repr() & ~kDense.raw_repr()) == 0 &&
-         (!t.unsafeGetTensorImpl()->autograd_meta() || !t._fw_grad(0).defined());
+  return t.defined() && (t.key_set().raw_repr() & ~kDense.raw_repr()) == 0;
 }
 
-// Whether nothing acts on the ops of this thread: neither a mode, a transform or tracing nor,
-// unless the caller allows it, autocast.
+// Whether a call of these may be brief. Autograd locks a mutex of each leaf and view, and a thread
+// that has locked it may wait for the GIL.
+template <typename... Tensors>
+bool may_keep_gil(const Tensors&... tensors) {
+  return (... && !(tensors.requires_grad() && (tensors.is_leaf() || tensors.is_view())));
+}
+
+// Whether nothing acts on the ops of this thread: neither a mode, a transform, tracing or forward
+// mode nor, unless the caller allows it, autocast. It does not ask tensors for their tangents,
+// which would lock their mutex, too.
 inline bool is_plain_thread(bool autocast_acts) {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
   const auto ignored = c10::autograd_dispatch_keyset |
@@ -179,7 +187,8 @@ inline bool is_plain_thread(bool autocast_acts) {
                        (autocast_acts ? DispatchKeySet() : kAutocast);
   return (keys.included_ | ignored) == (c10::default_included_set | ignored) &&
          (keys.excluded_ | ignored) == (c10::default_excluded_set | ignored) &&
-         !at::impl::torch_function_mode_enabled();
+         !at::impl::torch_function_mode_enabled() &&
+         !torch::autograd::ForwardADLevel::try_get_by_idx(0);
 }
 
 // Whether autograd records a call of these tensors.

@@ -117,7 +117,7 @@ template <typename Node>
 PyObject* unary(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
   const Tensor* const x = count == 1 ? tensor(arguments[0]) : nullptr;
   if (!x || !is_dense(*x) || !is_plain_thread(false)) return none();
-  return result_of(x->is_cpu() && x->numel() <= kCosts.brief, [&] {
+  return result_of(x->is_cpu() && x->numel() <= kCosts.brief && may_keep_gil(*x), [&] {
     Tensor result = of_few(Node::kLoop, *x);
     if (!result.defined()) {
       static const auto forward = op<UnaryOp>(Node::kOp);
@@ -139,7 +139,7 @@ PyObject* custom_add(PyObject*, PyObject* const* arguments, std::ptrdiff_t count
   // The gradients of others are sums or casts, which the general path computes.
   const bool alike = a->scalar_type() == b->scalar_type() && a->sizes() == b->sizes();
   if (recorded(*a, *b) && !alike) return none();
-  const bool brief = alike && a->is_cpu() && a->numel() <= kCosts.brief;
+  const bool brief = alike && a->is_cpu() && a->numel() <= kCosts.brief && may_keep_gil(*a, *b);
   return result_of(brief, [&] {
     Tensor result = of_few(CustomAdd::kLoop, *a, *b);
     if (!result.defined()) {

@@ -32,10 +32,11 @@ bool is_torchs_linear(const Tensor& x, const Tensor& weight) {
          (x.is_cpu() || is_half_in_whole_vectors(x, weight.size(0), weight.size(1)));
 }
 
-// Of a and n columns.
-bool is_brief(const Tensor& a, int64_t n) {
+// Of n columns.
+bool is_brief(const Tensor& a, const Tensor& b, int64_t n) {
   int64_t work;
-  return a.is_cpu() && !__builtin_mul_overflow(a.numel(), n, &work) && work <= kCosts.brief;
+  return a.is_cpu() && !__builtin_mul_overflow(a.numel(), n, &work) && work <= kCosts.brief &&
+         may_keep_gil(a, b);
 }
 
 PyObject* gemm(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
@@ -43,7 +44,7 @@ PyObject* gemm(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
   const Tensor* const b = count == 2 ? tensor(arguments[1]) : nullptr;
   if (!a || !b || !is_dense(*a) || !is_dense(*b) || !is_plain_thread(true)) return none();
   if (!is_torchs_gemm(*a, *b)) return none();
-  return result_of(is_brief(*a, b->size(-1)), [&] {
+  return result_of(is_brief(*a, *b, b->size(-1)), [&] {
     using Product = Tensor(const Tensor&, const Tensor&);
     static const auto mm = op<Product>("aten::mm"), bmm = op<Product>("aten::bmm");
     return (a->dim() == 2 ? mm : bmm).call(*a, *b);
@@ -69,7 +70,8 @@ PyObject* linear(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
     }
     bias = *given;
   }
-  return result_of(is_brief(*x, weight->size(0)), [&] {
+  const bool brief = is_brief(*x, *weight, weight->size(0)) && (!bias || may_keep_gil(*bias));
+  return result_of(brief, [&] {
     static const auto call =
         op<Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&)>("aten::linear");
     return call.call(*x, *weight, bias);

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import my_ops
 from my_ops import _plain, _private
@@ -453,6 +454,70 @@ def test_hooks_of_saved_tensors():
         z = randn(4, requires_grad=True)
         my_ops.d_sigmoid(z).sum().backward()
     assert any(t is z or torch.equal(t, z) for t in packed)
+
+
+SAVING = {"d_sigmoid": lambda z, w: my_ops.d_sigmoid(z)} | {
+    op: getattr(my_ops, op) for op in PRODUCTS
+}
+
+
+@pytest.mark.parametrize("op", SAVING)
+def test_what_a_hook_of_saved_tensors_raises(op):
+    """It is raised as it is, and the hook is not called again."""
+    z, weight = (randn(4, 4, requires_grad=True) for _ in range(2))
+    calls = []
+
+    def fail(t):
+        calls.append(t)
+        raise ValueError("on purpose")
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(fail, lambda t: t)
+    with hooks, pytest.raises(ValueError, match="on purpose"):
+        SAVING[op](z, weight)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("op", SAVING)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints(op, use_reentrant):
+    """Without reentrance they end a call that is made again by an exception."""
+    z, weight = (randn(4, 4, requires_grad=True) for _ in range(2))
+    want = torch.autograd.grad(SAVING[op](z, weight).sum(), z)[0]
+    checkpoint(SAVING[op], z, weight, use_reentrant=use_reentrant).sum().backward()
+    assert torch.equal(z.grad, want)
+
+
+@pytest.mark.slow
+def test_threads_that_share_a_leaf(run_python):
+    """One holds what belongs to the leaf and waits for the GIL, which another holds."""
+    run_python("""
+        import faulthandler
+        import threading
+
+        import torch
+        import my_ops
+
+        faulthandler.dump_traceback_later(120, exit=True)
+        weight = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(4, 5, dtype=torch.float64)
+
+        def work(call, *shared):
+            own = x.clone().requires_grad_()
+            torch.autograd.grad(call(own, *shared).sum(), own)
+
+        def together(*call):
+            threads = [threading.Thread(target=work, args=call) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        for _ in range(400):
+            together(my_ops.gemm, weight)
+            together(my_ops.d_sigmoid)
+            together(my_ops.custom_add, x.clone().requires_grad_())
+            together(my_ops.linear, weight)
+    """)
 
 
 def test_the_profiler_sees_the_op():
