@@ -52,7 +52,7 @@ demo: build/runnable
 
 test: build/installed
 	$(SAY) 'Testing: 13 to 20 minutes on two cores'
-	@$(IN_BUILD) $(TWO_AT_A_TIME) loadfile ../tests $(PYTEST)
+	@$(IN_BUILD) $(TWO_AT_A_TIME) loadfile --no-loadscope-reorder ../tests $(PYTEST)
 
 # Compares random calls of every op and layer with their specifications in float64, on the CPU and on
 # a GPU if there is one: make fuzz SECONDS=3600 SEED=7 OUTPUT=benchmarks/results/fuzz-NAME.json

@@ -51,6 +51,8 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
+    # Its wheels and programs take longest alone: of two workers none should end with them.
+    items.sort(key=lambda item: item.path.parent.name != "package")
     if not config.option.sample:
         return
     seen, left = {}, []
@@ -107,9 +109,10 @@ def strict_cublas(cuda):
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def frozen():
-    """gc.collect() need not look at what stays until the end, tests and modules: a second each."""
+    """gc.collect() need not look at what stays: tests, modules, and what compiled calls of earlier
+    files left in torch's caches. Half a second each, at the end a second."""
     torch.use_deterministic_algorithms(False)  # loads modules of torch
     gc.collect()
     gc.freeze()
