@@ -51,7 +51,7 @@ demo: build/runnable
 	@$(PY) examples/char_lm.py --output demo.png
 
 test: build/installed
-	$(SAY) 'Testing: 13 to 20 minutes on two cores'
+	$(SAY) 'Testing: 15 to 25 minutes on two cores'
 	@$(IN_BUILD) $(TWO_AT_A_TIME) loadfile --no-loadscope-reorder ../tests $(PYTEST)
 
 # Compares random calls of every op and layer with their specifications in float64, on the CPU and on
