@@ -14,40 +14,37 @@
 namespace my_ops::cuda::ptx {
 
 // FIRST(0) NEXT(1) NEXT(2) ... for the registers of d: as text of an instruction, and as operands.
-#define MY_OPS_EACH_12(FIRST, NEXT) \
-  FIRST(0) NEXT(1) NEXT(2) NEXT(3) NEXT(4) NEXT(5) NEXT(6) NEXT(7) NEXT(8) NEXT(9) NEXT(10) NEXT(11)
-#define MY_OPS_EACH_16(FIRST, NEXT) MY_OPS_EACH_12(FIRST, NEXT) NEXT(12) NEXT(13) NEXT(14) NEXT(15)
-#define MY_OPS_EACH_24(FIRST, NEXT) \
-  MY_OPS_EACH_16(FIRST, NEXT)       \
-  NEXT(16) NEXT(17) NEXT(18) NEXT(19) NEXT(20) NEXT(21) NEXT(22) NEXT(23)
-#define MY_OPS_EACH_32(FIRST, NEXT) \
-  MY_OPS_EACH_24(FIRST, NEXT)       \
-  NEXT(24) NEXT(25) NEXT(26) NEXT(27) NEXT(28) NEXT(29) NEXT(30) NEXT(31)
-#define MY_OPS_EACH_36(FIRST, NEXT) MY_OPS_EACH_32(FIRST, NEXT) NEXT(32) NEXT(33) NEXT(34) NEXT(35)
-#define MY_OPS_EACH_48(FIRST, NEXT)                                                         \
-  MY_OPS_EACH_36(FIRST, NEXT)                                                               \
-  NEXT(36)                                                                                  \
-  NEXT(37) NEXT(38) NEXT(39) NEXT(40) NEXT(41) NEXT(42) NEXT(43) NEXT(44) NEXT(45) NEXT(46) \
-      NEXT(47)
-#define MY_OPS_EACH_64(FIRST, NEXT)                                                         \
-  MY_OPS_EACH_48(FIRST, NEXT)                                                               \
-  NEXT(48)                                                                                  \
-  NEXT(49) NEXT(50) NEXT(51) NEXT(52) NEXT(53) NEXT(54) NEXT(55) NEXT(56) NEXT(57) NEXT(58) \
-      NEXT(59) NEXT(60) NEXT(61) NEXT(62) NEXT(63)
-#define MY_OPS_EACH_96(FIRST, NEXT)                                                             \
-  MY_OPS_EACH_64(FIRST, NEXT)                                                                   \
-  NEXT(64)                                                                                      \
-  NEXT(65) NEXT(66) NEXT(67) NEXT(68) NEXT(69) NEXT(70) NEXT(71) NEXT(72) NEXT(73) NEXT(74)     \
-      NEXT(75) NEXT(76) NEXT(77) NEXT(78) NEXT(79) NEXT(80) NEXT(81) NEXT(82) NEXT(83) NEXT(84) \
-          NEXT(85) NEXT(86) NEXT(87) NEXT(88) NEXT(89) NEXT(90) NEXT(91) NEXT(92) NEXT(93)      \
-              NEXT(94) NEXT(95)
-#define MY_OPS_EACH_128(FIRST, NEXT)                                                               \
-  MY_OPS_EACH_96(FIRST, NEXT)                                                                      \
-  NEXT(96)                                                                                         \
-  NEXT(97) NEXT(98) NEXT(99) NEXT(100) NEXT(101) NEXT(102) NEXT(103) NEXT(104) NEXT(105) NEXT(106) \
-      NEXT(107) NEXT(108) NEXT(109) NEXT(110) NEXT(111) NEXT(112) NEXT(113) NEXT(114) NEXT(115)    \
-          NEXT(116) NEXT(117) NEXT(118) NEXT(119) NEXT(120) NEXT(121) NEXT(122) NEXT(123)          \
-              NEXT(124) NEXT(125) NEXT(126) NEXT(127)
+// clang-format off
+#define MY_OPS_EACH_12(FIRST, NEXT)                                                               \
+  FIRST(0) NEXT(1) NEXT(2) NEXT(3) NEXT(4) NEXT(5) NEXT(6) NEXT(7) NEXT(8) NEXT(9) NEXT(10)       \
+  NEXT(11)
+#define MY_OPS_EACH_16(FIRST, NEXT)                                                               \
+  MY_OPS_EACH_12(FIRST, NEXT) NEXT(12) NEXT(13) NEXT(14) NEXT(15)
+#define MY_OPS_EACH_24(FIRST, NEXT)                                                               \
+  MY_OPS_EACH_16(FIRST, NEXT) NEXT(16) NEXT(17) NEXT(18) NEXT(19) NEXT(20) NEXT(21) NEXT(22)      \
+  NEXT(23)
+#define MY_OPS_EACH_32(FIRST, NEXT)                                                               \
+  MY_OPS_EACH_24(FIRST, NEXT) NEXT(24) NEXT(25) NEXT(26) NEXT(27) NEXT(28) NEXT(29) NEXT(30)      \
+  NEXT(31)
+#define MY_OPS_EACH_36(FIRST, NEXT)                                                               \
+  MY_OPS_EACH_32(FIRST, NEXT) NEXT(32) NEXT(33) NEXT(34) NEXT(35)
+#define MY_OPS_EACH_48(FIRST, NEXT)                                                               \
+  MY_OPS_EACH_36(FIRST, NEXT) NEXT(36) NEXT(37) NEXT(38) NEXT(39) NEXT(40) NEXT(41) NEXT(42)      \
+  NEXT(43) NEXT(44) NEXT(45) NEXT(46) NEXT(47)
+#define MY_OPS_EACH_64(FIRST, NEXT)                                                               \
+  MY_OPS_EACH_48(FIRST, NEXT) NEXT(48) NEXT(49) NEXT(50) NEXT(51) NEXT(52) NEXT(53) NEXT(54)      \
+  NEXT(55) NEXT(56) NEXT(57) NEXT(58) NEXT(59) NEXT(60) NEXT(61) NEXT(62) NEXT(63)
+#define MY_OPS_EACH_96(FIRST, NEXT)                                                               \
+  MY_OPS_EACH_64(FIRST, NEXT) NEXT(64) NEXT(65) NEXT(66) NEXT(67) NEXT(68) NEXT(69) NEXT(70)      \
+  NEXT(71) NEXT(72) NEXT(73) NEXT(74) NEXT(75) NEXT(76) NEXT(77) NEXT(78) NEXT(79) NEXT(80)       \
+  NEXT(81) NEXT(82) NEXT(83) NEXT(84) NEXT(85) NEXT(86) NEXT(87) NEXT(88) NEXT(89) NEXT(90)       \
+  NEXT(91) NEXT(92) NEXT(93) NEXT(94) NEXT(95)
+#define MY_OPS_EACH_128(FIRST, NEXT)                                                              \
+  MY_OPS_EACH_96(FIRST, NEXT) NEXT(96) NEXT(97) NEXT(98) NEXT(99) NEXT(100) NEXT(101) NEXT(102)   \
+  NEXT(103) NEXT(104) NEXT(105) NEXT(106) NEXT(107) NEXT(108) NEXT(109) NEXT(110) NEXT(111)       \
+  NEXT(112) NEXT(113) NEXT(114) NEXT(115) NEXT(116) NEXT(117) NEXT(118) NEXT(119) NEXT(120)       \
+  NEXT(121) NEXT(122) NEXT(123) NEXT(124) NEXT(125) NEXT(126) NEXT(127)
+// clang-format on
 #define MY_OPS_NAME(i) "%" #i
 #define MY_OPS_NEXT_NAME(i) ", %" #i
 #define MY_OPS_OPERAND(i) "+f"(d[i])

@@ -272,8 +272,7 @@ __device__ __forceinline__ void sum_single_promoted(
   for (int k_block = 0; k_block < k_blocks; k_block += kSegment) {
     const int count = min(kSegment, k_blocks - k_block);
     sum_single<Scheme, Tile>(smem, release, consumer, count, at, segment_sum);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] += segment_sum[i];
+    promote(sum, segment_sum);
   }
 }
 
