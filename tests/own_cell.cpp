@@ -38,9 +38,8 @@ Array<T> drawn(int64_t values, unsigned seed) {
 
 template <typename Cell, typename T>
 std::vector<Array<T>> results() {
-  const Array<T> x = drawn<T>(Cell::kGates, 1), p = drawn<T>(Cell::kGates, 2),
-                 h = drawn<T>(1, 3), c = drawn<T>(1, 4), grad_h = drawn<T>(1, 5),
-                 grad_c = drawn<T>(1, 6);
+  const Array<T> x = drawn<T>(Cell::kGates, 1), p = drawn<T>(Cell::kGates, 2), h = drawn<T>(1, 3),
+                 c = drawn<T>(1, 4), grad_h = drawn<T>(1, 5), grad_c = drawn<T>(1, 6);
   Array<T> new_h(kAll), new_c(kAll), saved(Cell::kSaved * kAll), terms(kTerms<Cell> * kAll),
       direct(kAll), before(kAll);
   my_ops::RecurrentStep<T, T> step{};
