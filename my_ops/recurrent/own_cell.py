@@ -91,9 +91,10 @@ class CellDefinition:
         # As those of a function, for help() and pickle.
         self.__doc__, self.__module__ = function.__doc__, function.__module__
         self.__qualname__, self.__name__ = function.__qualname__, function.__name__
-        self._derived = Derived(self)
-        described = self._derived.cell()
-        self._derived.check(described)
+        with torch.device("cpu"):  # where the values are with which the function is tried
+            self._derived = Derived(self)
+            described = self._derived.cell()
+            self._derived.check(described)
         self._cell, self._run_step, self._run = define_once(described)
 
     def __reduce__(self) -> str:

@@ -93,6 +93,20 @@ def test_gradient_at_a_kink(call):
     assert_close(got, want)
 
 
+@pytest.mark.parametrize(
+    "where", [torch.inference_mode, torch.no_grad, lambda: torch.device("meta")]
+)
+def test_definition_in_any_region(where):
+    def made(a, b):
+        return torch.where(a > 0, 1.0, torch.tensor(2.0)) * b
+
+    with where():
+        own = define(made, gates="a b", carried="")
+    step = own.step(2, 3)
+    output = step(torch.ones(1, 2))
+    assert output.requires_grad and output.dtype == torch.float32
+
+
 # -------------------------------------------------------------------------------------- errors
 
 
