@@ -54,6 +54,7 @@ struct LayerBackwardArguments {
   std::optional<Tensor> output, cells, h0, c0;  // those that the cell's backward reads
   Tensor recurrent;
   Masks masks;
+  bool of_states = true;  // whether the gradients of h0 and c0 are read
 };
 
 inline void check_like(const std::optional<Tensor>& t, const char* name, const Tensor& like,

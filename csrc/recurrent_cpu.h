@@ -102,7 +102,7 @@ struct Cpu {
 
   static LayersByCell& layers() { return cpu::layers(); }
   static WeightsGradients weights_backward(const WeightsBackward& a) {
-    return cpu::weights_backward(a);
+    return cpu::weights_backward(a, std::is_same_v<typename Op::Weights, OneMatrix>);
   }
 
   bool sequence(const SequenceTensors& s) const {
@@ -129,11 +129,13 @@ struct Cpu {
   bool sequence_backward(const SequenceBackwardTensors& s) const {
     const int64_t weights = s.weights_h.numel();
     if (!runs_by_rows(weights, s.steps, s.batch, s.weights_h.scalar_type())) return false;
+    const bool reads_weights = s.steps > 1 || s.of_states;
     dispatch_floating<CpuTypes>(s.saved.scalar_type(), [&]<typename T>() {
       using Acc = typename cpu::Compute<T>::type;
       const auto c0 = as_contiguous(s.c0), grad_h_n = as_contiguous(s.grad_h_n),
                  grad_c_n = as_contiguous(s.grad_c_n);
-      const Tensor packed_h = pack<Acc>(s.weights_h);
+      std::optional<Tensor> packed_h;
+      if (reads_weights) packed_h = pack<Acc>(s.weights_h);
       const cpu::RecurrentSequenceBackward<T, Acc> args{.grad_output = in<T>(s.grad_output),
                                                         .grad_h_n = in<T>(grad_h_n),
                                                         .grad_carried_n = in<T>(grad_c_n),
@@ -150,9 +152,10 @@ struct Cpu {
                                                         .grad_carried0 = out<T>(s.grad_c0),
                                                         .steps = s.steps,
                                                         .batch = s.batch,
-                                                        .hidden = s.hidden};
+                                                        .hidden = s.hidden,
+                                                        .of_states = s.of_states};
       parallel(s.batch, rows_a_thread(s.steps, weights), [&](int64_t begin, int64_t end) {
-        const Tensor workspace = empty(packed_h, {cpu::workspace_size<Cell>(args)});
+        const Tensor workspace = empty(s.weights_h, {cpu::workspace_size<Cell>(args)});
         cpu::recurrent_sequence_backward<Cell>(args, begin, end, out<Acc>(workspace));
       });
     });

@@ -152,7 +152,8 @@ template <typename Weights, typename Parameters>
 Tensors joined_gradients(const WeightsGradients& g, const Parameters& parameters) {
   if constexpr (std::is_same_v<Weights, OneMatrix>) {
     const Sizes bias = sizes_of(*parameters[1]);
-    return {joined({g.w_h, g.w_x}, 1), as_strided(g.bias_x, bias, contiguous_strides(bias))};
+    return {g.one ? *g.one : joined({g.w_h, g.w_x}, 1),
+            as_strided(g.bias_x, bias, contiguous_strides(bias))};
   } else {
     return {g.w_x, g.w_h, g.bias_x, g.bias_h};
   }
@@ -426,7 +427,8 @@ struct LayersOf {
                                   .h0 = std::nullopt,
                                   .c0 = std::nullopt,
                                   .recurrent = *call.parameters[Op::Weights::kRecurrentAt],
-                                  .masks = {}};
+                                  .masks = {},
+                                  .of_states = a.needs_states};
     const std::optional<Tensor>* ends[] = {&a.grad_h_n, &a.grad_c_n};
     for (size_t i = 0; i < kCount; ++i) of.grads[i] = of_cell(*ends[i], static_cast<int64_t>(k));
     if (Cell::kReadsH) of.output = kept[0], of.h0 = call.states[0];

@@ -136,7 +136,8 @@ struct RecurrentOps {
                                   .weights_h = weights_h,
                                   .steps = steps,
                                   .batch = a.gates.size(1),
-                                  .hidden = hidden};
+                                  .hidden = hidden,
+                                  .of_states = a.of_states};
     const Masks masks = prepared(backend, a.masks, storage);
     const Backward r =
         masks.lengths ? backward_ragged(backend, grad_output, grad_h_n, grad_c_n, of_forward, masks)

@@ -98,6 +98,7 @@ struct SequenceBackwardTensors {
   Tensor grad_terms, grad_h0;
   std::optional<Tensor> grad_c0;
   int64_t steps, batch, hidden;
+  bool of_states;  // whether grad_h0 and grad_c0 are read
 };
 
 // t[step] of a contiguous (steps, batch, columns).
@@ -297,6 +298,7 @@ struct SavedTensors {
   std::optional<Tensor> carried, output, h0, c0;
   Tensor weights_h;
   int64_t steps, batch, hidden;
+  bool of_states = true;  // whether the gradients of h0 and c0 are read
 };
 
 template <typename Backend>
@@ -324,7 +326,8 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                             .grad_c0 = std::nullopt,
                             .steps = steps,
                             .batch = batch,
-                            .hidden = hidden};
+                            .hidden = hidden,
+                            .of_states = of_forward.of_states};
   if (Cell::kCarried > 0) s.grad_c0 = empty(like, {batch, hidden});
   const bool done = s.grad_h0.numel() == 0 || (steps > 0 && backend.sequence_backward(s));
   if (done) return {s.grad_terms, s.grad_h0, s.grad_c0};

@@ -63,9 +63,10 @@ inline WeightsBackward weights_backward_arguments(StableIValue* stack) {
 // Contiguous; without a weight the input's is empty, and without the parameters there is no other.
 struct WeightsGradients {
   Tensor input, w_x, w_h, bias_x, bias_h;
+  std::optional<Tensor> one;  // the weights of h and x side by side, in place of w_h and w_x
 };
 namespace cpu {
-WeightsGradients weights_backward(WeightsBackward a);
+WeightsGradients weights_backward(WeightsBackward a, bool one_matrix = false);
 }
 namespace cuda {
 WeightsGradients weights_backward(const WeightsBackward& a);

@@ -10,44 +10,77 @@ namespace {
 
 constexpr cpu::RecurrentCosts kCosts{};
 
-Tensor mm(const Tensor& a, const Tensor& b) {
-  const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
-  const Tensor c = empty(a, {m, n});
-  if (b.stride(1) != 1 || m * n * k > kCosts.few_products || k > kCosts.few_terms) {
-    aten("aten::mm", "out", a, b, c);
-    return c;
-  }
-  const auto multiply = [&]<typename T>() {
-    cpu::few_products<T>({.a = in<T>(a),
-                          .b = in<T>(b),
-                          .c = out<T>(c),
-                          .a_row = a.stride(0),
-                          .b_row = b.stride(0),
-                          .b_col = 1,
-                          .c_row = n,
-                          .m = m,
-                          .k = k},
-                         a.stride(1), n);
-  };
-  if (a.scalar_type() == ScalarType::Double) {
-    multiply.template operator()<double>();
+// Whether ATen's product of so many rows and columns, summed over k, takes longer to begin.
+bool is_small(int64_t m, int64_t n, int64_t k) {
+  return m * n * k <= kCosts.few_products && k <= kCosts.few_terms;
+}
+
+template <typename T>
+void small(const T* a, int64_t a_row, int64_t a_col, const Tensor& b, const Tensor& c) {
+  const int64_t n = b.size(1);
+  cpu::few_products<T>({.a = a,
+                        .b = in<T>(b),
+                        .c = out<T>(c),
+                        .a_row = a_row,
+                        .b_row = b.stride(0),
+                        .b_col = 1,
+                        .c_row = n,
+                        .m = c.size(0),
+                        .k = b.size(0)},
+                       a_col, n);
+}
+
+template <typename F>
+void dispatch(const Tensor& t, const F& f) {
+  if (t.scalar_type() == ScalarType::Double) {
+    f.template operator()<double>();
   } else {
-    multiply.template operator()<float>();
+    f.template operator()<float>();
+  }
+}
+
+Tensor mm(const Tensor& a, const Tensor& b) {
+  const int64_t m = a.size(0), n = b.size(1);
+  const Tensor c = empty(a, {m, n});
+  if (b.stride(1) == 1 && is_small(m, n, a.size(1))) {
+    dispatch(a, [&]<typename T>() { small(in<T>(a), a.stride(0), a.stride(1), b, c); });
+  } else {
+    aten("aten::mm", "out", a, b, c);
   }
   return c;
 }
 
+Tensor sum_of(const Tensor& rows) {
+  const int64_t n = rows.size(1), k = rows.size(0);
+  const Tensor c = empty(rows, {1, n});
+  if (is_small(1, n, k)) {
+    dispatch(rows, [&]<typename T>() {
+      const T one = 1;
+      small(&one, 0, 0, rows, c);
+    });
+  } else {
+    Tensor ones = empty(rows, {1, k});
+    torch::stable::fill_(ones, 1.0);
+    aten("aten::mm", "out", ones, rows, c);
+  }
+  return as_strided(c, {n}, {1});
+}
+
 }  // namespace
 
-WeightsGradients cpu::weights_backward(WeightsBackward a) {
+WeightsGradients cpu::weights_backward(WeightsBackward a, bool one_matrix) {
   const ScalarType dtype = a.grad_gates.scalar_type(), acc = compute_dtype(dtype);
   for (Tensor* t : {&a.grad_gates, &a.input, &a.h0, &a.output}) *t = cast(*t, acc);
   a.weight_x = cast(a.weight_x, acc);
-  WeightsGradients grads = weights_gradients(a, mm, [](const Tensor& rows) {
-    Tensor ones = empty(rows, {1, rows.size(0)});
-    torch::stable::fill_(ones, 1.0);
-    return as_strided(mm(ones, rows), {rows.size(1)}, {1});
-  });
+  const bool one = one_matrix && a.parameters;
+  if (one) a.parameters = false;
+  WeightsGradients grads = weights_gradients(a, mm, sum_of);
+  if (one) {
+    const Tensor rows = all_steps(as_contiguous(a.grad_gates));
+    const Tensor x = all_steps(as_contiguous(a.input));
+    grads.one = cast(mm(transposed(rows), joined({before_steps(a), x}, 1)), dtype);
+    grads.bias_x = sum_of(rows);
+  }
   for (Tensor* t : {&grads.input, &grads.w_x, &grads.w_h, &grads.bias_x, &grads.bias_h}) {
     if (t->defined()) *t = cast(*t, dtype);
   }

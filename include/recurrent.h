@@ -169,6 +169,7 @@ struct RecurrentSequenceBackward {
   T* grad_h0;               // [batch, hidden]
   T* grad_carried0;         // [batch, kCarried, hidden]
   int64_t steps, batch, hidden;
+  bool of_states;  // whether grad_h0 and grad_carried0 are read: else weights_h is not, in one step
 };
 
 // All of these for float and double.

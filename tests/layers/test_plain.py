@@ -492,6 +492,27 @@ def test_steps_that_are_not_plain(name, reason, monkeypatch, device):
     assert applied == [1]
 
 
+@pytest.mark.parametrize("rows", [4, 80])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_are_the_same_without_those_of_the_state(name, dtype, steps, rows, device):
+    """Which need a product with the recurrent weights that nothing else reads."""
+    torch.manual_seed(58)
+    layer = ALL[name](INPUTS, 37, bidirectional=True, device=device, dtype=dtype)
+    x = torch.randn(steps, rows, INPUTS, device=device, dtype=dtype, requires_grad=True)
+    states = torch.randn(2, 2, rows, 37, device=device, dtype=dtype)
+    found = []
+    for needed in (False, True):
+        given = states.clone().requires_grad_(needed)
+        output = layer(x, given[0] if name == "gru" else tuple(given))[0]
+        wanted = [x, *layer.parameters(), *[given] * needed]
+        found.append(torch.autograd.grad(output.square().sum(), wanted))
+    without, whole = found
+    assert all(map(torch.equal, without, whole[:-1]))
+    assert whole[-1].abs().sum() > 0
+
+
 def test_hooked_cells_of_a_layer(taken, device):
     """The modules of LLTM are called if anything watches them."""
     layer = my_ops.nn.LLTM(INPUTS, HIDDEN, 2, device=device)

@@ -148,8 +148,10 @@ void walk_backward(const RecurrentSequenceBackward<T, Acc>& args, int64_t begin,
                                           .batch = rows,
                                           .hidden = hidden},
                                          0, rows);
-      product(grad_terms.place(terms) + Cell::kApart * hidden, kTerms * hidden, args.weights_h,
-              grad_h, hidden, rows, hidden, kGates * hidden);
+      if (t > 0 || args.of_states) {
+        product(grad_terms.place(terms) + Cell::kApart * hidden, kTerms * hidden, args.weights_h,
+                grad_h, hidden, rows, hidden, kGates * hidden);
+      }
       grad_terms.written(terms);
     }
     for (int64_t row = 0; args.reset && row < rows; ++row) {
