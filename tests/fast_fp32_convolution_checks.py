@@ -195,6 +195,25 @@ def test_errors_are_torchs():
         assert said[0] == said[1]
 
 
+def test_nothing_to_compute():
+    """Without outputs, images or points: torch's own result or error, not a crash."""
+    x, weight, bias = operands(SPACE[2], 2)
+    for call in (
+        lambda: F.conv2d(x, weight[:0], bias[:0]),
+        lambda: F.conv2d(x[:0], weight, bias),
+        lambda: F.conv2d(x[:, :, :0], weight, bias, stride=2),
+        lambda: F.conv2d(x[:, :, :0], weight.new_zeros(4096, CHANNELS, 1, 1), stride=2),
+    ):
+        found = []
+        for on in (False, True):
+            with my_ops.fast_fp32(on), takes():
+                try:
+                    found.append(call().shape)
+                except RuntimeError as error:
+                    found.append(str(error))
+        assert found[0] == found[1]
+
+
 @ON_CUDA
 def test_compiled():
     layer = torch.nn.Sequential(torch.nn.Conv2d(CHANNELS, OUTPUTS, 1), torch.nn.ReLU()).to(DEVICE)

@@ -172,8 +172,8 @@ struct Convolutions {
       dropped *= stride[d];
     }
     return aoti_torch_get_numel(handle(input), &elements) == 0 &&
-           aoti_torch_get_numel(handle(weight), &weights) == 0 && sizes[1] > 1 &&
-           elements / dropped >= the_switch->least / weights * sizes[1];
+           aoti_torch_get_numel(handle(weight), &weights) == 0 && elements > 0 && weights > 0 &&
+           sizes[1] > 1 && elements / dropped >= the_switch->least / weights * sizes[1];
   }
 
   static Tensor taken(PointConvolution::Pass pass, const Tensor& input, const Tensor& weight,
