@@ -373,7 +373,10 @@ class Results(Reliability, Layers, Gains):
         for run in self.runs:
             alike = run["python"], run["processor"], run["tests"]
             groups.setdefault(alike, []).append(run["torch"])
-        rows = [[", ".join(versions), *alike] for alike, versions in groups.items()]
+        pythons: dict[tuple[str, str, str], list[str]] = {}
+        for (python, processor, tests), versions in groups.items():
+            pythons.setdefault((", ".join(versions), processor, tests), []).append(python)
+        rows = [[key[0], ", ".join(found), *key[1:]] for key, found in pythons.items()]
         return table(["torch", "Python", "processor", "tests passed"], rows)
 
     def environment(self) -> str:
