@@ -152,6 +152,19 @@ def weights_in_a_row(layer: torch.nn.RNNBase) -> list[Tensor]:
     return [own[name] if name in own else getattr(layer, name) for name in names]
 
 
+def parameters_by_direction(layer: torch.nn.RNNBase) -> list[list[str]]:
+    """The names of the parameters of each layer and direction. Whoever changes a list calls
+    ``parameters_changed``."""
+    names: list[list[str]] = layer._all_weights
+    return names
+
+
+def parameters_changed(layer: torch.nn.RNNBase) -> None:
+    """Tells a layer of torch that it has other parameters, or parameters of other names."""
+    layer._flat_weights_names = [name for names in layer._all_weights for name in names]
+    layer._init_flat_weights()
+
+
 # ------------------------------------------------------------- autocast, precision, torch.compile
 
 _Guard: Any = _torch("torch._C", "_ExcludeDispatchKeyGuard", None)

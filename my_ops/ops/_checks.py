@@ -40,9 +40,10 @@ def check(rule: bool | torch.SymBool, message: str) -> None:
 
 
 def check_value(rule: bool | torch.SymBool, message: str) -> None:
-    """As :func:`check`, for arguments that are no tensors."""
-    if rule is not True:
-        torch._check_value(rule, lambda: message)
+    """As :func:`check`, for arguments that are no tensors: a ValueError, if they are known."""
+    if rule is False:
+        raise ValueError(message)
+    check(rule, message)
 
 
 def check_given(t: Tensor, op: str, name: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
-import sys
 from collections.abc import Callable, Sequence
 from numbers import Real
 from types import CodeType
@@ -22,7 +22,7 @@ class Trace:
 
     def error(self, rule: str, kind: type[Exception] = ValueError) -> Exception:
         """An error that names the line of the function's file that runs."""
-        frame: Any = sys._getframe()
+        frame: Any = inspect.currentframe()
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
         where = ""

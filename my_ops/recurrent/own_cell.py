@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from my_ops._private import parameters_by_direction, parameters_changed
 from my_ops.recurrent._calls import (
     MaybeTensor,
     StepCall,
@@ -228,7 +229,7 @@ class CellLayer(TorchLayer):
         self.weight_dropout = weight_dropout
         self.zoneout = zoneout
         rows = len(cell.gates) * hidden_size
-        for names in self._all_weights:
+        for names in parameters_by_direction(self):
             suffix = names[0].removeprefix("weight_ih")
             for name in names:
                 shape = (rows, *getattr(self, name).shape[1:])
@@ -238,8 +239,7 @@ class CellLayer(TorchLayer):
                 vector = torch.empty(hidden_size, device=device, dtype=dtype)
                 setattr(self, name, nn.Parameter(vector))
             names[2:2] = vectors
-        self._flat_weights_names = [name for names in self._all_weights for name in names]
-        self._init_flat_weights()
+        parameters_changed(self)
         self.reset_parameters()
 
     @property

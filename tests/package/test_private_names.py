@@ -88,7 +88,8 @@ LOOKED_UP = [*looked_up(), ("torch.autograd.forward_ad", "_current_level", False
 def test_private_names_stand_in_one_place():
     found = foreign_names()
     of_objects = {"_cdata", "_compiled_autograd_key", "_current_level", "_dynamo_marked_constant"}
-    of_objects |= {"_flat_weights_names", "_parameters", "_version"}
+    of_objects |= {"_all_weights", "_flat_weights_names", "_init_flat_weights", "_parameters"}
+    of_objects |= {"_version"}
     assert found.pop("_private.py") == of_objects
     # TorchScript reads a layer's parameters there, and cannot read them through another module.
     assert found.pop("recurrent/_torch_layers.py") == {"_flat_weights"}
