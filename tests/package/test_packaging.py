@@ -279,8 +279,8 @@ def toolkit():
 
 
 # Few of the files, so that it takes a minute: flags, link and archive are those of all. The module
-# lacks names, and is not loaded.
-SOME = {"elementwise_cuda.cpp", "ragged.cu"}
+# lacks names, and is not loaded. _calls.so includes elementwise_cpu.cpp.
+SOME = {"elementwise_cpu.cpp", "elementwise_cuda.cpp", "ragged.cu"}
 
 
 @NEEDS_PIP
