@@ -245,7 +245,8 @@ struct Cpu {
   }
   // Weights are packed once and then read for all rows at every step.
   static bool runs_by_rows(int64_t weights, int64_t steps, int64_t batch, ScalarType dtype) {
-    const bool pays = weights <= steps * kCosts.weights_a_step || batch >= kCosts.many_rows;
+    const bool pays =
+        steps > 0 && (weights <= steps * kCosts.weights_a_step || batch >= kCosts.many_rows);
     return stays_in_cache(weights, dtype) && pays;
   }
   static int64_t rows_a_thread(int64_t steps, int64_t weights) {

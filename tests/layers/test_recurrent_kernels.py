@@ -7,6 +7,7 @@ import pytest
 import torch
 from samples import FLOATING, SIXTEEN_BIT, VARIANT_SIZES
 
+import my_ops
 from my_ops import reference
 from my_ops.recurrent._cell import CELLS
 
@@ -154,6 +155,27 @@ def test_values_and_gradients(name, sizes, dtype, mode, device):
 def test_units_that_fill_no_vector_on_the_cpu(name, hidden, dtype, mode):
     """Those beyond whole vectors are gathered from up to 16 rows at a time; here of 16 and of 5."""
     check(name, (3, 37, 5, hidden), mode, dtype, "cpu")
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("batch", [2, 94])
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "LLTM"])
+def test_no_steps(name, batch, dtype, reset, device):
+    """The states come back, and so do their gradients."""
+    layer = getattr(my_ops.nn, name)(8, 3, device=device, dtype=dtype)
+    states = [torch.randn(1, batch, 3, device=device, dtype=dtype) for _ in range(2)]
+    states = [s.requires_grad_() for s in states[: 1 if name == "GRU" else 2]]
+    given = {"reset": torch.zeros(0, batch, dtype=torch.bool, device=device)} if reset else {}
+    hx = states[0] if name == "GRU" else tuple(states)
+    output, last = layer(torch.randn(0, batch, 8, device=device, dtype=dtype), hx, **given)
+    assert output.shape == (0, batch, 3)
+    last = [last] if name == "GRU" else last
+    grads = [torch.randn_like(s) for s in states]
+    for got, want in zip(torch.autograd.grad(last, states, grads), grads, strict=True):
+        assert torch.equal(got, want)
+    for got, want in zip(last, states, strict=True):
+        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("mode", MODES)
