@@ -6,7 +6,7 @@ After the import every op takes ``DTensor`` arguments, and ``parallelize_module`
 - elementwise ops: any dimension;
 - gemm and linear: rows (and a batch), columns, or the summed dimension. For the last, the result is
   ``Partial``, and linear must have no activation, which would need the whole sum;
-- lltm, lstm and gru, and their cells: the batch;
+- lltm, lstm and gru, their cells, and layers and steps of :func:`my_ops.cell`: the batch;
 - ``torch.flip``, which bidirectional layers call: the dimensions that it does not flip. (torch has
   this rule itself from 2.13 on.)
 

@@ -38,8 +38,8 @@ class Cell(Terms):
     differentiable: they are used for second gradients, forward mode, and vmap over parameters.
     ``z`` has the pre-activations, one for each term of the cell. For each gate it is the sum of the
     input's share and the product with ``h``. For the last ``apart`` gates it is the product alone,
-    and their input's shares follow after all gates, and then the ``vectors``. What ``forward``
-    saves is all that ``backward`` gets of ``z``.
+    and their input's shares follow after all gates, and then the vectors of ``weights``. What
+    ``forward`` saves is all that ``backward`` gets of ``z``.
     """
 
     name: str  # the op over all steps; NAME_cell is the op of one step
@@ -50,7 +50,6 @@ class Cell(Terms):
     backward: Backward
     carried: dict[str, str] = field(default_factory=dict)  # besides h: {"c": "cell"} in LSTM
     apart: int = 0  # gates that need the product with h apart from the input: 1 in GRU
-    vectors: int = 0  # parameters with a value for each unit, besides the biases
     reads_h: bool = False  # whether the previous h also enters other than through the weights
     weights: OneMatrix | TwoMatrices = field(default_factory=TwoMatrices)
 
@@ -81,6 +80,10 @@ class Cell(Terms):
             raise ValueError(f"{self.name}: {rule}")
 
     # ------------------------------------------------------------- names of arguments and results
+
+    @property  # not cached: Dynamo's guards see what a first use adds to an object
+    def vectors(self) -> int:  # type: ignore[override]
+        return len(self.weights.vectors)
 
     @cached_property
     def step_states(self) -> list[str]:

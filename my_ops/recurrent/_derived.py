@@ -14,7 +14,7 @@ from torch import nn
 from my_ops.recurrent._expressions import MATH, Node, Program, Value, gradients, smallest_cut
 from my_ops.recurrent._own_ops import OwnCell
 from my_ops.recurrent._trace import Trace, Unit
-from my_ops.recurrent._weights import WithVectors
+from my_ops.recurrent._weights import TwoMatrices
 
 _TAKEN = ("input", "lengths", "reset", "zoneout", "output", "hx", "bias")
 _MOST_GATES = 8
@@ -184,9 +184,8 @@ class Derived:
             backward=backward,
             carried={name: name for name in own.carried},
             apart=self.apart,
-            vectors=len(own.parameters),
             reads_h=reads_h,
-            weights=WithVectors(vectors=own.parameters),
+            weights=TwoMatrices(vectors=own.parameters),
             advance=advanced,
         )
         for names in (

@@ -44,7 +44,7 @@ class Terms:
         return torch.cat((*grad_z[self.gates : both], *grad_z[: self.gates], *grad_z[both:]), -1)
 
     def of_vectors(self, terms: Tensor) -> tuple[Tensor, ...]:
-        return terms.chunk(self.terms, -1)[self.gates + self.apart :]
+        return terms.chunk(self.terms, -1)[self.gates + self.apart :] if self.vectors else ()
 
     def _of_gates(self, terms: Tensor) -> Tensor:
         """Without those of the vectors."""

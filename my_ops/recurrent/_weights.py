@@ -46,7 +46,8 @@ class OneMatrix:
     For cells whose terms are all sums of the input's share and the product with h.
     """
 
-    names: ClassVar[Any] = ("weights", "bias")
+    names = ("weights", "bias")
+    vectors: ClassVar[tuple[str, ...]] = ()
     optional: tuple[str, ...] = ()
     matrices = 1
     recurrent = "weights"
@@ -157,27 +158,27 @@ class OneMatrix:
 @dataclass(frozen=True)
 class TwoMatrices:
     """torch's parameters: ``weight_ih``, ``(gates * hidden_size, input_size)``, ``weight_hh``,
-    ``(gates * hidden_size, hidden_size)``, and a bias of each product, or None.
+    ``(gates * hidden_size, hidden_size)``, then ``vectors``, each ``(hidden_size,)``, and a bias of
+    each product, or None.
     """
 
-    names: ClassVar[Any] = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    vectors: tuple[str, ...] = ()
     optional: tuple[str, ...] = ("bias_ih", "bias_hh")
     matrices = 2
     recurrent = "weight_hh"
 
+    @property  # not cached: Dynamo's guards see what a first use adds to an object
+    def names(self) -> tuple[str, ...]:
+        return ("weight_ih", "weight_hh", *self.vectors, *self.optional)
+
     def linears(
-        self,
-        cell: Terms,
-        hidden: int,
-        weight_ih: Tensor,
-        weight_hh: Tensor,
-        bias_ih: Tensor | None,
-        bias_hh: Tensor | None,
+        self, cell: Terms, hidden: int, weight_ih: Tensor, weight_hh: Tensor, *rest: Any
     ) -> tuple[Linear, Linear]:
+        bias_ih, bias_hh = rest[-2:]
         return (weight_ih, bias_ih), (weight_hh, bias_hh)
 
-    def vectors_of(self, *_: Any) -> Sequence[Tensor]:
-        return ()
+    def vectors_of(self, *parameters: Any) -> Sequence[Tensor]:
+        return parameters[2:-2]
 
     def of_h(self, hidden: int, recurrent: Tensor) -> Tensor:
         return recurrent
@@ -190,13 +191,15 @@ class TwoMatrices:
         hidden: int,
         weight_ih: Tensor,
         weight_hh: Tensor,
-        *biases: Tensor | None,
+        *rest: Any,
     ) -> None:
         rows = cell.gates * hidden
         rule = f"({cell.gates} * hidden_size, input_size)"
         check_shape(weight_ih, "weight_ih", (rows, inputs), rule, op)
         self.check_recurrent(cell, op, hidden, weight_hh)
-        for bias, name in zip(biases, self.optional, strict=True):
+        for vector, name in zip(rest[:-2], self.vectors, strict=True):
+            check_shape(vector, name, (hidden,), "(hidden_size,)", op)
+        for bias, name in zip(rest[-2:], self.optional, strict=True):
             if bias is not None:
                 check_shape(bias, name, (rows,), f"({cell.gates} * hidden_size,)", op)
 
@@ -241,7 +244,8 @@ class TwoMatrices:
         needs: Needs,
         *_: Any,
     ) -> list[Tensor | None]:
-        grads: list[Tensor | None] = [None] * 4
+        vectors = [_sum_of_rows(g) for g in cell.of_vectors(grad)]
+        grads: list[Tensor | None] = [None, None, *vectors, None, None]
         if needs[0] or needs[1]:
             part, first = shares
             rows, share_rows, h_rows, x_rows = as_rows(grad, part, h, x)
@@ -249,64 +253,17 @@ class TwoMatrices:
                 grads[0] = _rotated(product(share_rows.mT, x_rows), first)
             if needs[1]:
                 grads[1] = product(cell.of_h(rows).mT, h_rows)
-        if needs[2] or needs[3]:
+        if needs[-2] or needs[-1]:
             total = _sum_of_rows(grad)
-            if needs[2]:
-                grads[2] = cell.of_input(total)
-            if needs[3]:
-                of_h = cell.of_h(total)
-                grads[3] = of_h.clone() if of_h is grads[2] else of_h  # a tensor for each parameter
+            if needs[-2]:
+                grads[-2] = cell.of_input(total)
+            if needs[-1]:
+                of_h = cell.of_h(total)  # a tensor for each parameter
+                grads[-1] = of_h.clone() if of_h is grads[-2] else of_h
         return grads
 
     def join(self, x: Tensor, h: Tensor, bias_x: Tensor, bias_h: Tensor, *_: Any) -> list[Tensor]:
         return [x, h, bias_x, bias_h]
-
-
-@dataclass(frozen=True)
-class WithVectors(TwoMatrices):
-    """torch's parameters, with vectors ``(hidden_size,)`` between the matrices and the biases."""
-
-    vectors: tuple[str, ...] = ()
-
-    @property  # not cached: Dynamo's guards see what a first use adds to an object
-    def names(self) -> Any:  # type: ignore[override]
-        return ("weight_ih", "weight_hh", *self.vectors, "bias_ih", "bias_hh")
-
-    def linears(  # type: ignore[override]
-        self, cell: Terms, hidden: int, weight_ih: Tensor, weight_hh: Tensor, *rest: Any
-    ) -> tuple[Linear, Linear]:
-        return (weight_ih, rest[-2]), (weight_hh, rest[-1])
-
-    def vectors_of(self, *parameters: Any) -> Sequence[Tensor]:
-        return parameters[2:-2]
-
-    def check(
-        self,
-        cell: Terms,
-        op: str,
-        inputs: int,
-        hidden: int,
-        weight_ih: Tensor,
-        weight_hh: Tensor,
-        *rest: Any,
-    ) -> None:
-        super().check(cell, op, inputs, hidden, weight_ih, weight_hh, *rest[-2:])
-        for vector, name in zip(rest[:-2], self.vectors, strict=True):
-            check_shape(vector, name, (hidden,), "(hidden_size,)", op)
-
-    def grad_parameters(
-        self,
-        cell: Terms,
-        grad: Tensor,
-        shares: Shares,
-        x: Tensor,
-        h: Tensor,
-        needs: Needs,
-        *_: Any,
-    ) -> list[Tensor | None]:
-        vectors = (_sum_of_rows(g) for g in cell.of_vectors(grad))
-        grads = super().grad_parameters(cell, grad, shares, x, h, (*needs[:2], *needs[-2:]))
-        return [*grads[:2], *vectors, *grads[2:]]
 
 
 def _rotated(matrix: Tensor, first: int) -> Tensor:
