@@ -117,6 +117,27 @@ def whisper() -> Program:
     )
 
 
+def t5() -> Program:
+    """T5-small, 16 x 512 tokens to 16 x 128."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    width, heads, inner, layers = size((512, 8, 2048, 6), (16, 2, 32, 1))
+    config = T5Config(
+        d_model=width,
+        d_kv=width // heads,
+        d_ff=inner,
+        num_layers=layers,
+        num_heads=heads,
+        dropout_rate=0,
+        use_cache=False,
+    )
+    text, told = (integers(config.vocab_size, *size((16, length), (2, 8))) for length in (512, 128))
+    return Program(
+        T5ForConditionalGeneration(config),
+        lambda model: model(input_ids=text, decoder_input_ids=told, labels=told).loss,
+    )
+
+
 # ---------------------------------------------------------------------------------- torchaudio
 
 
@@ -232,6 +253,15 @@ def graphsage() -> Program:
     return Program(GraphSAGE(width, width, 3), lambda model: error(model(x, links)))
 
 
+def gat() -> Program:
+    """Three layers of 256 channels in 8 heads, 20,000 nodes and 200,000 edges."""
+    from torch_geometric.nn import GAT
+
+    nodes, edges, width = size((20_000, 200_000, 256), (50, 200, 16))
+    x, links = noise(nodes, width), integers(nodes, 2, edges)
+    return Program(GAT(width, width, 3, heads=8), lambda model: error(model(x, links)))
+
+
 # ------------------------------------------------------------------------------ over torch.nn alone
 
 
@@ -302,6 +332,30 @@ def pinn() -> Program:
     return Program(model, loss)
 
 
+class WordModel(nn.Module):
+    """Embedding, LSTM layers and a linear layer to the vocabulary."""
+
+    def __init__(self, words: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, width, layers)
+        self.out = nn.Linear(width, words)
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.out(self.lstm(self.embedding(text))[0])
+
+
+def words() -> Program:
+    """A language model of two LSTM layers of 650 units and 10,000 words, 35 x 64."""
+    count, width, steps, batch = size((10_000, 650, 35, 64), (50, 8, 4, 2))
+    text = integers(count, steps, batch)
+
+    def loss(model: nn.Module) -> Tensor:
+        return functional.cross_entropy(model(text).flatten(0, 1), text.flatten())
+
+    return Program(WordModel(count, width, 2), loss)
+
+
 def speech() -> Program:
     """Four bidirectional LSTM layers of 512 units over packed sequences, 32 x at most 400."""
     inputs, hidden, layers, batch, steps = size((80, 512, 4, 32, 400), (4, 5, 2, 2, 6))
@@ -329,9 +383,9 @@ def reinforcement() -> Program:
 PROGRAMS: dict[str, Callable[[], Program]] = {
     make.__name__: make
     for make in (
-        bert, llama, vit, gpt2, whisper, conformer, wav2vec2, resnet50, convnext, swin, mixer,
-        hdemucs, tacotron2, wavernn, pair_update, graphsage, neural_ode, pinn, speech, time_series,
-        reinforcement,
+        bert, llama, vit, gpt2, whisper, t5, conformer, wav2vec2, resnet50, convnext, swin, mixer,
+        pair_update, graphsage, gat, neural_ode, pinn, speech, words, time_series, reinforcement,
+        hdemucs, wavernn, tacotron2,
     )
 }  # fmt: skip
 # Under torch.compile as well.

@@ -13,8 +13,9 @@ leaves its kernels registered:
 
 Times are medians in milliseconds, from the call to the end of the GPU's work; "spread" is the
 largest distance between the quartiles of a way, as a part of its median. The loss and a sample of
-the gradients are compared with those of torch. "gpu ms" is the GPU's time in one step of "both" by
-kind of kernel. CASE is a part of the cases' names, such as "bert" or "llama compiled".
+the gradients are compared with those of torch. "gpu ms" is the GPU's time in one step by kind of
+kernel. CASE is a part of the cases' names, such as "bert", "eager" or "llama compiled". A program
+that fails is left out, with its error on the screen.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import multiprocessing
 import re
 import statistics
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ one_step: Run | None = None  # of the program that this process has prepared
 
 
 def prepare(way: str, name: str, compiled: bool) -> tuple[float, list[float]]:
-    """Makes the program whose steps ``step_time`` times. Returns its loss and a sample of its
+    """Makes the program whose steps ``step_times`` times. Returns its loss and a sample of its
     gradients."""
     global one_step
     one_step = None
@@ -93,20 +95,34 @@ def prepare(way: str, name: str, compiled: bool) -> tuple[float, list[float]]:
     return value.item(), sample
 
 
-def step_time() -> float:
+def step_times() -> list[float]:
+    """The milliseconds of two steps, after one for what the other processes' turns left cold."""
     assert one_step is not None
-    one_step()  # what the other processes' turns left cold
-    synchronize()
-    start = time.perf_counter()
-    one_step()
-    synchronize()
-    return (time.perf_counter() - start) * 1e3
+    times = []
+    for _ in range(3):
+        synchronize()
+        start = time.perf_counter()
+        one_step()
+        synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    return times[1:]
+
+
+def profiler() -> torch.profiler.profile:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+
+def load_profiler() -> None:
+    """So that it slows the launches of all processes alike, and from the start."""
+    if FULL:
+        with profiler():
+            pass
 
 
 def gpu_times() -> dict[str, float]:
     """The GPU's milliseconds in one step, for each kind of kernel."""
     assert one_step is not None
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with profiler() as profile:
         one_step()
         synchronize()
     found: dict[str, float] = defaultdict(float)
@@ -117,6 +133,11 @@ def gpu_times() -> dict[str, float]:
 
 
 # ---------------------------------------------------------------------------- in the main process
+
+
+def start() -> dict[str, ProcessPoolExecutor]:
+    spawn = multiprocessing.get_context("spawn")
+    return {way: ProcessPoolExecutor(1, spawn, load_profiler) for way in WAYS}
 
 
 def cases() -> Iterator[tuple[str, bool]]:
@@ -146,9 +167,9 @@ def row(
     found: dict[str, list[float]] = {way: [] for way in processes}
     begin = time.monotonic()
     order = list(processes)
-    while time.monotonic() - begin < budget or len(found["torch"]) < 5:
+    while time.monotonic() - begin < budget or len(found["torch"]) < 6:
         for way in order:
-            found[way].append(processes[way].submit(step_time).result())
+            found[way] += processes[way].submit(step_times).result()
         order.append(order.pop(0))  # a step is faster or slower by what ran before it
     ms = {way: statistics.median(times) for way, times in found.items()}
     result: dict[str, Any] = {"case": f"{name} {'compiled' if compiled else 'eager'}"}
@@ -160,7 +181,8 @@ def row(
         result[f"{way} loss apart"] = float(f"{apart([results[way][0]], [loss]):.1e}")
         result[f"{way} gradients apart"] = float(f"{apart(results[way][1], gradients):.1e}")
     if FULL:
-        result["gpu ms"] = processes["both"].submit(gpu_times).result()
+        for way in ("torch", "both"):
+            result[f"{way} gpu ms"] = processes[way].submit(gpu_times).result()
     return result
 
 
@@ -186,15 +208,20 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=3, help="seconds of timing a case")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn")
-    processes = {way: ProcessPoolExecutor(1, mp_context=spawn) for way in WAYS}
+    processes = start()
     rows: list[dict[str, Any]] = []
     for name, compiled in cases():
         if not any(
             part in f"{name} {'compiled' if compiled else 'eager'}" for part in arguments.case
         ):
             continue
-        rows.append(row(processes, name, compiled, arguments.budget))
+        try:
+            rows.append(row(processes, name, compiled, arguments.budget))
+        except Exception as failure:
+            print(name, traceback.format_exc(), flush=True)
+            if isinstance(failure, BrokenExecutor | torch.AcceleratorError):
+                processes = start()
+            continue
         shown = "  ".join(f"{key} {value}" for key, value in rows[-1].items() if key != "case")
         print(f"{rows[-1]['case']:24}", shown, flush=True)
         if arguments.output:
