@@ -278,15 +278,29 @@ class Results(Reliability, Layers, Gains):
         ways = "torch", "switch", "both", "tf32"
         rows = [
             [
-                row["case"],
+                row["case"].removesuffix(" eager"),
                 *(figure(row[f"{way} ms"]) for way in ways),
                 *(f"{row[f'x {way}']:.2f}" for way in ways[1:]),
+                f"{row['spread']:.2f}",
                 *(f"{row[f'{way} gradients apart']:.0e}" for way in ("both", "tf32")),
             ]
             for row in self.steps["training step"]
         ]
         head = ["ms", "strict", "switch", "convert too", "TF32", "x switch", "x both", "x TF32"]
-        return table([*head, "gradients apart, both", "gradients apart, TF32"], rows)
+        return table([*head, "spread", "gradients apart, both", "gradients apart, TF32"], rows)
+
+    def programs_gpu(self) -> str:
+        kinds: dict[str, None] = {}
+        for row in self.steps["training step"]:
+            kinds |= dict.fromkeys([*row["torch gpu ms"], *row["both gpu ms"]])
+        rows = []
+        for row in self.steps["training step"]:
+            strict, ours = row["torch gpu ms"], row["both gpu ms"]
+            pairs = [(sum(strict.values()), sum(ours.values()))]
+            pairs += [(strict.get(kind, 0), ours.get(kind, 0)) for kind in kinds]
+            cells = [f"{a:.1f} / {b:.1f}" if a or b else "" for a, b in pairs]
+            rows.append([row["case"].removesuffix(" eager"), *cells])
+        return table(["GPU, ms, strict / converted", "all", *kinds], rows)
 
     def programs_environment(self) -> str:
         return environment(self.steps)

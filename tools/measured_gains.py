@@ -22,10 +22,7 @@ class Gains:
         self.gains_points = load("nvidia-h200-convolutions")["convolutions of single points"]
         self.gains_layers = load("nvidia-h200-recurrent")["sweep"]
         self.gains_cpu = load("cpu-sweep")
-        self.gains_steps, self.gains_models = (
-            load("nvidia-h200-programs"),
-            load("nvidia-h200-models"),
-        )
+        self.gains_steps = load("nvidia-h200-programs")
 
     def gains(self) -> str:
         def sweep(results: dict[str, Any], dtype: str) -> list[float]:
@@ -81,17 +78,24 @@ class Gains:
             ]
             for row in steps
         ]
-        timed = {row[0] for row in rows}
-        for row in self.gains_models["training step"]:
-            model, kind, mode = row["case"].split()
-            if (kind, mode) == ("float32", "eager") and model not in timed:
-                times = row["torch ms"], row["switch ms"]
-                rows.append([model, figure(times[0]), f"{times[0] / times[1]:.2f}", "", ""])
         means = [f"{speeds[way]['geometric mean']:.2f}" for way in ways]
         slowest = [f"{speeds[way]['slowest']:.2f}" for way in ways]
+        better = speeds["the better of switch and both"]["geometric mean"]
         head = ["fp32 training step", "torch, ms", "x switch", "x switch and convert", "x TF32"]
         return (
-            f"The geometric mean of the first {len(steps)} is {means[0]} under the switch (slowest "
-            f"{slowest[0]}), {means[1]} with `convert` too (slowest {slowest[1]}) and {means[2]} "
-            f"with TF32 (slowest {slowest[2]}).\n\n{table(head, rows)}"
+            f"The geometric mean of {len(steps)} is {means[0]} under the switch (slowest "
+            f"{slowest[0]}), {means[1]} with `convert` too (slowest {slowest[1]}), {better:.2f} by "
+            f"the better of the two, and {means[2]} with TF32 (slowest {slowest[2]}).\n\n"
+            f"{table(head, rows)}"
+        )
+
+    def programs_headline(self) -> str:
+        steps, speeds = self.gains_steps["training step"], self.gains_steps["speeds"]
+        switch, both, tf32 = (speeds[way] for way in ("switch", "both", "tf32"))
+        return (
+            f"**{len(steps)} [programs of others](docs/performance.md#programs-of-others) train "
+            f"{switch['geometric mean']:.2f} times as fast in fp32** under the switch, "
+            f"{both['geometric mean']:.2f} with `convert` too (with TF32 "
+            f"{tf32['geometric mean']:.2f}), in geometric mean; the slowest "
+            f"{switch['slowest']:.2f} and {both['slowest']:.2f}."
         )

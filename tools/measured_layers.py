@@ -185,7 +185,6 @@ class Layers:
         gpu = self.layers["environment"]["gpu"]
         return (
             f"**LSTM and GRU layers, {statistics.median(ratios):.1f} times as fast as cuDNN's** on "
-            f"an {gpu}, in the median of {len(ratios)} cases; {sum(r < 1 for r in ratios)} of them "
-            "are slower. cuDNN runs as torch calls it, in fp32 with TF32, which my_ops does not "
-            "use."
+            f"an {gpu}, in the median of {len(ratios)} cases; {sum(r < 1 for r in ratios)} are "
+            "slower. In fp32 cuDNN uses TF32, which my_ops does not."
         )

@@ -93,12 +93,8 @@ def lltm(results: Row) -> Chart:
 def programs(results: Row) -> Chart:
     rows = results["training step"]
     labels = [r["case"].removesuffix(" eager") for r in rows]
-    ours, tf32 = ([r[f"x {way}"] for r in rows] for way in ("both", "tf32"))
-    series = {
-        "under the switch, converted": ours,
-        "strict float32": [1.0] * len(rows),
-        "TF32 everywhere": tf32,
-    }
+    ways = {"under the switch": "switch", "converted too": "both", "TF32 everywhere": "tf32"}
+    series = {name: [r[f"x {way}"] for r in rows] for name, way in ways.items()}
     title = "Training steps in fp32 (higher is better)"
     return Chart(title, labels, series, "speed, strict float32 = 1", "{:.2f}")
 

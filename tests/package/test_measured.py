@@ -142,24 +142,29 @@ def test_gains_of_programs(monkeypatch):
         way: {"geometric mean": mean, "slowest": mean - 1}
         for way, mean in (("switch", 2.0), ("both", 3.0), ("tf32", 4.0))
     }
+    speeds["the better of switch and both"] = {"geometric mean": 3.5, "slowest": 2.5}
     gains.gains_steps = {
         "training step": [{"case": "bert eager", "torch ms": 10.0, **ways}],
         "speeds": speeds,
     }
-    gains.gains_models = {
-        "training step": [
-            {"case": f"{case}", "torch ms": 8.0, "switch ms": 2.0}
-            for case in (
-                "bert float32 eager",
-                "vit float32 eager",
-                "vit float32 compiled",
-                "vit bfloat16 eager",
-            )
-        ]
-    }
     told, rows = lines(gains.gains_programs())
     assert (
-        "first 1 is 2.00 under the switch (slowest 1.00), 3.00 with `convert` too (slowest 2.00)"
+        "of 1 is 2.00 under the switch (slowest 1.00), 3.00 with `convert` too (slowest 2.00)"
         in told
     )
-    assert rows == [["bert", "10.0", "2.00", "1.50", "0.90"], ["vit", "8.00", "4.00", "", ""]]
+    assert rows == [["bert", "10.0", "2.00", "1.50", "0.90"]]
+    told = gains.programs_headline()
+    assert "train 2.00 times as fast" in told and "3.00 with `convert` too (with TF32 4.00)" in told
+    assert told.endswith("the slowest 1.00 and 2.00.")
+
+
+def test_gpu_time_of_programs(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    results = importlib.import_module("measured").Results(RESULTS.parent)
+    times = {
+        "torch gpu ms": {"products": 3.0, "copies": 1.0},
+        "both gpu ms": {"my_ops": 1.5, "copies": 1.0},
+    }
+    results.steps = {"training step": [{"case": "bert eager", **times}]}
+    _, rows = lines("\n\n" + results.programs_gpu())
+    assert rows == [["bert", "4.0 / 2.5", "3.0 / 0.0", "1.0 / 1.0", "0.0 / 1.5"]]
