@@ -2,11 +2,11 @@
 
     python benchmarks/convolutions.py [CASE ...] [--budget SECONDS] [--output results.json]
 
-A case's name has the images, channels, outputs, points and, if they are not 1, the kernel, which
-is padded by half its size, and the stride; then the order of the channels in memory. Times are median GPU microseconds of forward, and of all passes
-with the gradients of input and weight, with cuDNN's fastest algorithms (``benchmark=True``). Errors
-are the largest of forward and of the gradients, relative to the largest exact value. Needs an
-NVIDIA GPU.
+A case's name has the images, channels, outputs, points and, if they are not 1, the kernel, which is
+padded by half its size, and the stride; then the order of the channels in memory. Times are median
+GPU microseconds of forward, and of all passes with the gradients of input and weight, with cuDNN's
+fastest algorithms (``benchmark=True``). Errors are the largest of forward and of the gradients,
+relative to the largest exact value. Needs an NVIDIA GPU.
 """
 
 from __future__ import annotations
