@@ -29,6 +29,7 @@ PAGES = [
     "reliability",
     "compatibility",
     "convolutions",
+    "products",
     "notes/gemm",
     "notes/gemm_half",
     "notes/recurrent",
@@ -55,6 +56,7 @@ class Results(Reliability, Layers, Gains):
         self.steps = load("nvidia-h200-programs")
         self.attention = load("attention")
         self.points = load("nvidia-h200-convolutions")
+        self.routed = load("nvidia-h200-routers")
         self.host = load("cpu")
         self.host_layers = load("cpu-layers")
         self.runs = load("compatibility")
@@ -258,6 +260,29 @@ class Results(Reliability, Layers, Gains):
             rows.append([model, SHORT[kind], way, *times, *gains, commit])
         head = ["model", "type", "mode", "torch, ms", "switch", "`my_ops.nn.Linear`"]
         return table([*head, "x switch", "x Linear", "commit"], rows)
+
+    def routers(self) -> str:
+        ways = "cuBLAS", "float32", "bfloat16"
+        rows = [
+            [row["case"], *(figure(row[f"{way} us"]) if f"{way} us" in row else "" for way in ways)]
+            for row in self.routed["products"]
+        ]
+        return table(["us", "cuBLAS, fp32", "my_ops, fp32 tokens", "my_ops, bf16 tokens"], rows)
+
+    def router_steps(self) -> str:
+        rows = [
+            [
+                row["case"],
+                figure(row["torch us"]),
+                figure(row["my_ops us"]),
+                f"{row['x torch']:.2f}",
+            ]
+            for row in self.routed["training step"]
+        ]
+        return table(["us", "torch, tokens cast to fp32", "my_ops", "x torch"], rows)
+
+    def routers_environment(self) -> str:
+        return environment(self.routed)
 
     def convolutions(self) -> str:
         ways = "strict", "tf32", "switch"
