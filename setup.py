@@ -29,6 +29,7 @@ try:
 except preflight.Unfit as unfit:
     raise SystemExit(f"my_ops: {unfit}") from None
 
+import kernel_text  # noqa: E402
 import page  # noqa: E402
 import sbom  # noqa: E402
 import source  # noqa: E402
@@ -199,6 +200,10 @@ def build():
             module = Path(self.get_ext_fullpath("my_ops._C"))
             text = json.dumps(record(cuda), indent=2)
             module.with_name("_build.json").write_text(text + "\n")
+            run_time = module.with_name("_recurrent.cuh")
+            run_time.unlink(missing_ok=True)
+            if cuda:
+                run_time.write_text(kernel_text.text(HERE))
 
     # Named _C.so, because it is not a Python module and belongs to no version of Python.
     command = Build.with_options(no_python_abi_suffix=True)

@@ -467,6 +467,17 @@ cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args
                                         const RecurrentPlan& plan, void* workspace,
                                         cudaStream_t stream);
 
+// The same for a cell that a program has defined: `kernel` was loaded, for this plan, from machine
+// code that was compiled at run time, and its pass is that of the arguments, whose arrays have its
+// types. The code stays loaded. A plan that the device does not hold is refused
+// (cudaErrorNotSupported), and so are plans of warpgroups.
+cudaError_t load_recurrent_kernel(const void* code, const char* name, const RecurrentPlan& plan,
+                                  const void** kernel);
+template <typename Sequence>
+cudaError_t launch_recurrent_kernel(const void* kernel, const Sequence& args,
+                                    const RecurrentPlan& plan, void* workspace,
+                                    cudaStream_t stream);
+
 #endif
 
 }  // namespace cuda

@@ -10,6 +10,8 @@
 
 #include "device.h"
 
+#ifndef __CUDACC_RTC__
+
 namespace my_ops::cuda {
 
 // The blocks of a launch. A count too large for a grid of one dimension becomes 0, which is
@@ -69,3 +71,5 @@ cudaError_t launch_overlapped(void (*kernel)(P...), int64_t blocks, dim3 threads
 
 }  // namespace sm90
 }  // namespace my_ops::cuda
+
+#endif

@@ -25,6 +25,18 @@ __device__ __forceinline__ float tanh_approx(float x) {
   return y;
 }
 
+// Between float and the bits of an fp16.
+__device__ __forceinline__ float cvt_f32_f16(uint16_t x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+__device__ __forceinline__ uint16_t cvt_rn_f16(float x) {
+  uint16_t y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+
 // Two floats rounded to bf16, the first in the low half. sm_80.
 __device__ __forceinline__ uint32_t cvt_rn_bf16x2(float low, float high) {
   uint32_t pair;

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,11 +40,28 @@ _CHOICES: dict[str, Callable[..., str]] = {
 }
 
 
-def header(derived: Derived, cell: OwnCell) -> str:
-    """Raises ValueError if the kernels cannot run the cell."""
+def with_header(derived: Derived, cell: OwnCell) -> OwnCell:
+    """The cell with what the kernels need, if they can run it."""
+    shares = None if cell.vectors else shut_shares(derived, cell)
+    if shares is None:
+        return cell
+    share = torch.tensor(shares, dtype=torch.float64, device="cpu")
+    zero = share.new_zeros(())
+    sums = cell.gates - cell.apart
+    z = [*share[:sums], *share.new_zeros(cell.apart), *share[sums:]]
+    saved = cell.forward(tuple(z), zero, (zero,) * len(cell.carried))[2]
+    return replace(
+        cell,
+        shut=tuple(float(value) for value in saved),
+        shares=shares,
+        header=functools.partial(header, derived, cell, shares),
+    )
+
+
+def header(derived: Derived, cell: OwnCell, shares: tuple[float, ...] | None) -> str:
+    """``shares``: of ``shut_shares``. Raises ValueError if the kernels cannot run the cell."""
     if cell.vectors:
         raise derived.error("no header: the kernels have no parameters of each unit but the biases")
-    shares = shut_shares(derived, cell)
     if shares is None:
         raise derived.error(
             "no header: no gates that are wide open or shut leave what is carried unchanged, which "

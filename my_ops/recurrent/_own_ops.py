@@ -1,5 +1,6 @@
 """The ops of cells that are defined at run time: their schemas, which for other cells are in
-csrc/bindings.cpp, and their kernels, which are the cell's formulas, a step at a time."""
+csrc/bindings.cpp, and their kernels: all steps in one launch where that is possible, else the
+cell's formulas, a step at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from my_ops.recurrent import _checks, _formulas
+from my_ops.recurrent import _checks, _formulas, _own_kernels
 from my_ops.recurrent._cell import OF_ROWS, OWN_CELLS, Cell, Values, complete, one_or_all
 from my_ops.recurrent._formulas import ALL_ROWS, Rows
 from my_ops.recurrent._ops import register
@@ -23,9 +24,19 @@ Call = Callable[..., Any]
 @dataclass(frozen=True)
 class OwnCell(Cell):
     """``advance`` computes what is carried after a step from the saved values and what was carried
-    before it."""
+    before it. ``header`` prints the cell in C++, or raises ValueError; ``shares`` are the input's
+    shares of the gates in a row that has ended. Both are None if the kernels cannot run the cell.
+    """
 
     advance: Callable[[Values, Values], Values] = lambda saved, previous: previous
+    header: Callable[[], str] | None = None
+    shares: tuple[float, ...] | None = None
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # it says what the cell computes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OwnCell) and self.name == other.name
 
 
 _library = torch.library.Library("my_ops", "FRAGMENT")  # kept alive: it owns the registrations
@@ -128,7 +139,9 @@ def _layer(cell: OwnCell, saves: bool) -> Call:
         _checks.check_layer(cell, tensors)
         rows = Rows.of(tensors[0], *tensors[end:])
         states, parameters = tensors[1:start], tensors[start:end]
-        found = _formulas.forward_of_op(cell, tensors[0], states, parameters, rows)
+        found = _own_kernels.forward(cell, tensors[0], states, parameters, rows, saves)
+        if found is None:
+            found = _formulas.forward_of_op(cell, tensors[0], states, parameters, rows)
         return _apart(found if saves else found[:start], tensors)
 
     return kernel
@@ -144,7 +157,9 @@ def _back_layer(cell: OwnCell) -> Call:
         grads, gates, read = tensors[:count], tensors[count], tensors[count + 1 :]
         of_h = cell.weights.of_h(gates.shape[-1] // cell.saved, recurrent)
         rows = Rows.of(gates, lengths, reset, zoneout)
-        found = _formulas.backward_of_op(cell, grads, gates, read, of_h, rows)
+        found = _own_kernels.backward(cell, grads, gates, read, of_h, rows)
+        if found is None:
+            found = _formulas.backward_of_op(cell, grads, gates, read, of_h, rows)
         return _apart(found, tensors)
 
     return kernel

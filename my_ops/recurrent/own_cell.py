@@ -19,7 +19,7 @@ from my_ops.recurrent._calls import (
     on_device,
 )
 from my_ops.recurrent._derived import Derived
-from my_ops.recurrent._header import header
+from my_ops.recurrent._header import header, with_header
 from my_ops.recurrent._own_ops import define_once
 from my_ops.recurrent._torch_layers import TorchLayer
 
@@ -96,6 +96,7 @@ class CellDefinition:
             self._derived = Derived(self)
             described = self._derived.cell()
             self._derived.check(described)
+            described = with_header(self._derived, described)
         self._cell, self._run_step, self._run = define_once(described)
 
     def __reduce__(self) -> str:
@@ -157,7 +158,7 @@ class CellDefinition:
             ValueError: the kernels cannot run it. They have arithmetic, comparisons, sigmoid, tanh
                 and elu, no parameters with a value for each unit, and need gates that can be shut.
         """
-        return header(self._derived, self._cell)
+        return header(self._derived, self._cell, self._cell.shares)
 
 
 # -------------------------------------------------------------------------------------- layers

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 INSIDE = ("csrc", "include", "kernels", "my_ops", "tools")
 BESIDE = ("Makefile", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
 STAMPS = ("environment", "tools", "wheel", "installed", "runnable")
-BUILT = shutil.ignore_patterns("__pycache__", "*.so", "_build.json")
+BUILT = shutil.ignore_patterns("__pycache__", "*.so", "_build.json", "_recurrent.cuh")
 
 
 def kinds():

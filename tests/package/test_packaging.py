@@ -38,7 +38,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--isolated")
 def copy_source(folder):
     """The contents of an sdist, in a separate folder."""
     for name in ("csrc", "include", "kernels", "my_ops", "tools/build"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.so", "_build.json")
+        ignored = shutil.ignore_patterns("__pycache__", "*.so", "_build.json", "_recurrent.cuh")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(REPOSITORY / name, folder / name)

@@ -159,6 +159,7 @@ struct BlockPlace {
 };
 
 // ---- host ----
+#ifndef __CUDACC_RTC__
 
 template <typename Sequence>
 cudaError_t launch_block(void (*kernel)(BlockParams<Sequence>), const BlockPlan& plan,
@@ -182,5 +183,7 @@ auto visit_block_plan(const BlockPlan& plan, Visit visit) {
       return decltype(visit.template operator()<32>()) {};
   }
 }
+
+#endif
 
 }  // namespace my_ops::cuda

@@ -214,6 +214,7 @@ struct ClusterBlock {
 };
 
 // ---- host ----
+#ifndef __CUDACC_RTC__
 
 // A launch of clusters.
 struct ClusterLaunch {
@@ -302,5 +303,7 @@ const void* visit_cluster_plan(const ClusterPlan& plan, Visit visit) {
       return nullptr;
   }
 }
+
+#endif
 
 }  // namespace my_ops::cuda

@@ -159,6 +159,7 @@ constexpr int kGridAhead = 3;  // steps between the prefetch of a value and its 
 __device__ __forceinline__ bool asks_for_sector() { return threadIdx.x % 8 == 0; }
 
 // ---- host ----
+#ifndef __CUDACC_RTC__
 
 // Calls visit<unit_tiles, row_tiles, chunks>() for the plan's instantiation; null if there is none.
 template <typename T, typename Visit>
@@ -200,5 +201,7 @@ cudaError_t launch_grid(const void* kernel, const GridPlan& plan, size_t exchang
   return cudaLaunchCooperativeKernel(kernel, dim3(plan.members * plan.groups),
                                      dim3(kRecurrentThreads), arguments, plan.shared_bytes, stream);
 }
+
+#endif
 
 }  // namespace my_ops::cuda

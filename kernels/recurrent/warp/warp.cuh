@@ -122,6 +122,7 @@ struct WarpPlace {
 };
 
 // ---- host ----
+#ifndef __CUDACC_RTC__
 
 template <typename Sequence>
 cudaError_t launch_warp(void (*kernel)(Sequence), const WarpPlan& plan, const Sequence& args,
@@ -157,5 +158,7 @@ auto visit_warp_plan(const WarpPlan& plan, Visit visit) {
       return Kernel{};
   }
 }
+
+#endif
 
 }  // namespace my_ops::cuda

@@ -1,0 +1,95 @@
+"""Times layers of my_ops.cell beside those that the wheel ships, on a GPU: own_cells.py FILE
+
+For each case the ms of a forward pass and of one with backward, as the GPU's events measure them,
+and the seconds of the first training step of a process that finds nothing in the cache, with both
+kernels' compilation.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))
+os.environ["MY_OPS_CACHE"] = tempfile.mkdtemp()
+
+import own_cells  # noqa: E402
+import torch  # noqa: E402
+
+import my_ops  # noqa: E402
+
+CASES = [(512, 16, 512), (128, 32, 128), (1024, 1, 256), (512, 64, 1024)]  # steps, batch, hidden
+CELLS = {"lstm": my_ops.nn.LSTM, "gru": my_ops.nn.GRU, "minimal": None, "janet": None}
+
+
+def milliseconds(call, calls):
+    for _ in range(2):
+        call()
+    found = []
+    for _ in range(5):
+        start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) / calls)
+    return round(statistics.median(found), 4)
+
+
+def times(layer, x, grad):
+    def forward():
+        with torch.no_grad():
+            layer(x)
+
+    def training():
+        layer.zero_grad()
+        layer(x)[0].backward(grad)
+
+    start = time.perf_counter()
+    training()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    calls = 3 if x.shape[2] == 1024 else 10
+    return {
+        "forward_ms": milliseconds(forward, calls),
+        "training_ms": milliseconds(training, calls),
+        "first_s": round(first, 3),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--commit", required=True)
+    options = parser.parse_args()
+    torch.randn(8, 8, device="cuda") @ torch.randn(8, 8, device="cuda")  # cuBLAS starts
+    rows = []
+    for dtype in (torch.bfloat16, torch.float32):
+        for steps, batch, hidden in CASES:
+            x = torch.randn(steps, batch, hidden, device="cuda", dtype=dtype)
+            for name, shipped in CELLS.items():
+                cell = getattr(own_cells, name)
+                made = {"own": cell.layer(hidden, hidden, device="cuda", dtype=dtype)}
+                if shipped:
+                    made["shipped"] = shipped(hidden, hidden, device="cuda", dtype=dtype)
+                row = {"cell": name, "dtype": str(dtype)[6:], "sizes": [steps, batch, hidden]}
+                rows.append(row | {key: times(layer, x, x) for key, layer in made.items()})
+                print(rows[-1], flush=True)
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "commit": options.commit,
+    }
+    options.file.write_text(json.dumps(about | {"cases": rows}, indent=1) + "\n")
+
+
+main()

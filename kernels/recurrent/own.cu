@@ -1,0 +1,57 @@
+// Loads and launches the kernels of cells that programs define, which NVRTC has compiled.
+#include "recurrent/block/block.cuh"
+#include "recurrent/cluster/cluster.cuh"
+#include "recurrent/grid/grid.cuh"
+#include "recurrent/warp/warp.cuh"
+
+namespace my_ops::cuda {
+
+cudaError_t load_recurrent_kernel(const void* code, const char* name, const RecurrentPlan& plan,
+                                  const void** kernel) {
+#if CUDART_VERSION >= 12080
+  cudaLibrary_t library;
+  if (auto err = cudaLibraryLoadData(&library, code, nullptr, nullptr, 0, nullptr, nullptr, 0);
+      err != cudaSuccess) {
+    return err;
+  }
+  cudaKernel_t loaded;
+  if (auto err = cudaLibraryGetKernel(&loaded, library, name); err != cudaSuccess) return err;
+  *kernel = loaded;
+  if (plan.kernel == RecurrentKernel::kCluster && count_resident(loaded, plan.cluster) == 0) {
+    return cudaErrorNotSupported;
+  }
+  return cudaSuccess;
+#else
+  return cudaErrorNotSupported;
+#endif
+}
+
+template <typename Sequence>
+cudaError_t launch_recurrent_kernel(const void* kernel, const Sequence& args,
+                                    const RecurrentPlan& plan, void* workspace,
+                                    cudaStream_t stream) {
+  switch (plan.kernel) {
+    case RecurrentKernel::kWarp:
+      return launch_warp(reinterpret_cast<void (*)(Sequence)>(const_cast<void*>(kernel)), plan.warp,
+                         args, stream);
+    case RecurrentKernel::kBlock:
+      return launch_block(
+          reinterpret_cast<void (*)(BlockParams<Sequence>)>(const_cast<void*>(kernel)), plan.block,
+          args, stream);
+    case RecurrentKernel::kCluster:
+      return launch_cluster(kernel, plan.cluster, args, stream);
+    case RecurrentKernel::kGrid:
+      return launch_grid(kernel, plan.grid, plan.workspace, args, workspace, stream);
+    case RecurrentKernel::kWarpgroup:
+    case RecurrentKernel::kSteps:
+      break;
+  }
+  return cudaErrorNotSupported;
+}
+
+template cudaError_t launch_recurrent_kernel(const void*, const RecurrentSequence<void>&,
+                                             const RecurrentPlan&, void*, cudaStream_t);
+template cudaError_t launch_recurrent_kernel(const void*, const RecurrentSequenceBackward<void>&,
+                                             const RecurrentPlan&, void*, cudaStream_t);
+
+}  // namespace my_ops::cuda

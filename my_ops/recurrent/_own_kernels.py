@@ -1,0 +1,338 @@
+"""The persistent CUDA kernels of cells that are defined at run time: planned and launched by the
+compiled module, which has the engine, and compiled at the first call that needs them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from my_ops.ops._common import ops
+from my_ops.recurrent import _nvrtc
+from my_ops.recurrent._formulas import Rows
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SOURCE = _PACKAGE / "_recurrent.cuh"  # which the build makes of kernels/recurrent/nvrtc.cuh
+_TYPES = {
+    torch.float32: b"float",
+    torch.float16: b"__half",
+    torch.bfloat16: b"__nv_bfloat16",
+}
+_PLAN_BYTES = 256  # kPlanBytes of csrc/own_kernels_cuda.cpp
+_lock = RLock()  # of what follows
+_loaded: dict[tuple[str, bytes], tuple[int, ctypes.c_void_p]] = {}  # by source and kernel
+_refused = set[str]()  # cells that cannot be compiled
+
+
+class _Asked(ctypes.Structure):
+    """AskedKernel of csrc/own_kernels_cuda.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_char_p) for name in ("cell", "type")),
+        *((name, ctypes.c_int) for name in ("gates", "terms", "state", "width", "backward")),
+        *((name, ctypes.c_int64) for name in ("steps", "batch", "hidden")),
+    ]
+
+
+def _pointers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p) for name in names]
+
+
+_SIZES = [(name, ctypes.c_int64) for name in ("steps", "batch", "hidden")]
+
+
+class _Sequence(ctypes.Structure):
+    """RecurrentSequence of include/recurrent.h."""
+
+    _fields_ = [
+        *_pointers("gates_x", "bias_x", "bias_h", "w_h"),
+        ("w_row", ctypes.c_int64),
+        *_pointers("h0", "carried0", "reset", "zoneout", "output", "h_n", "carried_n", "saved"),
+        *_pointers("carried"),
+        *_SIZES,
+    ]
+
+
+class _SequenceBackward(ctypes.Structure):
+    """RecurrentSequenceBackward of include/recurrent.h."""
+
+    _fields_ = [
+        *_pointers("grad_output", "grad_h_n", "grad_carried_n", "saved", "carried", "output"),
+        *_pointers("h0", "carried0", "w_h"),
+        ("w_row", ctypes.c_int64),
+        *_pointers("reset", "zoneout", "grad_kept", "grad_terms", "grad_h0", "grad_carried0"),
+        *_SIZES,
+    ]
+
+
+class _Kernel(NamedTuple):
+    plan: Any
+    workspace: int  # bytes
+    handle: ctypes.c_void_p
+
+
+@functools.cache
+def _module() -> Any:
+    """None without the kernels' source, as in builds for the CPU."""
+    if not _SOURCE.exists():
+        return None
+    module = ctypes.CDLL(str(_PACKAGE / "_C.so"))
+    module.my_ops_plan_own_kernel.restype = ctypes.c_int64
+    module.my_ops_error_string.restype = ctypes.c_char_p
+    return module
+
+
+@functools.cache
+def _source() -> str:
+    return _SOURCE.read_text()
+
+
+def _shown(cell: Any) -> str:
+    """The name that the program gave."""
+    return str(cell.name).removeprefix("cell_").rpartition("_")[0]
+
+
+def _error(module: Any, status: int) -> str:
+    return f"{module.my_ops_error_string(status).decode()} ({status})"
+
+
+@functools.lru_cache(4096)
+def kernel_of(
+    cell: Any, dtype: torch.dtype, device: int, backward: bool, steps: int, batch: int, hidden: int
+) -> _Kernel | None:
+    """The kernel that runs all steps of a layer on the current device, or None if they run one by
+    one. It is compiled and loaded at the first call."""
+    module = _module()
+    if module is None or dtype not in _TYPES or cell.header is None:
+        return None
+    with _lock:
+        if cell.name in _refused:
+            return None
+        try:
+            header = cell.header()
+        except ValueError:  # the kernels lack a function
+            _refused.add(cell.name)
+            return None
+        struct = re.findall(r"^struct (\S+) {", header, re.M)[0]
+        state = len(cell.carried) + cell.reads_h
+        facts = (cell.gates, cell.terms, state, dtype.itemsize, backward, steps, batch, hidden)
+        asked = _Asked(struct.encode(), _TYPES[dtype], *facts)
+        plan = ctypes.create_string_buffer(_PLAN_BYTES)
+        name = ctypes.create_string_buffer(512)
+        workspace = module.my_ops_plan_own_kernel(ctypes.byref(asked), plan, name, len(name))
+        if workspace < 0:
+            return None
+        source = _source() + re.sub(r"^#.*\n", "", header, flags=re.M)
+        try:
+            return _Kernel(plan, workspace, _load(module, source, name.value, plan, cell, backward))
+        except _nvrtc.CannotCompile as error:
+            _refused.add(cell.name)
+            sys.stderr.write(f"my_ops: {_shown(cell)} runs step by step: {error}\n")
+            return None
+
+
+def _load(
+    module: Any, source: str, name: bytes, plan: Any, cell: Any, backward: bool
+) -> ctypes.c_void_p:
+    capability = torch.cuda.get_device_capability()
+    key = f"{capability}{source}", name
+    if key not in _loaded:
+        what = f"{_shown(cell)}{' backward' if backward else ''}"
+        code, lowered = _nvrtc.machine_code(source, name.decode(), what)
+        handle = ctypes.c_void_p()
+        status = module.my_ops_load_own_kernel(code, lowered, plan, ctypes.byref(handle))
+        _loaded[key] = status, handle
+    status, handle = _loaded[key]
+    if status != 0:
+        raise _nvrtc.CannotCompile(f"its kernel does not load: {_error(module, status)}")
+    return handle
+
+
+# -------------------------------------------------------------------------------------- launches
+
+
+def _dense(t: Any) -> Any:
+    """Contiguous and aligned as the kernels need it, or None."""
+    if t is None:
+        return None
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
+
+
+def _together(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Carried values, (*, carried, hidden): those of all kinds side by side."""
+    if len(tensors) < 2:
+        return tensors[0] if tensors else None
+    return torch.stack(list(tensors), -2)
+
+
+def _apart(together: Tensor | None) -> list[Tensor]:
+    """The other way. ``together`` is (*, carried, hidden)."""
+    return [] if together is None else [t.contiguous() for t in together.unbind(-2)]
+
+
+def _row_major(weights: Tensor) -> Tensor:
+    return weights if weights.stride(1) == 1 else weights.contiguous()
+
+
+def _launch(kernel: _Kernel, op: str, backward: bool, like: Tensor, fields: dict[str, Any]) -> None:
+    """Fields that are tensors become pointers. The memory of temporary ones is reused in the order
+    of the stream."""
+    structure = _SequenceBackward if backward else _Sequence
+    given = {n: v.data_ptr() if isinstance(v, Tensor) else v for n, v in fields.items()}
+    arguments = structure(**{n: v for n, v in given.items() if v is not None})
+    workspace = like.new_empty(kernel.workspace, dtype=torch.uint8)
+    stream = ctypes.c_void_p(torch.cuda.current_stream(like.device).cuda_stream)
+    pointer, module = ctypes.c_void_p(workspace.data_ptr()), _module()
+    status = module.my_ops_launch_own_kernel(
+        kernel.handle, kernel.plan, int(backward), ctypes.byref(arguments), pointer, stream
+    )
+    if status != 0:
+        raise RuntimeError(f"{op}: CUDA launch failed: {_error(module, status)}")
+
+
+def forward(
+    cell: Any,
+    input: Tensor,
+    states: Sequence[Tensor],
+    parameters: Sequence[Any],
+    rows: Rows,
+    saves: bool,
+) -> tuple[Tensor, ...] | None:
+    """The results of NAME_forward, without the saved values if ``saves`` is false; or None if all
+    steps do not run in one launch."""
+    if not input.is_cuda:
+        return None
+    (steps, batch, _), hidden = input.shape, states[0].shape[-1]
+    with torch.cuda.device(input.device):
+        sizes = (steps, batch, hidden)
+        kernel = kernel_of(cell, input.dtype, input.device.index, False, *sizes)
+        if kernel is None:
+            return None
+        (w_x, bias_x), (w_h, bias_h) = cell.weights.linears(cell, hidden, *parameters)
+        gates_x = _share(input, w_x).view(steps, batch, cell.gates, hidden)
+        if rows.runs is not None:
+            shut = gates_x.new_tensor(cell.shares).unsqueeze(1)
+            gates_x = torch.where(rows.runs.unsqueeze(-1), gates_x, shut)
+        w_h, h0 = _row_major(w_h), _dense(states[0])
+        count = len(cell.carried)
+        of_state = {"output": input.new_empty(sizes), "h_n": torch.empty_like(h0)}
+        carried_n = input.new_empty(batch, count, hidden) if count else None
+        saved = input.new_empty(steps, batch, cell.saved * hidden) if saves else None
+        carried = input.new_empty(steps, batch, count, hidden) if saves and count else None
+        given = {
+            "gates_x": gates_x,
+            "bias_x": None if bias_x is None else bias_x.contiguous(),
+            "bias_h": None if bias_h is None else bias_h.contiguous(),
+            "w_h": w_h,
+            "w_row": w_h.stride(0),
+            "h0": h0,
+            "carried0": _dense(_together(states[1:])),
+            "reset": _dense(None if rows.reset is None else rows.reset.squeeze(-1)),
+            "zoneout": _dense(rows.zoneout),
+            "carried_n": carried_n,
+            "saved": saved,
+            "carried": carried,
+            "steps": steps,
+            "batch": batch,
+            "hidden": hidden,
+        }
+        _launch(kernel, cell.name, False, input, {**given, **of_state})
+        output, h_n = of_state["output"], of_state["h_n"]
+        if rows.runs is not None:
+            count_of_steps, last = _ends(rows.runs, hidden)
+            h_n = torch.where(count_of_steps > 0, output.gather(0, last).squeeze(0), h0)
+            output = torch.where(rows.runs, output, 0.0)
+        results = (output, h_n, *_apart(carried_n))
+        return (*results, saved, *_apart(carried)) if saved is not None else results
+
+
+def backward(
+    cell: Any,
+    grads: Sequence[Tensor | None],
+    saved: Tensor,
+    read: Sequence[Tensor],
+    w_h: Tensor,
+    rows: Rows,
+) -> tuple[Tensor, ...] | None:
+    """The results of NAME_backward, likewise. ``read`` are the sequences and then the states that
+    the cell reads."""
+    if not saved.is_cuda:
+        return None
+    steps, batch, hidden = *saved.shape[:2], saved.shape[2] // cell.saved
+    with torch.cuda.device(saved.device):
+        kernel = kernel_of(cell, saved.dtype, saved.device.index, True, steps, batch, hidden)
+        if kernel is None:
+            return None
+        sequences, states = read[: len(read) // 2], read[len(read) // 2 :]
+        output = h0 = None
+        if cell.reads_h:
+            (output, *sequences), (h0, *states) = sequences, states
+        grad_output, grad_h_n, *grad_carried_n = grads
+        given_h_n = grad_h_n
+        if rows.runs is not None:
+            count_of_steps, last = _ends(rows.runs, hidden)
+            shape = (steps, batch, hidden)
+            zeros = saved.new_zeros(shape)
+            grad_output = zeros if grad_output is None else grad_output.where(rows.runs, zeros)
+            if grad_h_n is not None:
+                of_last = torch.where(count_of_steps > 0, grad_h_n, 0.0).unsqueeze(0)
+                grad_output, grad_h_n = grad_output.scatter_add(0, last, of_last), None
+        of_carried = None
+        if any(g is not None for g in grad_carried_n):
+            zero = saved.new_zeros(batch, hidden)
+            of_carried = _together([zero if g is None else g for g in grad_carried_n])
+        w_h, count = _row_major(w_h), len(cell.carried)
+        grad_terms = saved.new_empty(steps, batch, cell.terms * hidden)
+        grad_h0 = saved.new_empty(batch, hidden)
+        grad_carried0 = saved.new_empty(batch, count, hidden) if count else None
+        kept = None
+        if rows.zoneout is not None:
+            kept = saved.new_empty(batch, hidden, dtype=torch.float32)
+        given = {
+            "grad_output": _dense(grad_output),
+            "grad_h_n": _dense(grad_h_n),
+            "grad_carried_n": _dense(of_carried),
+            "saved": _dense(saved),
+            "carried": _dense(_together(sequences)),
+            "output": _dense(output),
+            "h0": _dense(h0),
+            "carried0": _dense(_together(states)),
+            "w_h": w_h,
+            "w_row": w_h.stride(0),
+            "reset": _dense(None if rows.reset is None else rows.reset.squeeze(-1)),
+            "zoneout": _dense(rows.zoneout),
+            "grad_kept": kept,
+            "grad_terms": grad_terms,
+            "grad_h0": grad_h0,
+            "grad_carried0": grad_carried0,
+            "steps": steps,
+            "batch": batch,
+            "hidden": hidden,
+        }
+        _launch(kernel, f"{cell.name}_backward", True, saved, given)
+        if rows.runs is not None:
+            unmoved = torch.zeros_like(grad_h0) if given_h_n is None else given_h_n
+            grad_h0 = torch.where(count_of_steps > 0, grad_h0, unmoved)
+        return (grad_terms, grad_h0, *_apart(grad_carried0))
+
+
+def _share(input: Tensor, weight: Tensor) -> Tensor:
+    """The input's share of the pre-activations, in float."""
+    if input.dtype == torch.float32:
+        return ops.linear(input, weight, None)
+    return torch.mm(input.flatten(0, 1), weight.mT, out_dtype=torch.float32)
+
+
+def _ends(runs: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
+    """How many steps each row has, (batch, 1), and the index of the last, (1, batch, hidden)."""
+    count = runs.sum(0)
+    return count, (count - 1).clamp(min=0).unsqueeze(0).expand(-1, -1, hidden)
