@@ -1,9 +1,9 @@
 // What my_ops/recurrent/_own_kernels.py asks of the module, through ctypes, for cells that programs
 // define: it has the same structs. The current device is the tensors'.
-#include <cstdio>
 #include <cstring>
+#include <string>
 
-#include "recurrent/plan.h"
+#include "../include/recurrent.h"
 
 #define MY_OPS_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -19,53 +19,33 @@ struct AskedKernel {
 };
 
 constexpr int64_t kStepByStep = -1;
-constexpr int64_t kPlanBytes = 256;  // enough for a plan
-static_assert(sizeof(cuda::RecurrentPlan) <= kPlanBytes);
-
-template <typename... Sizes>
-void name_kernel(const AskedKernel& asked, const char* family, char* name, int64_t size,
-                 Sizes... sizes) {
-  int used = std::snprintf(name, size, "my_ops::cuda::%s_%s_kernel<my_ops::%s, %s", family,
-                           asked.backward ? "backward" : "forward", asked.cell, asked.type);
-  const auto add = [&](const char* format, int value) {
-    if (used >= 0 && used < size) used += std::snprintf(name + used, size - used, format, value);
-  };
-  (add(", %d", sizes), ...);
-  add(">", 0);
-}
+constexpr int64_t kPlanBytes = 256;
+static_assert(kPlanBytes / sizeof(cuda::RecurrentPlan) > 0);
 
 }  // namespace my_ops
 
 // Plans a layer. Returns the bytes of its workspace, with the plan, of kPlanBytes, and the name of
-// its kernel in C++; or kStepByStep. Kernels of warpgroups are not among those that it plans.
+// its kernel in C++; or kStepByStep.
 MY_OPS_EXPORT int64_t my_ops_plan_own_kernel(const my_ops::AskedKernel* asked, void* planned,
                                              char* name, int64_t size) {
   using namespace my_ops;
-  cuda::DeviceFacts device;
-  if (cuda::current_device(&device) != cudaSuccess) return kStepByStep;
-  device.hopper_code = false;
   const Pass pass = asked->backward ? Pass::kBackward : Pass::kForward;
-  const cuda::CellFacts cell{asked->gates, asked->terms, asked->state, false};
-  const cuda::RecurrentPlan plan = cuda::plan_recurrent(
-      {cell, pass, asked->width, asked->steps, asked->batch, asked->hidden}, device);
-  switch (plan.kernel) {
-    case cuda::RecurrentKernel::kWarp:
-      name_kernel(*asked, "warp", name, size, plan.warp.units, plan.warp.rows);
-      break;
-    case cuda::RecurrentKernel::kBlock:
-      name_kernel(*asked, "block", name, size, plan.block.units);
-      break;
-    case cuda::RecurrentKernel::kCluster:
-      name_kernel(*asked, "cluster", name, size, plan.cluster.rows, plan.cluster.chunks);
-      break;
-    case cuda::RecurrentKernel::kGrid:
-      name_kernel(*asked, "grid", name, size, plan.grid.unit_tiles, plan.grid.row_tiles,
-                  plan.grid.chunks);
-      break;
-    case cuda::RecurrentKernel::kWarpgroup:
-    case cuda::RecurrentKernel::kSteps:
-      return kStepByStep;
+  cuda::RecurrentPlan plan;
+  cuda::KernelName kernel;
+  const auto status = cuda::plan_recurrent_kernel({asked->gates, asked->terms, asked->state, false},
+                                                  pass, asked->width, asked->steps, asked->batch,
+                                                  asked->hidden, &plan, &kernel);
+  if (status != cudaSuccess || kernel.family == nullptr) return kStepByStep;
+  std::string text = "my_ops::cuda::";
+  text += kernel.family;
+  text += asked->backward ? "_backward" : "_forward";
+  text += std::string("_kernel<my_ops::") + asked->cell + ", " + asked->type;
+  for (const int of : kernel.sizes) {
+    if (of != 0) text += ", " + std::to_string(of);
   }
+  text += ">";
+  if (static_cast<int64_t>(text.size()) >= size) return kStepByStep;
+  std::memcpy(name, text.c_str(), text.size() + 1);
   std::memcpy(planned, &plan, sizeof plan);
   return plan.workspace;
 }

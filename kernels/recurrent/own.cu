@@ -1,10 +1,39 @@
-// Loads and launches the kernels of cells that programs define, which NVRTC has compiled.
+// Plans, loads and launches the kernels of cells that programs define, which NVRTC compiles.
 #include "recurrent/block/block.cuh"
 #include "recurrent/cluster/cluster.cuh"
 #include "recurrent/grid/grid.cuh"
+#include "recurrent/plan.h"
 #include "recurrent/warp/warp.cuh"
 
 namespace my_ops::cuda {
+
+cudaError_t plan_recurrent_kernel(const CellFacts& cell, Pass pass, int width, int64_t steps,
+                                  int64_t batch, int64_t hidden, RecurrentPlan* plan,
+                                  KernelName* name) {
+  DeviceFacts device;
+  if (auto err = current_device(&device); err != cudaSuccess) return err;
+  device.hopper_code = false;  // no warpgroups
+  *plan = plan_recurrent({cell, pass, width, steps, batch, hidden}, device);
+  switch (plan->kernel) {
+    case RecurrentKernel::kWarp:
+      *name = {"warp", {plan->warp.units, plan->warp.rows}};
+      break;
+    case RecurrentKernel::kBlock:
+      *name = {"block", {plan->block.units}};
+      break;
+    case RecurrentKernel::kCluster:
+      *name = {"cluster", {plan->cluster.rows, plan->cluster.chunks}};
+      break;
+    case RecurrentKernel::kGrid:
+      *name = {"grid", {plan->grid.unit_tiles, plan->grid.row_tiles, plan->grid.chunks}};
+      break;
+    case RecurrentKernel::kWarpgroup:
+    case RecurrentKernel::kSteps:
+      *name = {};
+      break;
+  }
+  return cudaSuccess;
+}
 
 cudaError_t load_recurrent_kernel(const void* code, const char* name, const RecurrentPlan& plan,
                                   const void** kernel) {

@@ -221,9 +221,11 @@ def test_exports_the_c_interface_alone(elf):
     assert len(declared) == 11
     declared += ["my_ops_explain_gemm", "my_ops_explain_recurrent"]  # csrc/explain.h
     called = set(re.findall(r"my_ops_fast_fp32_\w+", (PACKAGE / "_fast_fp32.py").read_text()))
+    own_kernels = (PACKAGE / "recurrent/_own_kernels.py").read_text()
+    called |= set(re.findall(r"my_ops_\w+_own_kernel", own_kernels))
     for_cuda = json.loads((PACKAGE / "_build.json").read_text())["nvcc"] is not None
     exported = {s.name for s in elf.symbols() if s.defined}
-    assert exported == set(declared) | (called if for_cuda else set())  # only CUDA has the switch
+    assert exported == set(declared) | (called if for_cuda else set())  # only CUDA has these
 
 
 def test_imports_only_the_stable_interface(elf):
