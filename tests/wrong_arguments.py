@@ -32,6 +32,8 @@ CELL = {"input": T((BATCH, INPUTS)), "weights": WEIGHTS, "bias": BIAS}
 CELL |= {"old_h": STATE, "old_cell": STATE}
 LAYER = {"input": T((STEPS, BATCH, INPUTS)), "h0": STATE, "c0": STATE}
 LAYER |= {"weights": WEIGHTS, "bias": BIAS, **MASKS}
+HEADS, SCORES = T((2, 3, 5, 4)), T((2, 1, 5, 7))
+ATTENTION = {"query": HEADS, "key": T((2, 3, 7, 4)), "value": T((2, 3, 7, 6)), "bias": SCORES}
 RIGHT: dict[str, dict[str, Any]] = {
     op: {argument.name: T((2, 3)) for argument in overload(op)._schema.arguments}
     for op in ("custom_add", *UNARY, *UNARY_BACKWARD)
@@ -51,6 +53,17 @@ RIGHT |= {
         "packed": T((0,), torch.uint8),
     },
     "prepack": {"weight": T((4, 3))},
+    "attention": ATTENTION,
+    "attention_forward": ATTENTION,
+    "attention_backward": {
+        "grad": T((2, 3, 5, 6)),
+        **ATTENTION,
+        "out": T((2, 3, 5, 6)),
+        "logsumexp": T((0,)),
+        "is_causal": False,
+        "scale": None,
+        "needs_bias": True,
+    },
     "recurrent_weights_backward": WEIGHTS_BACKWARD,
     "lltm_cell": CELL,
     "lltm_cell_forward": CELL,
@@ -85,6 +98,8 @@ PAIRS = {
     "gemm": ("a", "b"),
     "gemm.out": ("a", "b"),
     "linear": ("x", "weight"),
+    "attention": ("query", "key"),
+    "attention_forward": ("query", "key"),
     "recurrent_weights_backward": ("grad_gates", "input"),
     "lltm_cell": ("input", "weights"),
     "lltm_cell_forward": ("input", "weights"),
@@ -152,6 +167,32 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
     *[(op, list(RIGHT[op])[1], NOT_FLOATING, f"{{name}} {FLOATING}") for op in UNARY_BACKWARD],
     ("gemm gemm.out", "a", NOT_FLOATING, f"a {FLOATING}"),
     ("linear", "x", NOT_FLOATING, f"x {FLOATING}"),
+    ("attention attention_forward", "query", NOT_FLOATING, f"query {FLOATING}"),
+    (
+        "attention attention_forward",
+        "query",
+        [(3, 5, 4), (1, 2, 3, 5, 4)],
+        "query must be (batch, heads, queries, size), got {got}",
+    ),
+    (
+        "attention attention_forward",
+        "key",
+        [(3, 7, 4), (1, 3, 7, 4), (2, 1, 7, 4), (2, 3, 7, 5)],
+        "key must be (batch, heads, keys, size) = (2, 3, 7, 4), got {got}",
+    ),
+    (
+        "attention attention_forward",
+        "value",
+        [(3, 7, 6), (1, 3, 7, 6), (2, 1, 7, 6), (2, 3, 6, 6)],
+        "value must be (batch, heads, keys, size) = (2, 3, 7, 6), got {got}",
+    ),
+    (
+        "attention attention_forward",
+        "bias",
+        [(5, 7), (2, 2, 5, 7), (3, 1, 5, 7), (2, 1, 4, 7), (2, 1, 5, 6)],
+        "bias must broadcast to (batch, heads, queries, keys) = (2, 3, 5, 7), got {got}",
+    ),
+    ("attention attention_forward", "is_causal", [True], "is_causal must be False with a bias"),
     ("prepack", "weight", NOT_FLOATING, f"weight {FLOATING}"),
     (f"{ALL_CELLS} {ALL_LAYERS}", "input", NOT_FLOATING, f"input {FLOATING}"),
     *[

@@ -8,10 +8,15 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from my_ops._private import FakeTensor, FunctionalTensor, hooked
-from my_ops.ops import linear
 from my_ops.ops._checks import FLOATING
 from my_ops.ops.gemm import are_on_cpu
-from my_ops.ops.linear import check_activation, is_torchs_linear, plain_linear, torchs_linear
+from my_ops.ops.linear import (
+    check_activation,
+    is_torchs_linear,
+    linear,
+    plain_linear,
+    torchs_linear,
+)
 from my_ops.reference import ACTIVATIONS, activate
 
 _DENSE = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)

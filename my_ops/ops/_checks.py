@@ -232,6 +232,36 @@ def check_out(out: Tensor, a: Tensor, b: Tensor, op: str) -> None:
     check_one_address_each(out, "out", op)
 
 
+def check_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, is_causal: bool
+) -> None:
+    check_floating(query, "attention", "query")
+    for name, t in (("key", key), ("value", value)):
+        check_same_device(t, name, query, "query", "attention")
+        check_same_dtype(t, name, query, "query", "attention")
+    check(
+        query.dim() == 4,
+        f"attention: query must be (batch, heads, queries, size), got {show(query)}",
+    )
+    for name, t, size in (("key", key, query.shape[3]), ("value", value, value.shape[-1])):
+        want = (*query.shape[:2], key.shape[-2], size)
+        check_shape(t, name, want, "(batch, heads, keys, size)", "attention")
+    if bias is None:
+        return
+    check(not is_causal, "attention: is_causal must be False with a bias")
+    check_same_device(bias, "bias", query, "query", "attention")
+    check_same_dtype(bias, "bias", query, "query", "attention")
+    scores = (*query.shape[:3], key.shape[2])
+    fits = bias.dim() == 4 and all(
+        mine in (1, theirs) for mine, theirs in zip(bias.shape, scores, strict=True)
+    )
+    check(
+        fits,
+        f"attention: bias must broadcast to (batch, heads, queries, keys) = {show(scores)}, got "
+        f"{show(bias)}",
+    )
+
+
 def check_prepack(weight: Tensor) -> None:
     check_floating(weight, "prepack", "weight")
     check(
