@@ -10,44 +10,33 @@ namespace my_ops::fast_fp32 {
 template <typename Backend>
 class Attention {
  public:
-  using Result = std::tuple<std::optional<Tensor>, std::optional<Tensor>>;
-  using Gradients = std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
-                               std::optional<Tensor>>;
+  static constexpr int64_t kMinWork = cuda::kAttentionMinWork;
 
-  static constexpr const char* kForward =
-      "fast_fp32_attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float dropout_p, bool "
-      "is_causal, float? scale) -> (Tensor?, Tensor?)";
-  static constexpr const char* kBackward =
-      "fast_fp32_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, "
-      "Tensor "
-      "out, Tensor logsumexp, float dropout_p, bool is_causal, float? scale, bool needs_bias) -> "
-      "(Tensor?, Tensor?, Tensor?, Tensor?)";
-
-  // The output and its log-sum-exp, or nothing.
-  static Result forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                        const std::optional<Tensor>& bias, double dropout_p, bool causal,
-                        std::optional<double> scale) {
-    Result result;
-    taken("attention", q, k, [&](cuda::AttentionArgs& args) -> std::optional<Left> {
-      if (const auto left = problem(q, k, v, bias, dropout_p, causal, scale, false, &args))
-        return left;
-      const Device device(q);
-      const Attended attended = attend(args, q, k, v, device.stream());
-      result = {attended.out, attended.logsumexp};
+  // Puts the output, its log-sum-exp, and a seed and an offset of random numbers into results.
+  static bool forward(const AttentionCall& call, bool needs_logsumexp, AtenTensorHandle* results) {
+    return taken("attention", call, [&](const Inputs& in) -> std::optional<Left> {
+      cuda::AttentionArgs args;
+      if (const auto left = problem(in, call, false, &args)) return left;
+      const Device device(in.q);
+      Attended attended = attend(args, in.q, in.k, in.v, device.stream());
+      if (!needs_logsumexp) attended.logsumexp = empty(in.q, {in.q.size(0), in.q.size(1), 0});
+      const Tensor seed = no_random_state(in.q, device.stream());
+      const Tensor offset = no_random_state(in.q, device.stream());
+      const Tensor* const found[] = {&attended.out, &attended.logsumexp, &seed, &offset};
+      for (int i = 0; i < 4; ++i) results[i] = new_handle(found[i]->get());
       return std::nullopt;
     });
-    return result;
   }
 
-  // The gradients of q, k, v and, if it is asked for, of bias, or nothing.
-  static Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
-                            const std::optional<Tensor>& bias, const Tensor& out,
-                            const Tensor& logsumexp, double dropout_p, bool causal,
-                            std::optional<double> scale, bool needs_bias) {
-    Gradients result;
-    taken("attention_backward", q, k, [&](cuda::AttentionArgs& args) -> std::optional<Left> {
-      if (const auto left = problem(q, k, v, bias, dropout_p, causal, scale, true, &args))
-        return left;
+  // Puts the gradients of q, k, v and, if it is asked for, of bias into results.
+  static bool backward(const AttentionCall& call, const AttentionSaved& saved,
+                       AtenTensorHandle* results) {
+    return taken("attention_backward", call, [&](const Inputs& in) -> std::optional<Left> {
+      cuda::AttentionArgs args;
+      if (const auto left = problem(in, call, true, &args)) return left;
+      const Tensor& q = in.q;
+      const Tensor grad = tensor(saved.grad), out = tensor(saved.out);
+      const Tensor logsumexp = tensor(saved.logsumexp);
       if (!is_ours<Backend>(grad, q) || !is_ours<Backend>(out, q) ||
           !is_ours<Backend>(logsumexp, q) || sizes_of(grad) != sizes_of(q) ||
           sizes_of(out) != sizes_of(q) || !logsumexp.is_contiguous() ||
@@ -55,37 +44,58 @@ class Attention {
         return Left::kOther;
       }
       const Device device(q);
-      const AttentionGrads grads =
-          attend_backward(args, grad, q, k, v, out, logsumexp, needs_bias, device.stream());
-      result = {grads.q, grads.k, grads.v, grads.bias};
+      const AttentionGrads grads = attend_backward(args, grad, q, in.k, in.v, out, logsumexp,
+                                                   saved.needs_bias, device.stream());
+      const Tensor* const found[] = {&grads.q, &grads.k, &grads.v};
+      for (int i = 0; i < 3; ++i) results[i] = new_handle(found[i]->get());
+      if (grads.bias) results[3] = new_handle(grads.bias->get());
       return std::nullopt;
     });
-    return result;
   }
 
  private:
+  struct Inputs {
+    Tensor q, k, v;
+    std::optional<Tensor> bias;
+  };
+
+  // Whether compute had no reason to leave the call to torch. Counts that.
   template <typename F>
-  static void taken(const char* op, const Tensor& q, const Tensor& k, const F& compute) {
+  static bool taken(const char* op, const AttentionCall& call, const F& compute) {
     Left left;
     try {
-      cuda::AttentionArgs args{};
-      const std::optional<Left> why = compute(args);
+      const Inputs in{tensor(call.q), tensor(call.k), tensor(call.v), optional_tensor(call.bias)};
+      const std::optional<Left> why = compute(in);
       if (!why) {
-        count(Shape(op, q.size(0) * q.size(1), q.size(2), k.size(2), q.size(3)));
-        return;
+        count(Shape(op, in.q.size(0) * in.q.size(1), in.q.size(2), in.k.size(2), in.q.size(3)));
+        return true;
       }
       left = *why;
     } catch (const std::exception&) {  // torch's needs less memory, or raises its own error
       left = Left::kFailed;
     }
     count(left);
+    return false;
+  }
+
+  // Of attention without dropout, which draws no numbers: empty, where torch's op has its own.
+  static Tensor no_random_state(const Tensor& q, cudaStream_t stream) {
+    auto status = cudaStreamCaptureStatusNone;
+    check_launch(cudaStreamIsCapturing(stream, &status), "attention");
+    const bool captured = status != cudaStreamCaptureStatusNone;
+    AtenTensorHandle result = nullptr;
+    check_torch(aoti_torch_empty_strided(
+                    0, nullptr, nullptr, aoti_torch_dtype_int64(),
+                    captured ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu(),
+                    captured ? q.get_device_index() : 0, &result),
+                "attention");
+    return Tensor(result);
   }
 
   // Sets args, but for the pointers. Returns why this attention stays torch's.
-  static std::optional<Left> problem(const Tensor& q, const Tensor& k, const Tensor& v,
-                                     const std::optional<Tensor>& bias, double dropout_p,
-                                     bool causal, std::optional<double> scale, bool backward,
+  static std::optional<Left> problem(const Inputs& in, const AttentionCall& call, bool backward,
                                      cuda::AttentionArgs* args) {
+    const auto& [q, k, v, bias] = in;
     for (const Tensor* t : {&q, &k, &v}) {
       if (!is_ours<Backend>(*t, q) || t->dim() != 4) return Left::kOther;
     }
@@ -95,9 +105,9 @@ class Attention {
         (!is_ours<Backend>(*bias, q) || sizes_of(*bias) != Sizes{n[0], n[1], n[2], keys[2]})) {
       return Left::kOther;
     }
-    if (dropout_p != 0) return Left::kDropout;
+    if (call.dropout != 0) return Left::kDropout;
     if (sizes_of(v) != keys) return Left::kHeads;
-    const auto made = attention_args(q, k, bias, causal, scale);
+    const auto made = attention_args(q, k, bias, call.causal, call.scale);
     if (!made) return Left::kOther;
     cuda::AttentionPlan plan;
     {

@@ -25,15 +25,13 @@ from torch.compiler import is_compiling
 from my_ops._library import cpp_module
 from my_ops._private import dispatch_table
 
-# Only compiled kernels replace torch's convolutions.
+# Only compiled kernels replace torch's convolutions and attention.
 CONVOLUTIONS = ("convolution", "convolution_backward")
 OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
 ATTENTION = (  # the ops in which float32's scaled_dot_product_attention ends, on CUDA only
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_efficient_attention_backward",
 )
-# Attention with fewer multiply-adds in a product is not asked for: torch's is as fast.
-LEAST_ATTENTION = 1 << 22
 P = ParamSpec("P")
 R = TypeVar("R")
 SHOWN = 30  # shapes in the report's table
@@ -84,14 +82,9 @@ class Report(NamedTuple):
 
 
 class _NativeSwitch(ctypes.Structure):
-    """``Switch`` of csrc/overrides/fast_fp32_switch.h."""
+    """The first fields of ``Switch`` in csrc/overrides/fast_fp32_switch.h."""
 
-    _fields_ = (
-        ("on", ctypes.c_void_p),
-        ("least", ctypes.c_int64),
-        ("take", ctypes.c_void_p),
-        ("convolve", ctypes.c_void_p),
-    )
+    _fields_ = (("on", ctypes.c_void_p), ("least", ctypes.c_int64))
 
 
 def _registered_at(op: str, key: str) -> Path | None:
@@ -157,9 +150,6 @@ class Switch:
             for op, at in kernels.items():
                 if op in self._others:
                     continue
-                if op in ATTENTION:
-                    self._override_attention(op)
-                    continue
                 names = op.encode(), self._key.encode()
                 compiled = (
                     overrides is not None
@@ -167,7 +157,7 @@ class Switch:
                     and not _is_torchs_python(at)
                     and overrides.my_ops_overrides_put(*names, native)
                 )
-                if not compiled and op not in CONVOLUTIONS:
+                if not compiled and op in OPS:
                     self._override_in_python(op, native.contents.least)
             return 0.0
 
@@ -203,80 +193,6 @@ class Switch:
             return call_torchs(keys, *tensors, **rest)
 
         assert self._library is not None
-        self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)
-
-    def _override_attention(self, op: str) -> None:
-        """One of the two ops may run while the switch is on, and the other while it is off: both
-        sides keep torch's log-sum-exp."""
-        call_torchs = torch.library.get_kernel(f"aten::{op}", self._key).call_boxed
-        ops = torch.ops.my_ops
-
-        def worth_asking(q: Tensor, k: Tensor) -> bool:
-            return (
-                self._on
-                and q.dtype is torch.float32
-                and q.dim() == k.dim() == 4
-                and q.numel() * k.size(2) >= LEAST_ATTENTION
-            )
-
-        def forward(
-            keys: Any,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            bias: Tensor | None,
-            compute_log_sumexp: bool,
-            dropout_p: float = 0.0,
-            is_causal: bool = False,
-            *,
-            scale: float | None = None,
-        ) -> tuple[Tensor, ...]:
-            if worth_asking(q, k):
-                out, lse = ops.fast_fp32_attention(q, k, v, bias, dropout_p, is_causal, scale)
-                if out is not None:
-                    if not compute_log_sumexp:
-                        lse = lse.new_empty((*lse.shape[:2], 0))
-                    # As torch's, which draws no numbers without dropout.
-                    device = q.device if torch.cuda.is_current_stream_capturing() else "cpu"
-                    seed, offset = (
-                        torch.empty((), dtype=torch.int64, device=device) for _ in range(2)
-                    )
-                    return out, lse, seed, offset
-            rest = (bias, compute_log_sumexp, dropout_p, is_causal)
-            return call_torchs(keys, q, k, v, *rest, scale=scale)
-
-        def backward(
-            keys: Any,
-            grad: Tensor | None,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            bias: Tensor | None,
-            out: Tensor,
-            logsumexp: Tensor,
-            seed: Tensor,
-            offset: Tensor,
-            dropout_p: float,
-            mask: list[bool],
-            is_causal: bool = False,
-            *,
-            scale: float | None = None,
-        ) -> tuple[Tensor | None, ...]:
-            if grad is not None and worth_asking(q, k):
-                added = bias if bias is not None and bias.numel() > 0 else None
-                saved = (q, k, v, added, out, logsumexp)
-                grads = ops.fast_fp32_attention_backward(
-                    grad, *saved, dropout_p, is_causal, scale, mask[3]
-                )
-                if grads[0] is not None:
-                    return grads
-            saved = (q, k, v, bias, out, logsumexp)
-            return call_torchs(
-                keys, grad, *saved, seed, offset, dropout_p, mask, is_causal, scale=scale
-            )
-
-        assert self._library is not None
-        kernel = backward if op.endswith("backward") else forward
         self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)
 
     def report(self) -> Report:
