@@ -11,12 +11,9 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
 
 import my_ops
 
-OURS = {
-    nn.LSTM: my_ops.nn.LSTM,
-    nn.GRU: my_ops.nn.GRU,
-    nn.LSTMCell: my_ops.nn.LSTMCell,
-    nn.GRUCell: my_ops.nn.GRUCell,
-}
+OURS = {nn.LSTM: my_ops.nn.LSTM, nn.GRU: my_ops.nn.GRU}
+CELLS = {nn.LSTMCell: my_ops.nn.LSTMCell, nn.GRUCell: my_ops.nn.GRUCell}
+OF_LINEAR, OF_CELLS = "fast_fp32() takes its products", "torch's own costs the host less"
 
 
 class Model(nn.Module):
@@ -50,13 +47,8 @@ def test_every_kind_becomes_ours_and_back(device):
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     report = my_ops.convert(model)
     assert kinds(model) == {name: OURS.get(kind, kind) for name, kind in before.items()}
-    assert report.converted == {
-        "lstm": "LSTM",
-        "gru": "GRU",
-        "cell": "LSTMCell",
-        "last": "GRUCell",
-    }
-    assert report.skipped == {"embed.0": "fast_fp32() takes its products"}
+    assert report.converted == {"lstm": "LSTM", "gru": "GRU"}
+    assert report.skipped == {"embed.0": OF_LINEAR, "cell": OF_CELLS, "last": OF_CELLS}
     torch.testing.assert_close(model(x), want, rtol=1e-12, atol=1e-12)
     assert all(modules[name] is module for name, module in model.named_modules())
     assert all(parameters[name] is p for name, p in model.named_parameters())
@@ -72,7 +64,10 @@ def test_again_does_nothing():
     after = kinds(model)
     second = my_ops.convert(model)
     assert second.converted == {}
-    assert str(second) == "embed.0: Linear, skipped: fast_fp32() takes its products"
+    assert str(second) == (
+        f"embed.0: Linear, skipped: {OF_LINEAR}\n"
+        f"cell: LSTMCell, skipped: {OF_CELLS}\nlast: GRUCell, skipped: {OF_CELLS}"
+    )
     second.undo()
     assert kinds(model) == after
     first.undo()
@@ -126,7 +121,7 @@ def test_copies_state_dicts_and_compilation():
 def test_hooks_stay():
     model, x = made()
     calls = []
-    for layer in (model.lstm, model.last):
+    for layer in (model.lstm, model.gru):
         layer.register_forward_pre_hook(lambda module, args: calls.append("before"))
         layer.register_forward_hook(lambda module, args, result: calls.append("after"))
     my_ops.convert(model)
@@ -146,7 +141,7 @@ def test_hooks_that_make_a_parameter_act():
         torch.testing.assert_close(layer(x), want, rtol=1e-12, atol=1e-12)
 
 
-class Own(nn.GRUCell):
+class Own(nn.GRU):
     pass
 
 
@@ -170,33 +165,33 @@ def quantized(layer):
 
 
 def wrapped(layer):
-    layer.weight_hh = nn.Parameter(layer.weight_hh.detach().as_subclass(Wrapped))
+    layer.weight_hh_l0 = nn.Parameter(layer.weight_hh_l0.detach().as_subclass(Wrapped))
     return layer
 
 
 def sparse(layer):
-    layer.weight_hh = nn.Parameter(layer.weight_hh.detach().to_sparse())
+    layer.weight_hh_l0 = nn.Parameter(layer.weight_hh_l0.detach().to_sparse())
     return layer
 
 
 @pytest.mark.parametrize(
     "layer, why",
     [
-        (Own(4, 3), "subclass of nn.GRUCell"),
-        (parametrizations.weight_norm(nn.LSTMCell(4, 3), "weight_hh"), "parametrized"),
+        (Own(4, 3), "subclass of nn.GRU"),
         (parametrizations.weight_norm(nn.LSTM(4, 3), "weight_hh_l0"), "parametrized"),
         (replaced_forward(nn.GRU(4, 3)), "its forward was replaced"),
         (quantized(nn.GRU(4, 3)), "being quantized"),
         (nn.LSTM(4, 3, proj_size=2), "it has projections, which run torch's own LSTM"),
-        (nn.GRUCell(4, 3, dtype=torch.complex64), "its weight_ih is of dtype complex64"),
-        (wrapped(nn.GRUCell(4, 3)), "its weight_hh is a Wrapped"),
-        (sparse(nn.GRUCell(4, 3)), "its weight_hh is of layout torch.sparse_coo"),
+        (nn.GRU(4, 3, dtype=torch.complex64), "its weight_ih_l0 is of dtype complex64"),
+        (wrapped(nn.GRU(4, 3)), "its weight_hh_l0 is a Wrapped"),
+        (sparse(nn.GRU(4, 3)), "its weight_hh_l0 is of layout torch.sparse_coo"),
         (with_own("zoneout", nn.GRU(4, 3)), "it has an attribute zoneout of its own"),
-        (with_own("_step", nn.LSTMCell(4, 3)), "it has an attribute _step of its own"),
         (with_own("_direction", nn.LSTM(4, 3)), "it has an attribute _direction of its own"),
         (nn.RNN(4, 3), "my_ops has no RNN"),
         (nn.RNNCell(4, 3), "my_ops has no RNNCell"),
-        (nn.Linear(4, 3), "fast_fp32() takes its products"),
+        (nn.Linear(4, 3), OF_LINEAR),
+        (nn.LSTMCell(4, 3), OF_CELLS),
+        (nn.GRUCell(4, 3), OF_CELLS),
     ],
     ids=lambda value: value.rsplit(" ", 1)[-1] if isinstance(value, str) else "",
 )
@@ -238,17 +233,17 @@ def test_on_meta_before_it_is_loaded():
     [
         ({"only": "lstm"}, {"lstm"}),
         ({"only": nn.LSTM}, {"lstm", "inner.0"}),
-        ({"only": ["inner", nn.GRUCell]}, {"inner.0", "inner.1", "last"}),
+        ({"only": ["inner", nn.GRU]}, {"inner.0", "inner.1", "last"}),
         ({"only": ""}, {"lstm", "inner.0", "inner.1", "last"}),
         ({"only": ()}, set()),
         ({"skip": "inner"}, {"lstm", "last"}),
-        ({"skip": [nn.RNNBase]}, {"last"}),
+        ({"skip": [nn.LSTM]}, {"inner.1", "last"}),
         ({"only": "inner", "skip": nn.GRU}, {"inner.0"}),
     ],
 )
 def test_modules_that_are_chosen(chosen, names):
     model = nn.Sequential()
-    model.lstm, model.last = nn.LSTM(2, 2), nn.GRUCell(2, 2)
+    model.lstm, model.last = nn.LSTM(2, 2), nn.GRU(2, 2)
     model.inner = nn.ModuleList([nn.LSTM(2, 2), nn.GRU(2, 2)])
     model.inner2 = nn.Linear(2, 2)
     assert set(my_ops.convert(model, **chosen).converted) == names
@@ -373,14 +368,23 @@ def test_revert(copied):
     other = copied(model)
     report = my_ops.revert(other)
     assert kinds(other) == before
-    assert report.converted == {
-        "lstm": "LSTM", "gru": "GRU", "cell": "LSTMCell", "last": "GRUCell",
-    }  # fmt: skip
+    assert report.converted == {"lstm": "LSTM", "gru": "GRU"}
     assert torch.equal(other(x), want)
     assert set(other.lstm.__dict__) == set(made()[0].lstm.__dict__)
     report.undo()
     assert kinds(other) == kinds(model)
     torch.testing.assert_close(other(x), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_revert_of_cells(kind):
+    cell, x = CELLS[kind](4, 3), torch.randn(2, 4)
+    want = cell(x)
+    report = my_ops.revert(cell)
+    assert type(cell) is kind
+    torch.testing.assert_close(cell(x), want)
+    report.undo()
+    assert type(cell) is CELLS[kind]
 
 
 def test_revert_skips_what_torch_has_not():
