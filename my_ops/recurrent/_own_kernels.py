@@ -91,8 +91,18 @@ def _module() -> Any:
 
 
 @functools.cache
-def _source() -> str:
+def _engine() -> str:
     return _SOURCE.read_text()
+
+
+def source_of(header: str) -> str:
+    """What NVRTC compiles for a cell, with what ``cell.header()`` prints."""
+    return _engine() + re.sub(r"^#.*\n", "", header, flags=re.M)
+
+
+def struct_of(header: str) -> str:
+    """The cell's name in its header."""
+    return str(re.findall(r"^struct (\S+) {", header, re.M)[0])
 
 
 def _shown(cell: Any) -> str:
@@ -121,16 +131,15 @@ def kernel_of(
         except ValueError:  # the kernels lack a function
             _refused.add(cell.name)
             return None
-        struct = re.findall(r"^struct (\S+) {", header, re.M)[0]
         state = len(cell.carried) + cell.reads_h
         facts = (cell.gates, cell.terms, state, dtype.itemsize, backward, steps, batch, hidden)
-        asked = _Asked(struct.encode(), _TYPES[dtype], *facts)
+        asked = _Asked(struct_of(header).encode(), _TYPES[dtype], *facts)
         plan = ctypes.create_string_buffer(_PLAN_BYTES)
         name = ctypes.create_string_buffer(512)
         workspace = module.my_ops_plan_own_kernel(ctypes.byref(asked), plan, name, len(name))
         if workspace < 0:
             return None
-        source = _source() + re.sub(r"^#.*\n", "", header, flags=re.M)
+        source = source_of(header)
         try:
             return _Kernel(plan, workspace, _load(module, source, name.value, plan, cell, backward))
         except _nvrtc.CannotCompile as error:
