@@ -3,13 +3,14 @@ machine code on disk."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -19,6 +20,14 @@ _OPTIONS += ["-DMY_OPS_WITH_CUDA"]
 
 class CannotCompile(Exception):
     """NVRTC is missing or refuses; the message says why."""
+
+
+def say(line: str) -> None:
+    """On stderr, if the program has it open."""
+    stderr: TextIO | None = sys.stderr
+    if stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            stderr.write(f"my_ops: {line}\n")
 
 
 def cache_folder() -> Path:
@@ -45,7 +54,7 @@ def machine_code(source: str, kernel: str, what: str) -> tuple[bytes, bytes]:
     path = cache_folder() / f"{hashlib.sha256(asked.encode()).hexdigest()}.cubin"
     found = _read(path)
     if found is None:
-        sys.stderr.write(f"my_ops: compiling {what} for this GPU, {architecture}\n")
+        say(f"compiling {what} for this GPU, {architecture}")
         found = _compile(source, kernel, architecture)
         _write(path, found)
     name, _, code = found.partition(b"\0")

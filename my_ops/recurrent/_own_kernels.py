@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from threading import RLock
@@ -144,7 +143,7 @@ def kernel_of(
             return _Kernel(plan, workspace, _load(module, source, name.value, plan, cell, backward))
         except _nvrtc.CannotCompile as error:
             _refused.add(cell.name)
-            sys.stderr.write(f"my_ops: {_shown(cell)} runs step by step: {error}\n")
+            _nvrtc.say(f"{_shown(cell)} runs step by step: {error}")
             return None
 
 

@@ -1,6 +1,9 @@
 """What my_ops.cell does on CUDA before a kernel runs, without a GPU: NVRTC compiles the engine's
 kernels, and a folder keeps their machine code."""
 
+import io
+import sys
+
 import own_cells
 import pytest
 import torch
@@ -113,6 +116,15 @@ def test_a_full_disk_leaves_nothing(compile_count, monkeypatch, tmp_path):
     monkeypatch.setattr(_nvrtc.os, "replace", replace)
     _nvrtc.machine_code("source", "kernel", "cell")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_without_stderr(compile_count, monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    for count, stderr in enumerate((None, closed), 1):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        _nvrtc.machine_code("source", f"kernel {count}", "cell")
+        assert len(compile_count) == count
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):
