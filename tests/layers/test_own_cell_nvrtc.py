@@ -41,10 +41,10 @@ def compiled(cell, family, backward, dtype, architecture):
         ("lstm", "warp", "float", "sm_75"),
         ("gru", "block", "__half", "sm_80"),
         ("minimal", "warp", "__nv_bfloat16", "sm_90a"),
-        ("lltm", "block", "float", "sm_120a"),
+        ("lltm", "block", "float", "sm_86"),
         ("janet", "cluster", "float", "sm_90a"),
         ("tanh_rnn", "grid", "__nv_bfloat16", "sm_90a"),
-        ("relu_rnn", "grid", "float", "sm_100a"),
+        ("relu_rnn", "grid", "float", "sm_90a"),
     ],
 )
 def test_every_family_compiles(nvrtc, cell, family, dtype, architecture, backward):
