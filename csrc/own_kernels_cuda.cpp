@@ -20,7 +20,7 @@ struct AskedKernel {
 
 constexpr int64_t kStepByStep = -1;
 constexpr int64_t kPlanBytes = 256;
-static_assert(kPlanBytes / sizeof(cuda::RecurrentPlan) > 0);
+static_assert(sizeof(cuda::RecurrentPlan) <= kPlanBytes);
 
 }  // namespace my_ops
 
