@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
-from my_ops._private import FakeTensor, FunctionalTensor, hooked
+from my_ops._private import FakeTensor, FunctionalTensor, hooked, tracing
 from my_ops.ops import linear
 from my_ops.ops._checks import FLOATING
 from my_ops.ops.gemm import are_on_cpu
@@ -29,6 +29,13 @@ def _is_dense(t: Tensor) -> bool:
     return hasattr(t, "placements")
 
 
+def _for_onnx() -> bool:
+    """Whether torch exports the layer to ONNX, whose exporters know torch's operators alone."""
+    if is_dynamo_compiling() or not (tracing() or is_compiling()):  # the import below takes time
+        return False
+    return torch.onnx.is_in_onnx_export()
+
+
 def _is_untouched(layer: nn.Module) -> bool:
     """Whether a call of the layer runs ``Linear.forward`` and nothing else."""
     return type(layer) is Linear and not hooked(layer)
@@ -42,10 +49,10 @@ class Linear(nn.Linear):
     (For tools that ask for the exact type, such as ``quantize_dynamic``, set ``layer.__class__ =
     torch.nn.Linear`` first.) Weights and inputs that are sparse, nested or of tensor subclasses,
     such as quantized ones, go to ``torch.nn.functional.linear``, except ``DTensor``; so do those on
-    the CPU, those of complex and integer types, and 16-bit ones that would not gain from the op.
-    Unlike ``torch.nn.Linear``, a float32 layer takes 16-bit inputs and returns float32; a
-    16-bit layer takes float32 inputs only without a bias. In TorchScript float32 has its full
-    precision, except for products that go to cuBLAS while torch allows TF32 there.
+    the CPU, those of complex and integer types, 16-bit ones that would not gain from the op, and
+    all in an export to ONNX. Unlike ``torch.nn.Linear``, a float32 layer takes 16-bit inputs and
+    returns float32; a 16-bit layer takes float32 inputs only without a bias. In TorchScript float32
+    has its full precision, except for products that go to cuBLAS while torch allows TF32 there.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -61,7 +68,8 @@ class Linear(nn.Linear):
                 output = torchs_linear(input, weight, bias)
                 if output is not None:
                     return output
-            call = linear if _is_dense(weight) and _is_dense(input) else F.linear
+            ours = _is_dense(weight) and _is_dense(input) and not _for_onnx()
+            call = linear if ours else F.linear
             return call(input, weight, bias)
 
 
@@ -113,7 +121,7 @@ class LinearActivation(nn.Module):
             inner = self.linear
             if _is_untouched(inner):
                 weight, bias = inner.weight, inner.bias
-                if _is_dense(input) and _is_dense(weight):
+                if _is_dense(input) and _is_dense(weight) and not _for_onnx():
                     return linear(input, weight, bias, activation=self.activation)
         return activate(self.linear(input), self.activation)
 

@@ -362,6 +362,22 @@ def test_sparse_weights_go_to_torch_s_linear(kind):
     torch.testing.assert_close(layer(x), want, rtol=LIMIT, atol=LIMIT)
 
 
+@pytest.mark.parametrize("kind", ["Linear", "LinearActivation"])
+@pytest.mark.parametrize("by", ["trace", "export"])
+def test_exports_to_onnx_have_torchs_operators(by, kind, make, x, monkeypatch):
+    """Its exporters, which trace a layer in one of two ways, know no others."""
+    layer = make()
+
+    def has_ours():
+        if by == "trace":
+            return "my_ops::" in str(torch.jit.trace(layer, x, check_trace=False).inlined_graph)
+        return "my_ops." in str(torch.export.export(layer, (x,)).graph)
+
+    assert has_ours()
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    assert not has_ours()
+
+
 def model():
     return nn.Sequential(
         my_ops.nn.LinearActivation(5, 16, activation="gelu"), my_ops.nn.Linear(16, 4)
