@@ -48,16 +48,21 @@ ENVIRONMENT = os.environ | {
     "WATCH_SOURCE": str(COPY / "my_ops"),
 }
 
-ELEMENTWISE = "elementwise memory registration c_api autograd vmap integration bounds"
-GEMM = "error_classes gemm gemm_options registration autograd vmap integration autocast nn bounds"
-LLTM = "error_classes lltm memory lltm_layer registration autograd vmap autocast integration bounds"
-OF_TORCH = "lstm_gru torch_layers torch_layer_tools registration autograd vmap autocast"
+EVERY_OP = "registration autograd compile vmap storage array_bounds"
+ELEMENTWISE = f"elementwise memory c_api integration bounds faults {EVERY_OP}"
+GEMM = "error_classes gemm gemm_options gemm_mixed gemm_half gemm_tf32 gemm_accuracy linear bounds"
+GEMM += f" weight_gradients torchs_products integration autocast nn {EVERY_OP}"
+LLTM = f"error_classes lltm memory lltm_layer autocast integration bounds {EVERY_OP}"
+OF_TORCH = f"lstm_gru torch_layers torch_layer_tools zoneout autocast {EVERY_OP}"
 LAYERS = "error_classes nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
+PLAIN = "plain plain_errors plain_calls"
+OWN_CELL = "own_cell_definition own_cell own_cell_nvrtc own_cell_kernels"
+OF_OWN_CELLS = "_derived", "_expressions", "_header", "_nvrtc", "_own_", "_trace", "own_cell"
 TESTS = {  # the first prefix that fits counts
-    "my_ops/__main__": "report fast_fp32",
+    "my_ops/__main__": "report run",
     "my_ops/__init__": "package private_names report fast_fp32 typing",
     "my_ops/_autocast": "autocast lltm_layer nn",
-    "my_ops/_convert": "convert",
+    "my_ops/_convert": "convert convert_cudnn",
     "my_ops/_errors": "memory fake_kernels",
     "my_ops/_explain": "explain",
     "my_ops/_fast_fp32": "fast_fp32",
@@ -65,34 +70,42 @@ TESTS = {  # the first prefix that fits counts
     "my_ops/_inductor": "inductor registration",
     "my_ops/_install_hint": "report",
     "my_ops/_library": "private_names registration package",
-    "my_ops/_run": "fast_fp32",
+    "my_ops/_run": "run",
+    "my_ops/_plain": PLAIN,
     "my_ops/_private": "private_names autograd registration distributed",
     "my_ops/_vmap": "vmap lltm_layer autocast",
-    "my_ops/distributed": "distributed",
+    "my_ops/distributed": "distributed train_distributed",
     "my_ops/nn": LAYERS,
     "my_ops/ops/_": "fake_kernels elementwise gemm lltm registration",
     "my_ops/ops/elementwise": f"{ELEMENTWISE} fake_kernels overrides",
     "my_ops/ops/gemm": f"{GEMM} fake_kernels overrides",
     "my_ops/ops/linear": f"{GEMM} fake_kernels overrides",
-    "my_ops/recurrent/_layers": LAYERS,
+    **{f"my_ops/recurrent/{name}": OWN_CELL for name in OF_OWN_CELLS},
     "my_ops/recurrent/_calls": f"{LAYERS} torch_layers torch_layer_tools reset",
+    "my_ops/recurrent/_cudnn": "convert_cudnn convert",
+    "my_ops/recurrent/_layers": LAYERS,
+    "my_ops/recurrent/_plain": PLAIN,
+    "my_ops/recurrent/_terms": f"cells {OWN_CELL} lltm lstm_gru",
     "my_ops/recurrent/_torch_layers": "torch_layers torch_layer_tools nn reset",
     "my_ops/recurrent/_vmap": "vmap lltm_layer autocast reset",
+    "my_ops/recurrent/_weights_backward": "weights_backward torch_layer_tools",
     "my_ops/recurrent/lstm": f"{OF_TORCH} fake_kernels overrides",
     "my_ops/recurrent/gru": f"{OF_TORCH} fake_kernels overrides",
-    "my_ops/recurrent": f"{LLTM} fake_kernels overrides {OF_TORCH} reset",
+    "my_ops/recurrent": f"{LLTM} fake_kernels overrides {OF_TORCH} reset cells",
     "my_ops/reference": "gemm lltm lstm_gru elementwise",
     "my_ops": f"fake_kernels {ELEMENTWISE} gemm gemm_options lltm lltm_layer private_names",
+    "csrc/calls": f"{PLAIN} {ELEMENTWISE}",
     "csrc/elementwise": f"{ELEMENTWISE} fake_kernels cpp",
     "csrc/gemm": f"{GEMM} fake_kernels cpp",
     "csrc/lltm": f"{LLTM} fake_kernels cpp",
     "csrc/lstm": f"{OF_TORCH} fake_kernels",
     "csrc/gru": f"{OF_TORCH} fake_kernels",
-    "csrc/recurrent": f"{LLTM} fake_kernels cpp lstm_gru reset",
+    "csrc/recurrent": f"{LLTM} fake_kernels cpp lstm_gru reset weights_backward zoneout",
     "csrc/c_api": "c_api explain",
     "csrc/fast_fp32": "fast_fp32",
     "csrc/overrides": "fast_fp32",
     "csrc": f"fake_kernels {ELEMENTWISE} gemm lltm lltm_layer cpp",
+    "kernels/common": f"numeric_cpu {ELEMENTWISE} gemm lltm",
     "kernels/elementwise": ELEMENTWISE,
     "kernels/recurrent": f"{LLTM} lstm_gru reset recurrent_kernels",
     "kernels": f"{ELEMENTWISE} lltm",
@@ -365,7 +378,7 @@ def watch_tests():
     if not (build() and run("setup.py", "-q", "egg_info")):
         raise SystemExit(f"mutants: the tree itself does not build: see {LOG}")
     if watched is None:
-        print("Running the tests, watched: about 15 minutes", flush=True)
+        print("Running the tests, watched", flush=True)
         files = test_files(sorted(set(" ".join(TESTS.values()).split())))
         if not tests_pass(files, "-p", "watch_tests"):
             raise SystemExit(f"mutants: before any change tests fail: see {LOG}")

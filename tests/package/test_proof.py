@@ -155,6 +155,18 @@ call: gru
 """
 
 
+def test_mutants_meet_every_test_of_the_code(monkeypatch):
+    """A file that tools/mutants.py does not name would let its mutants live."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    mutants = pytest.importorskip("mutants", reason="needs cosmic-ray", exc_type=ImportError)
+    named = {name for names in mutants.TESTS.values() for name in names.split()}
+    folders = ("ops", "layers", "integration")
+    files = {path.stem for folder in folders for path in (ROOT / "tests" / folder).glob("test_*")}
+    of_other_code = {"op_table", "plan"}  # a tool, and what is not compiled for the CPU's kernels
+    assert {f"test_{name}" for name in named | of_other_code} >= files
+    assert [name for name in named if not mutants.test_files([name])] == []
+
+
 def test_what_a_sanitizer_says_is_counted(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     sanitize = importlib.import_module("sanitize")
