@@ -407,6 +407,15 @@ def test_actions_are_pinned(path):
             assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
 
 
+def test_containers_are_pinned():
+    """A tag can be moved, a digest not."""
+    lines = [line for path in WORKFLOWS for line in path.read_text().splitlines()]
+    images = [line.split()[-1] for line in lines if re.match(r" +(container|image): \S", line)]
+    assert images
+    for image in images:
+        assert re.fullmatch(r"[\w./-]+:\w+@sha256:[0-9a-f]{64}", image), image
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_permissions_are_named(path):
     text = path.read_text()
