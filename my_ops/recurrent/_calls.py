@@ -463,6 +463,40 @@ def stacked(ends: Tensors) -> Tensor:
     return ends[0].unsqueeze(0) if len(ends) == 1 else torch.stack(ends)
 
 
+def check_heads(layer: str, heads: Any, hidden: int) -> None:
+    if not isinstance(heads, int) or isinstance(heads, bool):
+        raise TypeError(f"{layer}: heads must be an int, got {heads!r}")
+    if heads < 1 or hidden % heads != 0:
+        raise ValueError(
+            f"{layer}: heads must be positive and divide hidden_size = {hidden}, got {heads}"
+        )
+
+
+def parameters_by_head(parameters: Tensors, heads: int, units: int) -> List[Tensors]:  # noqa: UP006
+    """Those of each head, in the ops' shapes. The rows of every parameter are its gates', and of
+    each gate the heads', each of ``units``."""
+    found: List[Tensors] = [[] for _ in range(heads)]  # noqa: UP006
+    for p in parameters:
+        blocks = p.unflatten(0, [-1, heads, units]).transpose(0, 1).flatten(1, 2).unbind(0)
+        for k, block in enumerate(blocks):
+            found[k].append(block)
+    return found
+
+
+def states_by_head(states: Tensors, heads: int) -> List[Tensors]:  # noqa: UP006
+    """``(*, hidden_size)``, and of each head ``(*, hidden_size / heads)``."""
+    found: List[Tensors] = [[] for _ in range(heads)]  # noqa: UP006
+    for s in states:
+        for k, part in enumerate(s.chunk(heads, -1)):
+            found[k].append(part)
+    return found
+
+
+def joined_heads(results: List[Tensors]) -> Tensors:  # noqa: UP006
+    """The other way."""
+    return [torch.cat([r[i] for r in results], -1) for i in range(len(results[0]))]
+
+
 def reverse(x: Tensor, lengths: MaybeTensor) -> Tensor:
     """Reverses time in ``(steps, batch, size)``: in every row, the steps that it has."""
     if lengths is None:

@@ -5,24 +5,28 @@ draws, copies and saves them, but neither a ``torch.nn.LSTM`` nor a ``torch.nn.G
 does not trace these or their subclasses.
 """
 
-from typing import Any, Tuple  # noqa: UP035  TorchScript reads these
+from typing import Any, List, Tuple  # noqa: UP035  TorchScript reads these
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from my_ops._private import weights_in_a_row
+from my_ops._private import parameters_by_direction, parameters_changed, weights_in_a_row
 from my_ops.recurrent._calls import (
     LayerCall,
     MaybeTensor,
     MaybeTensors,
     Tensors,
+    check_heads,
     check_probability,
     check_state,
+    joined_heads,
+    parameters_by_head,
     reverse,
     reverse_reset,
     stacked,
+    states_by_head,
     zoneout_shares,
 )
 from my_ops.recurrent._cudnn import parameters_for_cudnn
@@ -33,7 +37,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
 
     __constants__ = [  # noqa: RUF012
         *(*nn.RNNBase.__constants__, "_name", "_state_names"),
-        *("_has_dropout", "_has_weight_dropout", "_has_zoneout"),
+        *("_has_dropout", "_has_weight_dropout", "_has_zoneout", "heads"),
     ]
     _name: str
     _state_names: list[str]
@@ -45,6 +49,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
     _was_torchs: bool = False  # before convert; such a layer may call cuDNN
     weight_dropout: float = 0.0
     zoneout: float = 0.0
+    heads: int = 1
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("weight_dropout", "zoneout"):
@@ -67,6 +72,45 @@ class TorchLayer(LayerCall, nn.RNNBase):
     ) -> Tensors:
         """The output, and the states at the end."""
         raise NotImplementedError
+
+    def _make_heads(self, heads: int) -> None:
+        """The recurrent weights for a number of heads, in place of those for one."""
+        check_heads(self._name, heads, self.hidden_size)
+        if heads == 1:
+            return
+        if self.proj_size > 0:
+            raise ValueError(f"{self._name}: heads must be 1 with proj_size > 0, got {heads}")
+        self.heads = heads
+        for names in parameters_by_direction(self):
+            whole = getattr(self, names[1])
+            blocks = whole.new_empty(len(whole), self.hidden_size // heads)
+            setattr(self, names[1], nn.Parameter(blocks))
+        parameters_changed(self)
+        self.reset_parameters()
+
+    def _by_head(
+        self,
+        x: Tensor,
+        states: Tensors,
+        parameters: Tensors,
+        lengths: MaybeTensor,
+        reset: MaybeTensor,
+        zoneout: MaybeTensor,
+    ) -> Tensors:
+        """``_direction``, of each head with its own part of the states and parameters."""
+        heads = self.heads
+        if heads == 1:
+            return self._direction(x, states, parameters, lengths, reset, zoneout)
+        of_states = states_by_head(states, heads)
+        own = parameters_by_head(parameters, heads, self.hidden_size // heads)
+        kept = states_by_head([] if zoneout is None else [zoneout], heads)
+        results: List[Tensors] = []  # noqa: UP006
+        for k in range(heads):
+            of_head: MaybeTensor = None
+            if zoneout is not None:
+                of_head = kept[k][0]
+            results.append(self._direction(x, of_states[k], own[k], lengths, reset, of_head))
+        return joined_heads(results)
 
     def flatten_parameters(self) -> None:
         """As torch's, for layers that may call cuDNN: those with projections, and converted ones.
@@ -129,7 +173,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
         is_complex = data.is_complex()
         if not (self._was_torchs or is_complex) or self._has_weight_dropout or self._has_zoneout:
             return None
-        if lengths is not None or reset is not None:
+        if lengths is not None or reset is not None or self.heads > 1:
             return None
         if is_complex:
             return self._in_a_row()
@@ -189,7 +233,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
             zoneout: MaybeTensor = None
             if self._has_zoneout:
                 zoneout = zoneout_shares(x, self.hidden_size, self.zoneout, self.training)
-            results = self._direction(
+            results = self._by_head(
                 reverse(x, lengths) if backward else x,
                 [s[k] for s in states],
                 own,
@@ -209,4 +253,6 @@ class TorchLayer(LayerCall, nn.RNNBase):
             text += f", weight_dropout={self.weight_dropout}"
         if self._has_zoneout:
             text += f", zoneout={self.zoneout}"
+        if self.heads > 1:
+            text += f", heads={self.heads}"
         return text

@@ -162,8 +162,8 @@ class GRU(PlainLayerCall, TorchLayer):
 
     Arguments, parameters, their names and initialisation, state dict, calls and results are those
     of ``torch.nn.GRU``. It adds ``lengths``, ``reset``, ``weight_dropout`` and ``zoneout``, as in
-    :class:`LLTM`. It is a ``torch.nn.RNNBase``, but not a ``torch.nn.GRU`` for ``isinstance``,
-    because torch.compile does not trace those.
+    :class:`LLTM`, and ``heads``, as in :class:`LSTM`. It is a ``torch.nn.RNNBase``, but not a
+    ``torch.nn.GRU`` for ``isinstance``, because torch.compile does not trace those.
 
     The call is ``layer(input, h_0, lengths, reset)``. input is ``(steps, batch, input_size)``, or
     ``(batch, steps, input_size)`` with ``batch_first``, without the batch for one sequence, or a
@@ -175,8 +175,8 @@ class GRU(PlainLayerCall, TorchLayer):
 
     Raises:
         TypeError: an argument is not a tensor.
-        ValueError: a length in a list is negative or larger than steps, or ``lengths`` is given
-            beside a ``PackedSequence``.
+        ValueError: a length in a list is negative or larger than steps, ``lengths`` is given
+            beside a ``PackedSequence``, or ``heads`` does not divide ``hidden_size``.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
 
@@ -197,11 +197,13 @@ class GRU(PlainLayerCall, TorchLayer):
         *,
         weight_dropout: float = 0.0,
         zoneout: float = 0.0,
+        heads: int = 1,
     ) -> None:
         sizes, layout = (input_size, hidden_size, num_layers), (bias, batch_first)
         super().__init__("GRU", *sizes, *layout, dropout, bidirectional, 0, device, dtype)
         self.weight_dropout = weight_dropout
         self.zoneout = zoneout
+        self._make_heads(heads)
 
     def _plain(self, input: Tensor, states: Any) -> Any:
         return plain(self, CELL, input, states)

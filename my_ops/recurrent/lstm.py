@@ -177,8 +177,11 @@ class LSTM(CarryingLayerCall, TorchLayer):
 
     Arguments, parameters, their names and initialisation, state dict, calls and results are those
     of ``torch.nn.LSTM``. It adds ``lengths``, ``reset``, ``weight_dropout`` and ``zoneout``, as in
-    :class:`LLTM`. It is a ``torch.nn.RNNBase``, but not a ``torch.nn.LSTM`` for ``isinstance``,
-    because torch.compile does not trace those. Projections (``proj_size``) run torch's own LSTM.
+    :class:`LLTM`, and ``heads``: the recurrent weights are block-diagonal, ``weight_hh_l0`` is ``(4
+    * hidden_size, hidden_size / heads)``, and a unit's gates see h of its head's units.
+
+    It is a ``torch.nn.RNNBase``, but not a ``torch.nn.LSTM`` for ``isinstance``, because
+    torch.compile does not trace those. Projections (``proj_size``) run torch's own LSTM.
 
     The call is ``layer(input, (h_0, c_0), lengths, reset)``. input is ``(steps, batch,
     input_size)``, or ``(batch, steps, input_size)`` with ``batch_first``, without the batch for one
@@ -192,7 +195,8 @@ class LSTM(CarryingLayerCall, TorchLayer):
     Raises:
         TypeError: an argument is not a tensor, or ``hx`` is not a pair of tensors.
         ValueError: a length in a list is negative or larger than steps, ``lengths`` is given beside
-            a ``PackedSequence``, or an option does not go with projections.
+            a ``PackedSequence``, an option does not go with projections, or ``heads`` does not
+            divide ``hidden_size``.
         RuntimeError: dtypes, devices or shapes do not fit.
     """
 
@@ -214,12 +218,14 @@ class LSTM(CarryingLayerCall, TorchLayer):
         *,
         weight_dropout: float = 0.0,
         zoneout: float = 0.0,
+        heads: int = 1,
     ) -> None:
         sizes, layout = (input_size, hidden_size, num_layers), (bias, batch_first)
         more: Any = (dropout, bidirectional, proj_size, device, dtype)
         super().__init__("LSTM", *sizes, *layout, *more)
         self.weight_dropout = weight_dropout
         self.zoneout = zoneout
+        self._make_heads(heads)
 
     # What torch.nn.LSTM overrides of RNNBase, for programs that call it.
     get_expected_cell_size = nn.LSTM.get_expected_cell_size

@@ -15,8 +15,12 @@ from my_ops.recurrent._calls import (
     MaybeTensor,
     StepCall,
     Tensors,
+    check_heads,
     check_states,
+    joined_heads,
     on_device,
+    parameters_by_head,
+    states_by_head,
 )
 from my_ops.recurrent._derived import Derived
 from my_ops.recurrent._header import header, with_header
@@ -121,6 +125,7 @@ class CellDefinition:
         *,
         weight_dropout: float = 0.0,
         zoneout: float = 0.0,
+        heads: int = 1,
     ) -> CellLayer:
         """The cell over time, in one or more layers and directions, like ``torch.nn.LSTM``.
 
@@ -128,6 +133,13 @@ class CellDefinition:
         those of ``torch.nn.LSTM``, with what :class:`my_ops.nn.LSTM` adds. Per-unit parameters are
         named like the others, ``NAME_l0``. The state is h alone, or a tuple of h and the carried
         values.
+
+        With ``heads`` the recurrent weights are block-diagonal: ``weight_hh_l0`` is ``(gates *
+        hidden_size, hidden_size / heads)``, and a unit's gates see h of the units of its head.
+
+        Raises:
+            TypeError: ``heads`` is not an int.
+            ValueError: ``heads`` does not divide ``hidden_size``.
         """
         return CellLayer(
             self,
@@ -136,6 +148,7 @@ class CellDefinition:
             dtype,
             weight_dropout,
             zoneout,
+            heads,
         )
 
     def step(
@@ -145,10 +158,12 @@ class CellDefinition:
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        heads: int = 1,
     ) -> CellStep:
         """One step of the cell as a module, like ``torch.nn.LSTMCell``. A call returns the new h,
-        or a tuple of it and the carried values."""
-        return CellStep(self, input_size, hidden_size, bias, device, dtype)
+        or a tuple of it and the carried values. ``heads`` is that of :meth:`layer`."""
+        return CellStep(self, input_size, hidden_size, bias, device, dtype, heads)
 
     def header(self) -> str:
         """The cell in C++, as the headers in kernels/recurrent/cells: what the engine's kernels
@@ -175,13 +190,19 @@ class CellStep(StepCall, nn.RNNCellBase):
         bias: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        heads: int,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, len(cell.gates), device, dtype)
         self.cell = cell
+        self.heads = heads
+        check_heads(self._name, heads, hidden_size)
+        if heads > 1:
+            blocks = self.weight_hh.new_empty(len(self.weight_hh), hidden_size // heads)
+            self.weight_hh = nn.Parameter(blocks)
         for name in cell.parameters:
             vector = torch.empty(hidden_size, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(vector))
-        if cell.parameters:
+        if cell.parameters or heads > 1:
             self.reset_parameters()
 
     @property
@@ -196,13 +217,23 @@ class CellStep(StepCall, nn.RNNCellBase):
         return last[0] if len(names) == 1 else tuple(last)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, cell={self.cell.name}"
+        heads = f", heads={self.heads}" if self.heads > 1 else ""
+        return f"{super().extra_repr()}{heads}, cell={self.cell.name}"
 
     def _step(self, x: Tensor, states: Tensors) -> Tensors:
         vectors = (getattr(self, name) for name in self.cell.parameters)
-        weights = (self.weight_ih, self.weight_hh, *vectors, self.bias_ih, self.bias_hh)
-        new = self.cell._run_step(x, *weights, *states)
-        return [new] if isinstance(new, Tensor) else list(new)
+        weights = [self.weight_ih, self.weight_hh, *vectors]
+        weights += [self.bias_ih, self.bias_hh] if self.bias else []
+        biases = () if self.bias else (None, None)
+
+        def run(states: Tensors, weights: Tensors) -> Tensors:
+            new = self.cell._run_step(x, *weights, *biases, *states)
+            return [new] if isinstance(new, Tensor) else list(new)
+
+        if self.heads == 1:
+            return run(states, weights)
+        own = parameters_by_head(weights, self.heads, self.hidden_size // self.heads)
+        return joined_heads(list(map(run, states_by_head(states, self.heads), own)))
 
 
 class CellLayer(TorchLayer):
@@ -222,6 +253,7 @@ class CellLayer(TorchLayer):
         dtype: torch.dtype | None,
         weight_dropout: float,
         zoneout: float,
+        heads: int,
     ) -> None:
         # A layer of one gate, whose parameters are not made, for torch's checks and names.
         sizes, layout = (input_size, hidden_size, num_layers), (bias, batch_first)
@@ -229,6 +261,7 @@ class CellLayer(TorchLayer):
         self.cell = cell
         self.weight_dropout = weight_dropout
         self.zoneout = zoneout
+        self._make_heads(heads)
         rows = len(cell.gates) * hidden_size
         for names in parameters_by_direction(self):
             suffix = names[0].removeprefix("weight_ih")
