@@ -218,3 +218,15 @@ def declinable(op: str) -> bool:
     if calls is not None:
         calls.add(op)
     return calls is not None
+
+
+def asked_for_each(op: Any) -> bool:
+    """Makes DTensor ask the sharding rule of an op for each combination of its arguments. Otherwise
+    it repeats the answer for other numbers and strings, integers apart. Returns whether it does."""
+    from torch.distributed.tensor import DTensor  # takes time to import
+
+    propagator = getattr(getattr(DTensor, "_op_dispatcher", None), "sharding_propagator", None)
+    known = getattr(propagator, "op_to_schema_info", {}).get(op)
+    if known is not None:
+        known.static_argnum = 0  # the first argument that is part of the key
+    return known is not None

@@ -146,11 +146,13 @@ def placements_of_products(mesh):
     x, w = distribute_tensor(a, mesh, [Shard(1)]), distribute_tensor(b, mesh, [Shard(0)]).mT
     assert_close(my_ops.linear(x, w, bias), a @ b + bias.full_tensor())
     residual = torch.randn(4, 8, dtype=torch.float64)
-    got = my_ops.linear(x, w, residual=distribute_tensor(residual, mesh, [Replicate()]))
+    whole = distribute_tensor(residual, mesh, [Replicate()])
+    got = my_ops.linear(x, w, residual=whole)
     assert got.placements == (Partial(),)
     assert_close(got, a @ b + residual)
     gelu = torch.nn.functional.gelu(a @ b)
     assert_close(my_ops.linear(x, w, activation="gelu"), gelu)
+    assert_close(my_ops.linear(x, w, activation="gelu", residual=whole), gelu + residual)
 
 
 def placements_of_sums(mesh):

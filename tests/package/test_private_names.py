@@ -89,7 +89,7 @@ def test_private_names_stand_in_one_place():
     found = foreign_names()
     of_objects = {"_cdata", "_compiled_autograd_key", "_current_level", "_dynamo_marked_constant"}
     of_objects |= {"_all_weights", "_flat_weights_names", "_init_flat_weights", "_parameters"}
-    of_objects |= {"_version"}
+    of_objects |= {"_op_dispatcher", "_version"}
     assert found.pop("_private.py") == of_objects
     # TorchScript reads a layer's parameters there, and cannot read them through another module.
     assert found.pop("recurrent/_torch_layers.py") == {"_flat_weights"}
@@ -258,3 +258,21 @@ def test_without_the_version_of_a_tensor(monkeypatch):
         for _ in range(2):
             got = my_ops.linear(x, weight)
     assert torch.equal(got, my_ops.linear(x.bfloat16(), weight.bfloat16()))
+
+
+def test_without_the_arguments_that_sharding_rules_are_asked_for(monkeypatch):
+    """Then no sum is left to the caller, since an activation needs it whole."""
+    distributed = pytest.importorskip("my_ops.distributed")
+    x, weight = torch.randn(2, 3), torch.randn(4, 3)
+
+    def partial():
+        layouts = distributed._linear(x, weight)
+        return any(place.is_partial() for (place,), _ in layouts)
+
+    assert _private.asked_for_each(torch.ops.my_ops.linear.default)
+    assert partial()
+    with monkeypatch.context() as without:
+        without.delattr("torch.distributed.tensor.DTensor._op_dispatcher")
+        assert not _private.asked_for_each(torch.ops.my_ops.linear.default)
+    monkeypatch.setattr(distributed, "_knows_activation", False)
+    assert not partial()
