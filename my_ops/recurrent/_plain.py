@@ -168,7 +168,7 @@ def plain(
     if is_compiling() or input.dim() != 3 or not _is_plain(input):
         return None
     layers, both, batch_first = layer.num_layers, layer.bidirectional, layer.batch_first
-    if layer._has_weight_dropout or layer._has_zoneout or layer.proj_size > 0 or layer.heads > 1:
+    if layer._has_weight_dropout or layer._has_zoneout or layer.proj_size > 0:
         return None
     if layers > 1 and layer.training and layer._has_dropout:
         return None

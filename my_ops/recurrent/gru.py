@@ -206,7 +206,7 @@ class GRU(PlainLayerCall, TorchLayer):
         self._make_heads(heads)
 
     def _plain(self, input: Tensor, states: Any) -> Any:
-        return plain(self, CELL, input, states)
+        return plain(self, CELL, input, states) if self.heads == 1 else None
 
     def _direction(
         self,

@@ -236,7 +236,7 @@ class LSTM(CarryingLayerCall, TorchLayer):
         return [self.proj_size if self.proj_size > 0 else self.hidden_size, self.hidden_size]
 
     def _plain(self, input: Tensor, states: Any) -> Any:
-        return plain(self, CELL, input, states)
+        return plain(self, CELL, input, states) if self.heads == 1 else None
 
     def _direction(
         self,
