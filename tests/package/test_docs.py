@@ -39,6 +39,31 @@ def test_some_plans_are_shown():
     assert {page for page, *_ in SHOWN} >= {"is_it_for_me.md", "which_kernel.md"}
 
 
+@pytest.mark.parametrize(
+    "page, heading", [("README.md", "Fast float32 without"), ("docs/fast_fp32.md", "Fast float32")]
+)
+def test_pages_of_the_switch_begin_with_its_gpus(page, heading):
+    """Those whose plan does not leave a large product to the library."""
+    parser = argparse.ArgumentParser()
+    _explain.add_arguments(parser)
+    asked = "gemm 4096 4096 4096 --gpu"
+    takes = [
+        name
+        for name in _explain.GPUS
+        if "library" not in _explain.explain(parser.parse_args([*asked.split(), name]))
+    ]
+    assert takes
+    text = (REPOSITORY / page).read_text().partition(f"# {heading}")[2].partition("```python")[0]
+    assert [name for name in takes if name.upper() not in text] == []
+
+
+def test_the_first_page_begins_with_what_there_is_to_gain():
+    text = (REPOSITORY / "docs/index.md").read_text()
+    parts = "products_headline", "<picture>", "recurrent_headline", "```python", "`d_sigmoid`"
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("tool", ["which_kernel", "drawings"])
 def test_what_tools_write_is_current(tool):
     """If this fails, run python tools/which_kernel.py, or drawings.py."""

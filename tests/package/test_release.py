@@ -133,6 +133,12 @@ def test_prerequisites_are_the_same_everywhere():
         assert f"make {target}" in (REPOSITORY / "README.md").read_text()
 
 
+def test_readme_says_what_each_of_its_commands_takes():
+    shown = set(re.findall(r"^(pip install \.|make \w+)", README, re.MULTILINE))
+    rows = re.findall(r"^\| `(.+)` \| [\d.]+ GB \| [\d.]+ GB \| .*minutes", README, re.MULTILINE)
+    assert {"pip install .", "make test"} <= shown == set(rows)
+
+
 def test_bug_form_asks_for_the_report():
     assert "python -m my_ops --json" in (REPOSITORY / ".github/ISSUE_TEMPLATE/bug.yml").read_text()
 
