@@ -51,6 +51,13 @@ def peephole(i, f, g, o, c, p_i, p_f, p_o):
     return torch.sigmoid(o + p_o * c) * torch.tanh(c), c
 
 
+@my_ops.cell(gates="f g", parameters="p")
+def scaled(f, g_x, g_h, h, p):
+    """A gate whose shares are apart beside a parameter of each unit."""
+    f = torch.sigmoid(f + p * h)
+    return (1 - f) * h + f * torch.tanh(g_x + p * g_h)
+
+
 @my_ops.cell(gates="i f z o", carried="c n m")
 def slstm(i, f, z, o, c, n, m):
     """sLSTM (Beck et al., 2024): exponential gates, kept in range by the largest exponent, m."""
@@ -71,5 +78,5 @@ def janet(f, g, c, beta=1.0):
 
 ALL = {
     made.name: made
-    for made in (lstm, gru, lltm, tanh_rnn, relu_rnn, minimal, peephole, slstm, janet)
+    for made in (lstm, gru, lltm, tanh_rnn, relu_rnn, minimal, peephole, scaled, slstm, janet)
 }

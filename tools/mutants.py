@@ -56,7 +56,7 @@ LLTM = f"error_classes lltm memory lltm_layer autocast integration bounds {EVERY
 OF_TORCH = f"lstm_gru torch_layers torch_layer_tools zoneout autocast {EVERY_OP}"
 LAYERS = "error_classes nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
 PLAIN = "plain plain_errors plain_calls"
-OWN_CELL = "own_cell_definition own_cell own_cell_nvrtc own_cell_kernels"
+OWN_CELL = "own_cell_definition own_cell heads own_cell_nvrtc own_cell_kernels"
 OF_OWN_CELLS = "_derived", "_expressions", "_header", "_nvrtc", "_own_", "_trace", "own_cell"
 TESTS = {  # the first prefix that fits counts
     "my_ops/__main__": "report run",
@@ -86,7 +86,7 @@ TESTS = {  # the first prefix that fits counts
     "my_ops/recurrent/_layers": LAYERS,
     "my_ops/recurrent/_plain": PLAIN,
     "my_ops/recurrent/_terms": f"cells {OWN_CELL} lltm lstm_gru",
-    "my_ops/recurrent/_torch_layers": "torch_layers torch_layer_tools nn reset",
+    "my_ops/recurrent/_torch_layers": "torch_layers torch_layer_tools nn reset heads",
     "my_ops/recurrent/_vmap": "vmap lltm_layer autocast reset",
     "my_ops/recurrent/_weights_backward": "weights_backward torch_layer_tools",
     "my_ops/recurrent/lstm": f"{OF_TORCH} fake_kernels overrides",

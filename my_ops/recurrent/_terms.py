@@ -68,15 +68,15 @@ class Terms:
     def input_range(self, terms: Tensor) -> tuple[Tensor, int]:
         """The same, in 16 bits without a copy of many rows, and how many columns come before the
         first gate's: those of the last gates."""
-        terms = self._of_gates(terms)
+        gates = self._of_gates(terms)
         if not self.apart:
-            return terms, 0
-        columns, alone = terms.shape[-1], self._alone(terms)
-        rows = terms.numel() // columns if columns else 0
+            return gates, 0
+        columns, alone = gates.shape[-1], self._alone(gates)
+        rows = gates.numel() // columns if columns else 0
         # With few rows copies of the weights cost more. float32 products read a copy faster.
-        if not isinstance(rows, int) or rows <= columns or terms.element_size() > 2:
+        if not isinstance(rows, int) or rows <= columns or gates.element_size() > 2:
             return self.of_input(terms), 0
-        return terms[..., : columns - alone], alone
+        return gates[..., : columns - alone], alone
 
     def work(self, input: Tensor, h: Tensor) -> int:
         """Multiply-adds of the gradients of the input and the parameters."""
