@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT), str(ROOT / "tests")]
+sys.path += [str(ROOT), str(ROOT / "tests/layers")]
 os.environ["MY_OPS_CACHE"] = tempfile.mkdtemp()
 
 import own_cells  # noqa: E402

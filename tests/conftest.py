@@ -17,9 +17,10 @@ import hypothesis
 import pytest
 import torch
 
-# For samples.py, and for what one test module takes from another, under any import mode.
+# What tests share is here, what those of one folder share is in the folder: under any import mode.
 HERE = Path(__file__).parent
-sys.path[:0] = map(str, (HERE, *sorted({path.parent for path in HERE.glob("*/test_*.py")})))
+FOLDERS = [str(HERE), *sorted({str(path.parent) for path in HERE.glob("*/test_*.py")})]
+sys.path[:0] = FOLDERS
 
 pytest.register_assert_rewrite("samples", "strided", "precision")
 
@@ -164,22 +165,20 @@ def run_pytest():
 
 @pytest.fixture
 def run_python():
-    """``run_python(script, **environment)`` runs without an error in its own process, which may use
-    the helpers of the tests; what it printed."""
+    """``run_python(script, *arguments, **environment)`` ends with ``status`` in its own process,
+    which may use the helpers of the tests; what it printed."""
 
-    def run(script, **environment):
-        path = os.pathsep.join(
-            filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
-        )
+    def run(script, *arguments, status=0, **environment):
+        path = os.pathsep.join(filter(None, [*FOLDERS, os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)],
+            [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": path, **environment},
             capture_output=True,
             text=True,
             timeout=300,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == status, done.stdout + done.stderr
         return done.stdout
 
     return run

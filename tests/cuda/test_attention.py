@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-CHECKS = Path(__file__).parents[1] / "attention_checks.py"
+CHECKS = Path(__file__).with_name("attention_checks.py")
 
 
 def test_the_switch(cuda, run_pytest):

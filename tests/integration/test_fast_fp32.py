@@ -18,8 +18,8 @@ from my_ops import _fast_fp32, _library
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parents[1]
-ROOT = HERE.parent
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 CHECKS = HERE / "fast_fp32_checks.py", HERE / "fast_fp32_switch_checks.py"
 CONVOLUTIONS = HERE / "fast_fp32_convolution_checks.py"
 NO_SOURCE = {

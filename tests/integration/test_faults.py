@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 
 # ------------------------------------------------------------------------------------------ memory
 

@@ -3,9 +3,6 @@ products that a library computes are called as torch's own."""
 
 import itertools
 import re
-import subprocess
-import sys
-import textwrap
 from uuid import uuid4
 
 import pytest
@@ -261,7 +258,7 @@ def test_without_inductors_tables(device, monkeypatch, compiled):
 
 
 @pytest.mark.skipif(**NO_INDUCTOR)
-def test_inductor_in_use_before_my_ops_is_imported():
+def test_inductor_in_use_before_my_ops_is_imported(run_python):
     """By then Inductor has copied its table. A meta tensor does not load Inductor."""
     script = """
         import sys, torch, uuid
@@ -276,9 +273,7 @@ def test_inductor_in_use_before_my_ops_is_imported():
         assert "torch.ops.my_ops.add_one" not in code
     """
     for when in ("before", "after"):
-        command = [sys.executable, "-c", textwrap.dedent(script), when]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        run_python(script, when)
 
 
 @pytest.mark.skipif(**NO_INDUCTOR)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
 
 import child_processes
 import pytest
@@ -37,18 +36,6 @@ def layer(request, device):
 
 def first(result):
     return result if isinstance(result, torch.Tensor) else result[0]
-
-
-def run_python(script, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # ------------------------------------------------------------------------- counters, profiler
@@ -172,7 +159,7 @@ def test_two_threads_with_one_result_are_seen():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_data_loader_workers(start):
+def test_data_loader_workers(run_python, start):
     """In a separate process: one whose autograd has started threads for a GPU cannot be forked."""
     script = """
         import child_processes, torch
@@ -182,13 +169,11 @@ def test_data_loader_workers(start):
         got = torch.cat(list(loader))
         assert torch.equal(got, torch.arange(8.0).add(1)[:, None, None].expand(8, 3, 3))
     """
-    here = str(Path(__file__).parents[1])
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    run_python(script.replace("START", repr(start)), PYTHONPATH=path)
+    run_python(script.replace("START", repr(start)))
 
 
 @pytest.mark.slow
-def test_import_after_fork():
+def test_import_after_fork(run_python):
     script = """
         import os, torch
         if os.fork() == 0:
@@ -213,7 +198,7 @@ def test_spawned_process():
 @pytest.mark.skipif(
     not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled(), reason="needs Python without GIL"
 )
-def test_import_leaves_the_gil_off():
+def test_import_leaves_the_gil_off(run_python):
     run_python("import sys, my_ops; assert not sys._is_gil_enabled()")
 
 
@@ -334,7 +319,7 @@ def test_export_at_another_batch_size(layer):
 
 
 @pytest.mark.slow
-def test_inductor_package(tmp_path, device):
+def test_inductor_package(run_python, tmp_path, device):
     """Compiled ahead of time, loaded from its file and run with another length and batch size, in a
     separate process, as in a program that serves a model."""
     script = """
@@ -373,14 +358,12 @@ def test_inductor_package(tmp_path, device):
                 torch.testing.assert_close(got, model(*arguments), rtol=2.0**-21, atol=2.0**-21)
         print("as eager")
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), device, str(tmp_path / "model.pt2")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.endswith("as eager\n"), (done.returncode, done.stderr)
+    assert run_python(script, device, tmp_path / "model.pt2").endswith("as eager\n")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(**NO_INDUCTOR)
-def test_gradients_of_another_version_do_not_come_from_the_compile_cache(tmp_path):
+def test_gradients_of_another_version_do_not_come_from_the_compile_cache(run_python, tmp_path):
     """A later version must not use gradients that an earlier one left in the caches."""
     script = """
         import torch, torch.compiler

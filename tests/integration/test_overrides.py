@@ -3,9 +3,6 @@
 import copy
 import inspect
 import pickle
-import subprocess
-import sys
-import textwrap
 
 import numpy
 import pytest
@@ -319,7 +316,7 @@ def test_recurrent_layers_name_inputs_of_other_kinds(name, kind):
 
 
 @pytest.mark.slow
-def test_a_dtensor_without_the_sharding_rules_is_told_of_them():
+def test_a_dtensor_without_the_sharding_rules_is_told_of_them(run_python):
     script = """
         import torch, my_ops, torch.distributed as dist
         from torch.distributed.tensor import distribute_tensor, init_device_mesh
@@ -341,11 +338,7 @@ def test_a_dtensor_without_the_sharding_rules_is_told_of_them():
             print(torch.equal(call(x).full_tensor(), my_ops.d_sigmoid(x.to_local())))
         dist.destroy_process_group()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]
+    lines = [line for line in run_python(script).splitlines() if not line.startswith("[Gloo]")]
     *told, first, second, third = lines
     hint = (
         "d_sigmoid: z is a DTensor: import my_ops.distributed first, which has the sharding rules"

@@ -1,12 +1,8 @@
 """No op writes beyond its arrays: every op at many sizes, forward and backward, with glibc's
 checked malloc, which ends a process that frees an array after something was written behind it."""
 
-import os
 import signal
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -46,23 +42,11 @@ BYTE_BEYOND = """
 """
 
 
-def run_checked(script):
-    """Runs in a process whose malloc marks the byte after every array, and checks it in free.
-
-    On one thread and without a GPU, because the checks take time and hold a lock.
-    """
-    start = "import ctypes, torch, samples, my_ops\n"
-    malloc = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}
-    alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, "-c", start + textwrap.dedent(script)],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, **malloc, **alone},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+IMPORTS = "import ctypes, torch, samples, my_ops\n"
+# malloc marks the byte after every array, and checks it in free. On one thread and without a GPU,
+# because the checks take time and hold a lock.
+CHECKED = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}
+CHECKED |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize(
@@ -70,11 +54,9 @@ def run_checked(script):
     [EVERY_OP, EVERY_HIDDEN_SIZE, LARGE_LAYERS],
     ids=["ops", "hidden-sizes", "large-layers"],
 )
-def test_nothing_is_written_beyond_an_array(script):
-    done = run_checked(script)
-    assert done.returncode == 0, done.stderr
+def test_nothing_is_written_beyond_an_array(run_python, script):
+    run_python(IMPORTS + textwrap.dedent(script), **CHECKED)
 
 
-def test_a_write_beyond_an_array_is_seen():
-    done = run_checked(BYTE_BEYOND)
-    assert done.returncode == -signal.SIGABRT, done.stderr
+def test_a_write_beyond_an_array_is_seen(run_python):
+    run_python(IMPORTS + textwrap.dedent(BYTE_BEYOND), status=-signal.SIGABRT, **CHECKED)

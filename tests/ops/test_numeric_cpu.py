@@ -19,7 +19,7 @@ EXP_ULP = 2.0  # a polynomial and a rounded sum
 def test_exponentials_of_any_processor(tmp_path):
     """The oldest one of its kind has no fused multiply-add, so a product on the way is rounded or
     flushed by itself."""
-    program, source = tmp_path / "numeric", ROOT / "tests/numeric_cpu.cpp"
+    program, source = tmp_path / "numeric", Path(__file__).with_name("numeric_cpu.cpp")
     includes = [f"-I{ROOT}/kernels"]
     command = ["c++", "-std=c++20", "-O2", *includes, str(source), "-o", str(program)]
     subprocess.run(command, check=True)

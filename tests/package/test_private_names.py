@@ -4,9 +4,7 @@ All are in my_ops/_private.py, each with a substitute.
 """
 
 import ast
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -188,21 +186,20 @@ COMPILED = """
 """
 
 
-def run_without(module, name, script):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), module, name, *LOST.get(name, [])],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return ast.literal_eval(done.stdout)  # the warnings
+@pytest.fixture
+def run_without(run_python):
+    """The warnings of a program that does not find a private name of torch."""
+
+    def run(module, name, script):
+        return ast.literal_eval(run_python(script, module, name, *LOST.get(name, [])))
+
+    return run
 
 
 @pytest.mark.parametrize(
     "module, name, lost", LOOKED_UP, ids=[f"{module}.{name}" for module, name, _ in LOOKED_UP]
 )
-def test_without(module, name, lost):
+def test_without(run_without, module, name, lost):
     """The public substitute gives the same results; it warns once if it can do less."""
     warned = run_without(module, name, SCRIPT)
     assert len(warned) == lost
@@ -218,7 +215,7 @@ def test_without(module, name, lost):
         ("torch.autograd.function", "_SingleLevelFunction"),
     ],
 )
-def test_compile_without(module, name):
+def test_compile_without(run_without, module, name):
     run_without(module, name, SCRIPT + COMPILED)
 
 
