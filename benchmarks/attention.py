@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from measure import Run, gpu_times, save, show, wall_times
+from measure import Run, gpu_times, save, show, under_switch, wall_times
 from torch import Tensor
 
 import my_ops
@@ -49,14 +49,6 @@ TABLE = [
     Problem(384, 4, 384, 384, 32, "bias"),
 ]
 HOST = [Problem(1, 2, 16, 16, 64), Problem(2, 8, 128, 128, 64), Problem(16, 12, 512, 512, 64)]
-
-
-def under_switch(run: Run) -> Run:
-    def switched() -> Any:
-        with my_ops.fast_fp32():
-            return run()
-
-    return switched
 
 
 def tensors(problem: Problem) -> tuple[list[Tensor], Tensor, dict[str, Any]]:

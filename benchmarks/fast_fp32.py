@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Run, gpu_times, save, show
+from measure import Run, gpu_times, save, show, under_switch
 from torch.nn.functional import linear
 
 import my_ops
@@ -53,14 +53,6 @@ def small_products() -> dict[str, Run]:
 def host_time(run: Run) -> float:
     torch.cuda.synchronize()
     return timeit.timeit(run, number=CALLS) / CALLS * 1e6
-
-
-def under_switch(run: Run) -> Run:
-    def switched() -> Any:
-        with my_ops.fast_fp32():
-            return run()
-
-    return switched
 
 
 def share_a_core() -> None:

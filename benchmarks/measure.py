@@ -128,6 +128,14 @@ def wall_times(runs: dict[str, Run], calls: int = 2000, rounds: int = 7) -> dict
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def under_switch(run: Run) -> Run:
+    def switched() -> Any:
+        with my_ops.fast_fp32():
+            return run()
+
+    return switched
+
+
 def calls_in(run: Run, seconds: float) -> int:
     """How many calls take that long, but at least 10."""
     run()

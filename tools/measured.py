@@ -7,7 +7,6 @@ python tools/measured.py --check    fail if that would change anything
 
 import argparse
 import itertools
-import json
 import re
 import statistics
 import sys
@@ -16,7 +15,8 @@ from typing import Any
 
 from measured_gains import SLOWER, Gains
 from measured_layers import SHORT, Layers
-from measured_reliability import Reliability, environment, figure, table
+from measured_reliability import Reliability
+from tables import environment, figure, loader, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -46,9 +46,7 @@ class Results(Reliability, Layers, Gains):
         Layers.__init__(self, folder)
         Gains.__init__(self, folder)
 
-        def load(name: str) -> dict[str, Any]:
-            return json.loads((folder / f"{name}.json").read_text())
-
+        load = loader(folder)
         self.sections = load("nvidia-h200")
         self.several = load("nvidia-h200-x4")  # on several GPUs
         self.switch = load("nvidia-h200-fast_fp32")

@@ -1,11 +1,10 @@
 """The tables of "Is this for me?", for measured.py: gains over all cases, slow ones counted."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from measured_reliability import figure, table
+from tables import figure, loader, table
 
 SLOWER = 0.97  # a lower ratio counts as slower
 
@@ -14,9 +13,7 @@ class Gains:
     """Has one method for each NAME of that page."""
 
     def __init__(self, folder: Path) -> None:
-        def load(name: str) -> dict[str, Any]:
-            return json.loads((folder / f"{name}.json").read_text())
-
+        load = loader(folder)
         self.gains_h200, self.gains_h100 = load("nvidia-h200"), load("nvidia-h100")
         self.gains_attention = load("attention")["sweep"]
         self.gains_points = load("nvidia-h200-convolutions")["convolutions of single points"]

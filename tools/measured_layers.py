@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from measured_reliability import environment, figure, table
+from tables import environment, figure, table
 
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 WAYS = ("forward", "forward + backward")

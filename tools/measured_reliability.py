@@ -1,33 +1,12 @@
-"""The tables of the page on reliability, for measured.py, and what it needs for its own."""
+"""The tables of the page on reliability, for measured.py."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
+from tables import environment, loader, table
+
 LAUNCHES = ["compiled", "launched"]
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def figure(value: float | None) -> str:
-    """Three significant digits."""
-    if value is None:
-        return ""
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:.{digits}f}"
-
-
-def environment(results: dict[str, Any]) -> str:
-    e = results["environment"]
-    if "gpu" not in e:
-        where = f"On a CPU with {e['cpu threads']} threads, torch {e['torch']}"
-    else:
-        where = f"On an {e['gpu']}, torch {e['torch']}, cuDNN {e['cudnn']}, driver {e['driver']}"
-    return f"{where}, on {e['date']} at commit {e['commit'][:7]}."
 
 
 def place(results: dict[str, Any], device: str) -> str:
@@ -50,8 +29,7 @@ class Reliability:
     """Has one method for each NAME of the page. Tables without a file of results are empty."""
 
     def __init__(self, folder: Path) -> None:
-        def load(name: str) -> dict[str, Any]:
-            return json.loads((folder / f"{name}.json").read_text())
+        load = loader(folder)
 
         def of_each(what: str) -> list[dict[str, Any]]:
             return [load(path.stem) for path in sorted(folder.glob(f"{what}-*.json"))]

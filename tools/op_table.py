@@ -25,6 +25,7 @@ import my_ops.distributed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import samples
+from tables import table
 
 DTYPES = samples.FLOATING + samples.INTEGERS + samples.NOT_REAL
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -230,8 +231,8 @@ def holds(feature: str, op: samples.Op, device: str) -> bool:
             return False
 
 
-def features() -> list[list[str]]:
-    """One row per op: the devices on which each check passes."""
+def features() -> tuple[list[str], list[list[str]]]:
+    """The head, and one row per op: the devices on which each check passes."""
     found: dict[str, list[list[str]]] = {}
     for device in DEVICES:
         for name, op in one_of_each(device).items():
@@ -246,12 +247,12 @@ def features() -> list[list[str]]:
         return "yes" if devices == ["CPU"] == [d.upper() for d in DEVICES] else ", ".join(devices)
 
     rows = [[f"`{n}`", *(said(c) or "no" for c in row)] for n, row in found.items()]
-    return [["op", *CHECKS], *rows]
+    return ["op", *CHECKS], rows
 
 
-def arguments() -> list[list[str]]:
+def arguments() -> tuple[list[str], list[list[str]]]:
     keys = ("CPU", "CUDA") if WITH_CUDA else ()
-    rows = [["op", "dtypes", *(f"{key} kernel" for key in keys), "gradient"]]
+    head, rows = ["op", "dtypes", *(f"{key} kernel" for key in keys), "gradient"], []
     for name, op in one_of_each("cpu").items():
 
         def call(dtype: torch.dtype, op: samples.Op = op) -> Any:
@@ -263,12 +264,7 @@ def arguments() -> list[list[str]]:
         kernels = ["yes" if has_kernel(name, key) else "no" for key in keys]
         gradient = ("no", "once", "twice")[derivatives(op, "cpu")]
         rows.append([f"`{name}`", short(dtypes), *kernels, gradient])
-    return rows
-
-
-def table(rows: list[list[str]]) -> str:
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+    return head, rows
 
 
 def main() -> str:
@@ -277,9 +273,9 @@ def main() -> str:
         devices += f" and CUDA ({torch.cuda.get_device_name()})"
     here = "" if WITH_CUDA else "Builds with CUDA have a CPU and a CUDA kernel of each.\n\n"
     return (
-        f"{table(arguments())}\n\n{here}"
+        f"{table(*arguments())}\n\n{here}"
         f"Works with, checked on {devices}, torch {torch.__version__}:\n\n"
-        f"{table(features())}"
+        f"{table(*features())}"
     )
 
 

@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from svg import Drawing
+from tables import table
 
 from my_ops import _explain
 
@@ -102,11 +103,6 @@ def picture() -> Drawing:
         drawing.rect(left + 105 * number, 8, 13, 13, COLORS[name])
         drawing.text(left + 105 * number + 18, 19, name, anchor="start", size=12)
     return drawing
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def named(m: int, n: int, k: int) -> str:
