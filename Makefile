@@ -167,8 +167,8 @@ tsan: build/tools
 	$(BUILD_WITH_CFLAGS)
 	g++ -shared -fPIC -std=c++20 -g $(CFLAGS) tests/parallel_for.cpp -o build/tsan/parallel_for.so
 	$(IN_BUILD) $(SANITIZED) $(PYTEST_HERE) --capture=sys \
-	  -k 'thread or test_elementwise or test_lltm or test_lstm_gru' $(addprefix ../tests/*/test_,\
-	  $(addsuffix .py,elementwise lltm lstm_gru registration integration autocast))
+	  -k 'thread or test_elementwise or test_lltm or test_recurrent' $(addprefix ../tests/*/test_,\
+	  $(addsuffix .py,elementwise lltm recurrent registration integration autocast))
 
 # Which lines and branches of Python and of the CPU build's C++ the suite reaches, into
 # benchmarks/results/coverage.json. Without the tests of what the module opens and holds, which is

@@ -15,7 +15,7 @@ import functools
 from pathlib import Path
 
 import torch
-from samples import lltm_inputs, recurrent_inputs
+from samples import CELL, recurrent_inputs
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -93,13 +93,10 @@ def cases(device):
         """Without products of the gradients, which are cuBLAS's: only what runs the steps."""
         steps, batch, _, hidden = sizes
         dtype, ops = getattr(torch, dtype), torch.ops.my_ops
-        if name == "lltm":
-            arguments = lltm_inputs(*sizes, dtype, device)
-            states, recurrent_weight = arguments[1:3], arguments[3]
-        else:
-            arguments = recurrent_inputs(name, *sizes, dtype, device)
-            states = arguments[1:-4]
-            recurrent_weight = arguments[-3]
+        weights, first = CELL[name].weights, 1 + len(CELL[name].states)
+        arguments = recurrent_inputs(name, *sizes, dtype, device)
+        states = arguments[1:first]
+        recurrent_weight = arguments[first + weights.names.index(weights.recurrent)]
         lengths = torch.randint(-1, steps + 2, (batch,)).to(device)
         reset = (torch.rand(steps, batch) < 0.3).to(device)
         zoneout = torch.rand(steps, batch, hidden).to(device, dtype)

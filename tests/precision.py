@@ -119,10 +119,11 @@ def shares(ours, plain, dtype, rows, more=1.0):
         yield _share(mean, SIXTEEN_BIT_MEAN * their_mean + rounding / math.sqrt(error.numel()))
 
 
-def check_precision(function, oracle, tensors, of_lltm=True):
-    """Compares results and gradients of ``function`` with ``oracle`` in float64."""
+def check_precision(function, oracle, tensors, name="lltm"):
+    """Compares results and gradients of ``function``, of the cell ``name``, with ``oracle`` in
+    float64."""
     dtype = tensors[0].dtype
-    more = 1.0 if of_lltm else MORE_ROUNDINGS[dtype]
+    more = 1.0 if name == "lltm" else MORE_ROUNDINGS[dtype]
     double = [t.double() for t in tensors]
     grads = [torch.randn(r.shape, dtype=torch.float64).to(r.device) for r in oracle(*double)]
     grads = [grad.to(dtype).double() for grad in grads]

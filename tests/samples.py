@@ -1,5 +1,6 @@
 """What the test files share: dtypes, error measures and limits, data, and a call of every op."""
 
+import functools
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,30 +143,9 @@ def layouts(device: str) -> dict[str, Tensor]:
     }
 
 
-def lltm_inputs(
-    steps: int | None, batch: int, inputs: int, hidden: int, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
-    """Arguments of lltm, or of lltm_cell if ``steps`` is None."""
-    shapes = {
-        "input": (batch, inputs) if steps is None else (steps, batch, inputs),
-        "weights": (3 * hidden, hidden + inputs),
-        "bias": (3 * hidden,),
-        "h": (batch, hidden),
-        "c": (batch, hidden),
-    }
-    scale = 1.0 / max(hidden, 1) ** 0.5
-    drawn = {
-        name: torch.randn(shape, dtype=torch.float64) * (scale if name == "weights" else 1.0)
-        for name, shape in shapes.items()
-    }
-    order = ["input", "weights", "bias", "h", "c"]
-    if steps is not None:
-        order = ["input", "h", "c", "weights", "bias"]
-    return tuple(drawn[name].to(dtype).to(device) for name in order)
-
-
-# The cells with torch's parameters, by name.
-OF_TORCH = {cell.name: cell for cell in CELLS if isinstance(cell.weights, TwoMatrices)}
+CELL = {cell.name: cell for cell in CELLS}
+# Those with torch's parameters.
+OF_TORCH = {name: cell for name, cell in CELL.items() if isinstance(cell.weights, TwoMatrices)}
 
 
 def recurrent_inputs(
@@ -177,17 +157,22 @@ def recurrent_inputs(
     dtype: torch.dtype,
     device: str,
 ) -> tuple[Tensor, ...]:
-    """Arguments of one of OF_TORCH, with biases; of NAME_cell if ``steps`` is None."""
-    cell, scale = OF_TORCH[name], 1.0 / max(hidden, 1) ** 0.5
+    """Arguments of the op of a cell, with biases; of NAME_cell if ``steps`` is None."""
+    cell, scale = CELL[name], 1.0 / max(hidden, 1) ** 0.5
     rows = cell.gates * hidden
     states = [torch.randn(batch, hidden, dtype=torch.float64) for _ in cell.states]
-    shapes = ((rows, inputs), (rows, hidden), (rows,), (rows,))
+    shapes: tuple[tuple[int, ...], ...] = ((rows, hidden + inputs), (rows,))
+    if name in OF_TORCH:
+        shapes = ((rows, inputs), (rows, hidden), (rows,), (rows,))
     parameters = [torch.randn(shape, dtype=torch.float64) * scale for shape in shapes]
     if steps is None:
         drawn = [torch.randn(batch, inputs, dtype=torch.float64), *parameters, *states]
     else:
         drawn = [torch.randn(steps, batch, inputs, dtype=torch.float64), *states, *parameters]
     return tuple(t.to(dtype).to(device) for t in drawn)
+
+
+lltm_inputs = functools.partial(recurrent_inputs, "lltm")
 
 
 @dataclass(frozen=True)
@@ -253,40 +238,32 @@ def _mixed(operands: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[T
     return tensors
 
 
-def _cell(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
-    return lltm_inputs(None, size, 3, 2, dtype, device)
-
-
-def _layer(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
-    return lltm_inputs(3, size, 3, 2, dtype, device)
-
-
 def _lengths(h0: Tensor) -> Tensor:
-    """For _layer's 3 steps: none, some and all."""
+    """Of 3 steps: none, some and all."""
     return h0.new_ones(h0.shape[:-1], dtype=torch.int64).cumsum(-1) % 4
 
 
 def _reset(input: Tensor, h0: Tensor) -> Tensor:
-    """For _layer's 3 steps: a third of each row's steps, for some rows including the first."""
+    """A third of each row's 3 steps, for some rows including the first."""
     t = input.new_ones(input.shape[:-1], dtype=torch.int64).cumsum(-2)
     row = h0.new_ones(h0.shape[:-1], dtype=torch.int64).cumsum(-1).unsqueeze(-2)
     return (t + row) % 3 == 0
 
 
 def _zoneout(input: Tensor, h0: Tensor) -> Tensor:
-    """Shares of 0, 1/2 and 1."""
+    """Fractions of 0, 1/2 and 1."""
     t = input.new_ones(input.shape[:-1], dtype=torch.int64).cumsum(-2).unsqueeze(-1)
     return ((t + (h0.detach() > 0).unsqueeze(-3)) % 3).to(h0.dtype) / 2
 
 
-def _of_torch(name: str, steps: int | None) -> Callable[..., tuple[Tensor, ...]]:
+def _recurrent(name: str, steps: int | None) -> Callable[..., tuple[Tensor, ...]]:
     return lambda size, dtype, device: recurrent_inputs(name, steps, size, 3, 2, dtype, device)
 
 
 def _masked(name: str) -> list[Op]:
     """All steps of a cell with lengths, with reset, with both, and with zoneout too."""
     function, oracle = getattr(my_ops, name), getattr(reference, name)
-    tensors = _layer if name == "lltm" else _of_torch(name, 3)
+    tensors = _recurrent(name, 3)
 
     def op(label: str, with_lengths: bool, with_reset: bool, with_zoneout: bool) -> Op:
         def masks(ts: tuple[Tensor, ...]) -> dict[str, Tensor | None]:
@@ -315,19 +292,21 @@ def _masked(name: str) -> list[Op]:
 
 
 def _without_bias(name: str) -> Op:
+    """Of a cell of OF_TORCH."""
     count = 1 + len(OF_TORCH[name].states) + 2
     return Op(
         f"{name}-without-bias",
         getattr(my_ops, name),
         getattr(reference, name),
         getattr(torch.ops.my_ops, name).default,
-        lambda *given: _of_torch(name, 3)(*given)[:count],
+        lambda *given: _recurrent(name, 3)(*given)[:count],
     )
 
 
-def _cell_of_torch(name: str) -> list[Op]:
-    step, all_steps = _op(f"{name}_cell", _of_torch(name, None)), _op(name, _of_torch(name, 3))
-    return [step, all_steps, *_masked(name), _without_bias(name)]
+def _of_cell(name: str) -> list[Op]:
+    step, all_steps = _op(f"{name}_cell", _recurrent(name, None)), _op(name, _recurrent(name, 3))
+    without_bias = [_without_bias(name)] if name in OF_TORCH else []
+    return [step, all_steps, *_masked(name), *without_bias]
 
 
 def _linear_op(activation: str | None, operands: Any = _linear, label: str = "") -> Op:
@@ -382,10 +361,7 @@ DIFFERENTIABLE = [
         ),
         lambda x, weight, r: (x, weight, None, "silu", r),
     ),
-    _op("lltm_cell", _cell),
-    _op("lltm", _layer),
-    *_masked("lltm"),
-    *[op for name in OF_TORCH for op in _cell_of_torch(name)],
+    *[op for name in CELL for op in _of_cell(name)],
 ]
 
 

@@ -5,14 +5,12 @@ import re
 
 import pytest
 import torch
-from samples import lltm_inputs, recurrent_inputs
+from samples import CELL, recurrent_inputs
 from torch.testing import assert_close
 
 import my_ops
 from my_ops.recurrent import _formulas
-from my_ops.recurrent._cell import CELLS
 
-CELL = {cell.name: cell for cell in CELLS}
 F64 = torch.float64
 LENGTHS = [2, 6, 0]
 
@@ -65,16 +63,11 @@ def test_shut_lets_no_gradient_through(name):
     assert all(map(torch.equal, grad_carried, grads))
 
 
-def layer_inputs(name, device):
-    sizes = (6, 3, 4, 5, F64, device)
-    return lltm_inputs(*sizes) if name == "lltm" else recurrent_inputs(name, *sizes)
-
-
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", CELL)
 def test_formulas_are_the_kernels(name, ragged, device):
     """Forward with the values that it saves, and backward."""
-    cell, tensors = CELL[name], layer_inputs(name, device)
+    cell, tensors = CELL[name], recurrent_inputs(name, 6, 3, 4, 5, F64, device)
     count = len(cell.states)
     states, parameters = tensors[1 : 1 + count], tensors[1 + count :]
     lengths = torch.tensor(LENGTHS, device=device) if ragged else None

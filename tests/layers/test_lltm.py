@@ -5,10 +5,8 @@ import math
 import pytest
 import torch
 from precision import (
-    CELL_SIZES,
     SEQUENCE_SIZES,
     assert_float64_close,
-    check_precision,
     with_gradients,
 )
 from samples import (
@@ -30,32 +28,6 @@ SEQUENCE_EPS = 16  # one product for all steps, or many
 SATURATED_EPS = 2  # of the arithmetic, in addition to the rounding of 16-bit results
 
 TANH_SLOPE_ULP = 8.0  # exp, expm1, a quotient and three products; 16-bit types round once
-
-
-@pytest.mark.parametrize("sizes", CELL_SIZES)
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_cell_values_and_gradients(dtype, sizes, device):
-    check_precision(my_ops.lltm_cell, reference.lltm_cell, lltm_inputs(None, *sizes, dtype, device))
-
-
-@pytest.mark.parametrize("sizes", SEQUENCE_SIZES)
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_sequence_values_and_gradients(dtype, sizes, device):
-    check_precision(my_ops.lltm, reference.lltm, lltm_inputs(*sizes, dtype, device))
-
-
-@pytest.mark.parametrize("sizes", [(12, 2, 5, 300), (20, 1, 5, 300), (4, 3, 5, 300)])
-def test_few_rows_on_the_cpu(sizes):
-    """In float64: in float32, chance decides how the largest errors of few rows compare."""
-    check_precision(my_ops.lltm, reference.lltm, lltm_inputs(*sizes, torch.float64, "cpu"))
-
-
-@pytest.mark.parametrize("hidden", range(1, 41))
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_every_small_hidden_size(dtype, hidden, device):
-    """Sizes that are not multiples of any vector width, with one or more rows."""
-    batch = 1 + hidden % 13
-    check_precision(my_ops.lltm, reference.lltm, lltm_inputs(2, batch, 3, hidden, dtype, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -158,19 +130,6 @@ def test_slope_of_tanh_keeps_its_digits(dtype, device):
     assert ulps(got, 4 * e / (1 + e).square()) <= limit
 
 
-@pytest.mark.parametrize("steps", [None, 3])
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_not_a_number_stays(dtype, steps, device):
-    tensors = lltm_inputs(steps, 2, 3, 4, dtype, device)
-    tensors[0][..., 0, 1] = float("nan")
-    op, oracle = (
-        (my_ops.lltm_cell, reference.lltm_cell) if steps is None else (my_ops.lltm, reference.lltm)
-    )
-    for ours, exact in zip(op(*tensors), oracle(*tensors), strict=True):
-        assert torch.equal(ours.isnan(), exact.isnan())
-        assert ours[..., 0, :].isnan().all()
-
-
 @pytest.mark.parametrize("gate", range(3))
 @pytest.mark.parametrize("steps", [None, 3])
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -186,32 +145,6 @@ def test_not_a_number_in_one_gate_stays(dtype, steps, gate, device):
     assert got[0].isnan().any()
     for ours, exact in zip(got, oracle(*tensors), strict=True):
         assert torch.equal(ours.isnan(), exact.isnan())
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [(0, 2, 3, 4), (3, 0, 3, 4), (0, 0, 3, 4), (3, 2, 0, 4), (3, 2, 3, 0)],
-    ids=["no-steps", "no-batch", "neither", "no-input", "no-hidden"],
-)
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_empty_sequences(dtype, sizes, device):
-    tensors = lltm_inputs(*sizes, dtype, device)
-    got = my_ops.lltm(*tensors)
-    for ours, exact in zip(got, reference.lltm(*(t.double() for t in tensors)), strict=True):
-        assert ours.shape == exact.shape
-    check_precision(my_ops.lltm, reference.lltm, tensors)
-
-
-def test_no_steps_returns_the_initial_state(device):
-    input, h0, c0, weights, bias = lltm_inputs(0, 2, 3, 4, torch.float32, device)
-    output, h_n, c_n = my_ops.lltm(input, h0, c0, weights, bias)
-    assert output.shape == (0, 2, 4)
-    assert torch.equal(h_n, h0)
-    assert torch.equal(c_n, c0)
-    h_n.zero_()
-    c_n.zero_()
-    assert h0.ne(0).all()  # copies, not the caller's tensors
-    assert c0.ne(0).all()
 
 
 def test_no_steps_forward_ad_and_second_gradient(device):
@@ -245,12 +178,6 @@ def test_a_state_without_a_step_stays_out_of_the_gradients(value, place, create_
         found.append(torch.autograd.grad(results, inputs, ones, create_graph=create_graph))
     for ours, usual in zip(found[1], found[0], strict=True):
         assert torch.equal(ours, usual)
-
-
-@pytest.mark.parametrize("sizes", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
-@pytest.mark.parametrize("dtype", FLOATING)
-def test_empty_cells(dtype, sizes, device):
-    check_precision(my_ops.lltm_cell, reference.lltm_cell, lltm_inputs(None, *sizes, dtype, device))
 
 
 @pytest.mark.parametrize("steps", [None, 3])

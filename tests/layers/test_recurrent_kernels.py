@@ -5,15 +5,13 @@ import platform
 
 import pytest
 import torch
-from samples import FLOATING, SIXTEEN_BIT, VARIANT_SIZES
+from samples import CELL, FLOATING, SIXTEEN_BIT, VARIANT_SIZES
 
 import my_ops
 from my_ops import reference
-from my_ops.recurrent._cell import CELLS
 
 ops = torch.ops.my_ops
 NAN, INF = float("nan"), float("inf")
-CELL = {cell.name: cell for cell in CELLS}
 
 # Largest error relative to max(1, the largest result), in units of eps: at most four times the
 # largest seen, which are 19.5 and 22.7 (lltm over 20 steps), and 1.3 in 16 bits.

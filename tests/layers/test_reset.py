@@ -3,27 +3,19 @@
 import pytest
 import torch
 from precision import SEQUENCE_SIZES, check_precision
-from samples import FLOATING, lltm_inputs, recurrent_inputs
+from samples import CELL, FLOATING, recurrent_inputs
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import my_ops
 from my_ops import reference
-from my_ops.recurrent._cell import CELLS
 
-STATES = {cell.name: len(cell.states) for cell in CELLS}
-NAMES = list(STATES)
+STATES = {name: len(cell.states) for name, cell in CELL.items()}
 LAYERS = {
     "lltm": my_ops.nn.LLTM,
     "lstm": my_ops.nn.LSTM,
     "gru": my_ops.nn.GRU,
 }
 LIMIT = 1e-12  # in float64: sums in another order
-
-
-def inputs(name, sizes, dtype, device):
-    if name == "lltm":
-        return lltm_inputs(*sizes, dtype, device)
-    return recurrent_inputs(name, *sizes, dtype, device)
 
 
 def drawn_reset(steps, batch, device):
@@ -60,9 +52,9 @@ def same(got, want):
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("sizes", SEQUENCE_SIZES)
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_values_and_gradients(name, dtype, sizes, ragged, device):
-    tensors = inputs(name, sizes, dtype, device)
+    tensors = recurrent_inputs(name, *sizes, dtype, device)
     masks = {"reset": drawn_reset(*sizes[:2], device)}
     if ragged:
         masks["lengths"] = drawn_lengths(*sizes[:2], device)
@@ -74,9 +66,9 @@ def test_values_and_gradients(name, dtype, sizes, ragged, device):
     check_precision(ours, oracle, tensors, name == "lltm")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_nowhere_is_none(name, device):
-    tensors = inputs(name, (6, 5, 3, 8), torch.float64, device)
+    tensors = recurrent_inputs(name, 6, 5, 3, 8, torch.float64, device)
     never = torch.zeros(6, 5, dtype=torch.bool, device=device)
     function, lengths = getattr(my_ops, name), drawn_lengths(6, 5, device)
     for masks in ({}, {"lengths": lengths}):
@@ -84,9 +76,9 @@ def test_nowhere_is_none(name, device):
         close(got, with_gradients(function, tensors, masks))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_everywhere_is_each_step_by_itself(name, device):
-    tensors = inputs(name, (6, 5, 3, 8), torch.float64, device)
+    tensors = recurrent_inputs(name, 6, 5, 3, 8, torch.float64, device)
     function, count = getattr(my_ops, name), STATES[name]
     always = torch.ones(6, 5, dtype=torch.bool, device=device)
     output, *_ = function(*tensors, reset=always)
@@ -96,9 +88,9 @@ def test_everywhere_is_each_step_by_itself(name, device):
         close([output[t]], [alone[0]])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_beyond_the_end_it_does_not_matter(name, device):
-    tensors = inputs(name, (6, 4, 3, 8), torch.float64, device)
+    tensors = recurrent_inputs(name, 6, 4, 3, 8, torch.float64, device)
     lengths = torch.tensor([0, 2, 5, 6], device=device)
     reset = drawn_reset(6, 4, device)
     beyond = torch.arange(6, device=device)[:, None] >= lengths
@@ -119,11 +111,11 @@ def test_beyond_the_end_it_does_not_matter(name, device):
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_what_a_state_held_stays_behind(name, dtype, value, ragged, create_graph, device):
     """At the first step, in results and all gradients; the gradient of the state itself is zero."""
     steps, count = 5, STATES[name]
-    tensors = inputs(name, (steps, 4, 3, 8), dtype, device)
+    tensors = recurrent_inputs(name, steps, 4, 3, 8, dtype, device)
     reset = drawn_reset(steps, 4, device)
     masks = {"reset": reset}
     if ragged:
@@ -138,9 +130,9 @@ def test_what_a_state_held_stays_behind(name, dtype, value, ragged, create_graph
         assert not grad[reset[0]].any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_forward_mode_and_second_gradients_behind_not_a_number(name, device):
-    tensors = inputs(name, (4, 3, 3, 5), torch.float64, device)
+    tensors = recurrent_inputs(name, 4, 3, 3, 5, torch.float64, device)
     reset, count = drawn_reset(4, 3, device), STATES[name]
     tangents = tuple(torch.randn_like(t) for t in tensors)
 
@@ -159,10 +151,10 @@ def test_forward_mode_and_second_gradients_behind_not_a_number(name, device):
     same(found[1], found[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_what_a_tangent_holds_beyond_the_end_stays_there(name, device):
     """Also in the gradients of what forward mode computed."""
-    tensors = inputs(name, (4, 3, 3, 5), torch.float64, device)
+    tensors = recurrent_inputs(name, 4, 3, 3, 5, torch.float64, device)
     lengths = torch.tensor([4, 0, 2], device=device)
     beyond = torch.arange(4, device=device)[:, None] >= lengths
     tangents = [torch.randn_like(t) for t in tensors]
@@ -184,10 +176,10 @@ def test_what_a_tangent_holds_beyond_the_end_stays_there(name, device):
 
 @pytest.mark.parametrize("of", ["output", "h_n"])
 @pytest.mark.parametrize("kind", ["lengths", "reset", "zoneout"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_parameters_gradients_of_one_step(name, kind, of, device):
     """From states without a gradient."""
-    tensors = inputs(name, (1, 4, 3, 8), torch.float64, device)
+    tensors = recurrent_inputs(name, 1, 4, 3, 8, torch.float64, device)
     start, shares = 1 + STATES[name], torch.rand(1, 4, 8, dtype=torch.float64, device=device)
     masks = {
         "lengths": torch.tensor([1, 0, 1, 0], device=device),
@@ -203,10 +195,10 @@ def test_parameters_gradients_of_one_step(name, kind, of, device):
     close(*found)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_not_a_number_in_a_row_ends_with_the_reset(dtype, name, device):
-    tensors = inputs(name, (6, 3, 4, 8), dtype, device)
+    tensors = recurrent_inputs(name, 6, 3, 4, 8, dtype, device)
     reset = torch.zeros(6, 3, dtype=torch.bool, device=device)
     reset[3, 1] = True
     function = getattr(my_ops, name)
@@ -219,10 +211,10 @@ def test_not_a_number_in_a_row_ends_with_the_reset(dtype, name, device):
 
 
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_vmap_over_resets(name, own, device):
     """With the same parameters for all, and with each one's ``own``."""
-    tensors = inputs(name, (5, 3, 4, 6), torch.float64, device)
+    tensors = recurrent_inputs(name, 5, 3, 4, 6, torch.float64, device)
     resets = torch.stack([drawn_reset(5, 3, device) for _ in range(4)])
     lengths, start = torch.tensor([5, 0, 3], device=device), 1 + STATES[name]
     parameters = [
@@ -257,7 +249,7 @@ def flat(results):
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_segments_are_as_if_run_one_by_one(name, both, layers, device):
     """In either direction: no state passes from a segment to the next, nor back."""
     layer = made(name, device, num_layers=layers, bidirectional=both)
@@ -273,7 +265,7 @@ def test_segments_are_as_if_run_one_by_one(name, both, layers, device):
     close([layer(longer, None, lengths, more)[0][:9]], [got])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_layouts(name, device):
     form = {"bidirectional": True, "num_layers": 2}
     layer = made(name, device, **form)
@@ -292,7 +284,7 @@ def test_layouts(name, device):
 @pytest.mark.parametrize("steps, batch", [(0, 1), (3, 4)])
 @pytest.mark.parametrize("hidden", [2, 3, 4])
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_gradients_in_any_layout_of_reset(name, dtype, hidden, steps, batch, device):
     layer = LAYERS[name](5, hidden, dtype=dtype, device=device)
     x = torch.randn(steps, batch, 5, dtype=dtype, device=device)
@@ -308,7 +300,7 @@ def test_gradients_in_any_layout_of_reset(name, dtype, hidden, steps, batch, dev
 
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("enforce_sorted", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_packed_sequences(name, enforce_sorted, batch_first, device):
     layer = made(name, device, bidirectional=True, batch_first=batch_first)
     x = torch.randn(6, 3, 5, dtype=torch.float64, device=device)
@@ -338,7 +330,7 @@ def test_zoneout_keeps_nothing_of_what_was_reset(training, device):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CELL)
 def test_no_synchronisation(name, cuda):
     layer = made(name, cuda, num_layers=2, bidirectional=True)
     x = torch.randn(6, 3, 5, dtype=torch.float64, device=cuda, requires_grad=True)

@@ -5,16 +5,14 @@ import contextlib
 
 import pytest
 import torch
-from samples import FLOATING
+from samples import CELL, FLOATING
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
 from my_ops import _costs
 from my_ops.recurrent import _weights_backward
-from my_ops.recurrent._cell import CELLS
 
 op = torch.ops.my_ops.recurrent_weights_backward
-CELL = {cell.name: cell for cell in CELLS}
 LAYERS = {"lltm": my_ops.nn.LLTM, "lstm": my_ops.nn.LSTM, "gru": my_ops.nn.GRU}
 
 # steps, batch, inputs, hidden: parts of tiles, slices of k, products on CUDA, no rows, no steps, no

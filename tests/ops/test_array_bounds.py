@@ -25,10 +25,8 @@ EVERY_HIDDEN_SIZE = """
 """
 LARGE_LAYERS = """
     for hidden in (301, 320):  # weights beyond the cache, which all threads share
-        sizes = 5, 4, 5, hidden, torch.float32, "cpu"
-        of_lltm = samples.lltm_inputs(*sizes)
-        of_lstm, of_gru = (samples.recurrent_inputs(name, *sizes) for name in ("lstm", "gru"))
-        for name, tensors in (("lltm", of_lltm), ("lstm", of_lstm), ("gru", of_gru)):
+        for name in samples.CELL:
+            tensors = samples.recurrent_inputs(name, 5, 4, 5, hidden, torch.float32, "cpu")
             getattr(my_ops, name)(*tensors)
             leaves = samples.leaves(tensors)
             results = getattr(my_ops, name)(*leaves)

@@ -3,10 +3,11 @@ result to 16 bits, and a 16-bit one that rounds twice. No kernel of the package 
 
 import pytest
 import torch
+from precision import CELL_SIZES, SEQUENCE_SIZES, check_precision
 from samples import ACTIVATIONS, SIXTEEN_BIT, gemm_excess, lltm_inputs, ulps, values
 from test_elementwise import D_SIGMOID_GRAD_ULP, D_SIGMOID_ULP, ulp_limit
 from test_gemm import linear_excess, normal
-from test_lltm import CELL_SIZES, SEQUENCE_SIZES, check_precision, rounded_once
+from test_lltm import rounded_once
 
 from my_ops import reference
 
