@@ -16,19 +16,9 @@ from my_ops.ops import _checks
 from my_ops.ops._common import check_tensor, fake, ops
 from my_ops.ops._strides import result_like
 
-# ------------------------------------------------------------------------------------- add_one
 
-
-@fake("my_ops::add_one")
-def _(x: Tensor) -> Tensor:
-    _checks.check_real(x, "add_one", "x")
-    return result_like(x)
-
-
-class _AddOne(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return ops.add_one.default(x)
+class _Unchanged(torch.autograd.Function):
+    """The gradient passes through as it is."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -41,6 +31,21 @@ class _AddOne(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         return tangent.clone()
+
+
+# ------------------------------------------------------------------------------------- add_one
+
+
+@fake("my_ops::add_one")
+def _(x: Tensor) -> Tensor:
+    _checks.check_real(x, "add_one", "x")
+    return result_like(x)
+
+
+class _AddOne(_Unchanged):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return ops.add_one.default(x)
 
 
 _plain_add_one = plain_call("add_one")
@@ -250,22 +255,10 @@ def _(x: Tensor) -> Tensor:
     return result_like(x)
 
 
-class _RoundSTE(torch.autograd.Function):
+class _RoundSTE(_Unchanged):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return ops.round_ste.default(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        return tangent.clone()
 
 
 _plain_round_ste = plain_call("round_ste")
