@@ -79,7 +79,7 @@ HALF = {"dtype": ["bfloat16", "float16"]}
 
 
 def sizes(low: int, high: int) -> Row:
-    """A range of sizes, half of which are whole vectors."""
+    """A range of sizes, half of which are multiples of a vector."""
     return {name: [(low, high, 1), (low, high, 8)] for name in "mnk"}
 
 

@@ -129,7 +129,7 @@ STABLE_TORCH_LIBRARY(my_ops, m) {
   m.def(
       "recurrent_layers_backward(str cell, Tensor? grad_output, Tensor? grad_h_n, Tensor? "
       "grad_c_n, Tensor input, Tensor[] states, Tensor[] parameters, int layers, bool "
-      "bidirectional, Tensor[] kept, bool needs_input, bool needs_states, bool needs_parameters) "
+      "bidirectional, Tensor[] saved, bool needs_input, bool needs_states, bool needs_parameters) "
       "-> Tensor[]");
   m.def(
       "recurrent_step_backward(str cell, Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor "

@@ -63,8 +63,8 @@ inline std::string show(const cuda::GemmPlan& plan) {
   return text.str();
 }
 
-// A line such as "  fp32_skinny: no, takes 2 to 64 rows and no batch" for each kernel that the plan
-// tried, and then the plan.
+// A line such as "  fp32_skinny: no, supports 2 to 64 rows and no batch" for each kernel that the
+// plan tried, and then the plan.
 template <typename T, typename Out>
 std::string explain(const cuda::GemmProblem& problem, const cuda::DeviceFacts& device) {
   std::ostringstream text;

@@ -1,6 +1,6 @@
 // All layers and directions of a recurrent layer in one call: recurrent_layers, and their gradients
 // in another: recurrent_layers_backward. Both are for any cell, which they know by its name, and
-// take no masks. What a call keeps for its gradients is a list of tensors, in this order:
+// take no masks. What a call saves for its gradients is a list of tensors, in this order:
 //   for each layer, its joined input if it has two directions and is not the first,
 //   for each cell of the layer, the output in the order of its steps, the saved values and, if it
 //   carries values, those of every step.
@@ -35,7 +35,7 @@ struct LayersBackwardArguments {
 
   std::optional<Tensor> grad_output, grad_h_n, grad_c_n;
   LayersArguments of;
-  Tensors kept;
+  Tensors saved;
   bool needs_input, needs_states, needs_parameters;
 };
 
@@ -112,7 +112,7 @@ struct LayersBinding {
     LayersBackwardArguments a;
     for (auto* grad : {&a.grad_output, &a.grad_h_n, &a.grad_c_n}) *grad = given.optional();
     a.of = layers_arguments(given);
-    a.kept = given.list();
+    a.saved = given.list();
     for (bool* needs : {&a.needs_input, &a.needs_states, &a.needs_parameters}) {
       *needs = given.flag();
     }
@@ -165,7 +165,7 @@ struct LayersOf {
   using Backend = BackendOf<Op>;
   using Ops = RecurrentOps<Op, BackendOf>;
   static constexpr size_t kCount = kStates<Cell>;
-  static constexpr size_t kKept = 2 + Cell::kCarried;
+  static constexpr size_t kSavedTensors = 2 + Cell::kCarried;
 
   static void check_call(const LayersArguments& a, const char* op) {
     check_given(a.input, op, "input");
@@ -222,7 +222,7 @@ struct LayersOf {
     return result;
   }
 
-  // The results, and what is kept: the output, the states at the end, and the list above.
+  // The results, and what is saved: the output, the states at the end, and the list above.
   static Tensors forward(const LayersArguments& a) {
     check_call(a, LayersArguments::kName);
     const Tensor zero = zero_state(a);
@@ -263,20 +263,20 @@ struct LayersOf {
     std::array<Tensor, kCount> of_states;
     Tensors of_parameters(a.needs_parameters ? of.parameters.size() : 0);
     std::optional<Tensor> grad = a.grad_output, grad_x;
-    size_t kept = a.kept.size();
+    size_t at = a.saved.size();
     for (size_t first = of.cells(); first > 0;) {
       first -= directions;
-      kept -= kKept * directions;
-      const Tensor* const of_layer = &a.kept[kept];
+      at -= kSavedTensors * directions;
+      const Tensor* const of_layer = &a.saved[at];
       const bool inner = first > 0;
-      if (inner && directions > 1) --kept;
-      const Tensor& x = !inner ? of.input : directions > 1 ? a.kept[kept] : of_layer[-kBefore];
+      if (inner && directions > 1) --at;
+      const Tensor& x = !inner ? of.input : directions > 1 ? a.saved[at] : of_layer[-kBefore];
       grad_x.reset();
       for (size_t d = 0; d < directions; ++d) {
         const size_t k = first + d;
         const LayerArguments<Op> call = arguments_of(of, d > 0 ? reversed(x) : x, k, zero);
         check_layer<Op>(call);
-        const Tensor* const own = of_layer + d * kKept;
+        const Tensor* const own = of_layer + d * kSavedTensors;
         const Backward r = gradients(a, direction_of(grad, d, directions), call, own, k);
         const bool needs_x = inner || a.needs_input;
         const Parameters<Op>& p = call.parameters;
@@ -378,16 +378,17 @@ struct LayersOf {
   }
 
  private:
-  // From the kept tensors of a layer of one direction back to the output of the one before.
-  static constexpr ptrdiff_t kBefore = kKept;
+  // From the saved tensors of a layer of one direction back to the output of the one before.
+  static constexpr ptrdiff_t kBefore = kSavedTensors;
 
   static void check_backward(const LayersBackwardArguments& a) {
     constexpr const char* op = LayersBackwardArguments::kName;
     check_call(a.of, op);
     const size_t cells = a.of.cells();
     const size_t inputs = a.of.bidirectional ? static_cast<size_t>(a.of.layers) - 1 : 0;
-    check(a.kept.size() == cells * kKept + inputs, op, ": kept must be the ",
-          cells * kKept + inputs, " tensors that recurrent_layers keeps, got ", a.kept.size());
+    check(a.saved.size() == cells * kSavedTensors + inputs, op, ": saved must be the ",
+          cells * kSavedTensors + inputs, " tensors that recurrent_layers saves, got ",
+          a.saved.size());
     const int64_t steps = a.of.input.size(0), batch = a.of.input.size(1);
     const auto shaped = [&](const std::optional<Tensor>& t, const char* name, const Sizes& want,
                             const char* rule) {
@@ -401,11 +402,12 @@ struct LayersOf {
     const int64_t hidden = sizes ? sizes->hidden : 0;
     const Sizes of_input{steps, batch, 2 * hidden}, of_saved{steps, batch, Cell::kSaved * hidden},
         of_state{steps, batch, hidden};
-    auto next = a.kept.begin();
+    auto next = a.saved.begin();
     for (size_t k = 0; k < cells; ++k) {
-      if (inputs > 0 && k > 0 && k % 2 == 0) shaped(*next++, "kept", of_input, "(steps, batch, .)");
-      for (size_t i = 0; i < kKept; ++i) {
-        shaped(*next++, "kept", i == 1 ? of_saved : of_state, "(steps, batch, .)");
+      if (inputs > 0 && k > 0 && k % 2 == 0)
+        shaped(*next++, "saved", of_input, "(steps, batch, .)");
+      for (size_t i = 0; i < kSavedTensors; ++i) {
+        shaped(*next++, "saved", i == 1 ? of_saved : of_state, "(steps, batch, .)");
       }
     }
     shaped(a.grad_output, "grad_output",
@@ -418,10 +420,10 @@ struct LayersOf {
   }
 
   static Backward gradients(const LayersBackwardArguments& a, const std::optional<Tensor>& grad,
-                            const LayerArguments<Op>& call, const Tensor* kept, size_t k) {
+                            const LayerArguments<Op>& call, const Tensor* saved, size_t k) {
     LayerBackwardArguments<Op> of{.grad_output = grad,
                                   .grads = {},
-                                  .gates = kept[1],
+                                  .gates = saved[1],
                                   .output = std::nullopt,
                                   .cells = std::nullopt,
                                   .h0 = std::nullopt,
@@ -431,8 +433,8 @@ struct LayersOf {
                                   .of_states = a.needs_states};
     const std::optional<Tensor>* ends[] = {&a.grad_h_n, &a.grad_c_n};
     for (size_t i = 0; i < kCount; ++i) of.grads[i] = of_cell(*ends[i], static_cast<int64_t>(k));
-    if (Cell::kReadsH) of.output = kept[0], of.h0 = call.states[0];
-    if (Cell::kCarried > 0) of.cells = kept[2], of.c0 = call.states[kCount - 1];
+    if (Cell::kReadsH) of.output = saved[0], of.h0 = call.states[0];
+    if (Cell::kCarried > 0) of.cells = saved[2], of.c0 = call.states[kCount - 1];
     check_layer_backward<Op>(of);
     return Ops::layer_backward(Backend(a.of.input), of);
   }

@@ -195,8 +195,7 @@ StepBackwardTensors one_step_backward(const Backend& backend, const std::optiona
   return step;
 }
 
-// The input's share of the pre-activations of all steps, (steps, batch, kGates * hidden), shut
-// after the rows' ends.
+// The input gates of all steps, (steps, batch, kGates * hidden), shut after the rows' ends.
 template <typename Backend>
 Tensor gates_of_input(const Backend& backend, const SequenceTensors& s) {
   const Tensor gates_x = empty(s.input, {s.input.size(0), s.input.size(1), s.weights.x.size(0)},

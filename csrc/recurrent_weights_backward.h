@@ -117,7 +117,7 @@ WeightsGradients weights_gradients(const WeightsBackward& a, const Product& prod
   const auto columns = [&](int64_t first, int64_t count) {
     return as_strided(grad, {rows, count}, {all, 1}, first);
   };
-  // The last gates' shares of the input come first. Either those or the weights are put in order.
+  // The last input gates come first. Either those or the weights are put in order.
   const int64_t alone = all - gates;
   const bool ordered = alone > 0 && rows <= 2 * a.inputs();
   const Tensor of_x =
@@ -127,9 +127,9 @@ WeightsGradients weights_gradients(const WeightsBackward& a, const Product& prod
   WeightsGradients grads{.input = empty(grad, {0})};
   if (a.weight_x) {
     const Tensor& w = *a.weight_x;
-    const Tensor as_shares = first == 0 ? w : rotated(as_contiguous(w), gates - first);
+    const Tensor in_order = first == 0 ? w : rotated(as_contiguous(w), gates - first);
     const Sizes sizes = sizes_of(a.input);
-    grads.input = as_strided(product(of_x, as_shares), sizes, contiguous_strides(sizes));
+    grads.input = as_strided(product(of_x, in_order), sizes, contiguous_strides(sizes));
   }
   if (!a.parameters) return grads;
   grads.w_x = rotated(product(transposed(of_x), x), first);

@@ -23,7 +23,7 @@ namespace my_ops {
 enum class Activation { MY_OPS_ACTIVATIONS(MY_OPS_ENUMERATOR) };
 #undef MY_OPS_ENUMERATOR
 
-// Of float products. kHighest has float's accuracy, kHigh that of TF32, 11 bits of each factor.
+// Accuracy requested for a float product. kHighest: float's; kHigh: TF32's, 11 bits of each factor.
 // This is a hint: where lower precision is not faster, kHigh computes as kHighest.
 enum class Precision { kHighest, kHigh };
 

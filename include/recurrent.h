@@ -14,9 +14,9 @@
 // Where `reset`, [steps, batch], is true, h and the carried values count as zero before that step:
 // their contents reach no result and get no gradient.
 //
-// `zoneout`, [steps, batch, hidden], is the share of h that stays from the step before, from 0 to
-// 1: with it, h is zoneout * (h before the step) + (1 - zoneout) * (h of the cell). Carried values
-// are not concerned.
+// `zoneout`, [steps, batch, hidden], is the fraction of h that stays from the step before, from 0
+// to 1: with it, h is zoneout * (h before the step) + (1 - zoneout) * (h of the cell). Carried
+// values are not concerned.
 #pragma once
 
 #include <cstddef>
@@ -33,9 +33,9 @@ enum class Pass { kForward, kBackward };
 
 template <typename T, typename Acc>
 struct RecurrentStep {
-  const Acc* gates_x;  // [batch, kGates, hidden] pre-activations: the input's share
+  const Acc* gates_x;  // [batch, kGates, hidden] pre-activations: the input gates
   const Acc* gates_h;  // [batch, kGates, hidden] the product with h
-  const T* bias_x;     // [kGates, hidden] of the input's share, or null
+  const T* bias_x;     // [kGates, hidden] of the input gates, or null
   const T* bias_h;     // [kGates, hidden] of the product with h, or null
   const T* h;          // [batch, hidden] before the step; kReadsH or zoneout
   const Acc* carried;  // [batch, kCarried, hidden]
@@ -76,7 +76,7 @@ struct RaggedRows {
   int64_t steps, batch, hidden;
 };
 
-// Sets the input's share of the pre-activations after the rows' ends, so that it shuts the cell.
+// Sets the input gates after the rows' ends, so that it shuts the cell.
 template <typename Acc>
 struct RaggedShut {
   static constexpr int kMaxGates = 8;
@@ -136,7 +136,7 @@ namespace cpu {
 template <typename T, typename Acc>
 struct RecurrentSequence {
   const T* input;          // [steps, batch, inputs]
-  const Acc* bias_x;       // [kGates, hidden] of the input's share, or null
+  const Acc* bias_x;       // [kGates, hidden] of the input gates, or null
   const Acc* bias_h;       // [kGates, hidden] of the product with h, or null
   const Acc* weights_x;    // the weights of the input transposed, [inputs, kGates, hidden], packed
   const Acc* weights_h;    // the weights of h transposed, [hidden, kGates, hidden], packed
@@ -364,7 +364,7 @@ cudaError_t recurrent_step_backward(const RecurrentStepBackward<T, Acc>& args, c
 template <typename Ragged>
 cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 
-// Persistent kernels: one launch runs all time steps. The input's share and the weight gradients
+// Persistent kernels: one launch runs all time steps. The input gates and the weight gradients
 // are large products outside these launches. Defined for T = float, __half and __nv_bfloat16. Sums,
 // gates and carried values are float for every T. Float results have float accuracy, with these
 // exceptions. A weight or h0 that is infinite, or within 2^-12 of the largest float, and gradients
@@ -380,7 +380,7 @@ cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 template <typename T>
 struct RecurrentSequence {
   const float* gates_x;  // [steps, batch, kGates, hidden]
-  const T* bias_x;       // [kGates, hidden] of the input's share, or null
+  const T* bias_x;       // [kGates, hidden] of the input gates, or null
   const T* bias_h;       // [kGates, hidden] of the product with h, or null
   const T* w_h;          // [kGates * hidden, hidden], consecutive rows w_row elements apart
   int64_t w_row;
@@ -424,8 +424,8 @@ struct RecurrentSequenceBackward {
 
 // The gradients of the input and of the parameters, from those of the terms, in one launch: for few
 // rows, where separate products would mostly wait for their launches. T is float, double, __half or
-// __nv_bfloat16; every sum has the type of the arithmetic. The input's share of the terms belongs
-// to the weights w_x, the product with h to those of h. Nothing may alias.
+// __nv_bfloat16; every sum has the type of the arithmetic. The input gates' part of the terms
+// belongs to the weights w_x, the product with h to those of h. Nothing may alias.
 template <typename T>
 struct RecurrentWeightsBackward {
   const T* grad_terms;  // [steps, batch, terms, hidden] by stored_term

@@ -20,7 +20,7 @@ from my_ops._private import declinable, inductor_tables
 from my_ops.ops._checks import HALF
 from my_ops.ops._common import before_tracing, ops
 from my_ops.ops._strides import known
-from my_ops.ops.gemm import in_whole_vectors
+from my_ops.ops.gemm import rows_aligned
 from my_ops.ops.linear import as_rows
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # ATen has no arithmetic for these
@@ -73,7 +73,7 @@ def _fill_index(
 def _is_librarys(a: Tensor, b: Tensor, n: int, k: int) -> bool:
     if a.device.type == "cpu":
         return True
-    if a.dtype not in HALF or b.dtype not in HALF or not known(in_whole_vectors(n, k)):
+    if a.dtype not in HALF or b.dtype not in HALF or not known(rows_aligned(n, k)):
         return False
     return a.dim() < 2 or known(a.stride(-1) == 1) or known(a.shape[-2] % 8 == 0)
 

@@ -128,8 +128,8 @@ def register_recurrent(cell: Cell) -> None:
     _register_batch(f"{cell.name}_cell_backward", grads, [row] * len(cell.step_backward_arguments))
     arguments = [steps, *states, *parameters, row, steps, steps]
     _register_batch(cell.name, [steps, *states], arguments)
-    kept = [steps] * (1 + len(cell.carried))
-    _register_batch(f"{cell.name}_forward", [steps, *states, *kept], arguments)
+    saved = [steps] * (1 + len(cell.carried))
+    _register_batch(f"{cell.name}_forward", [steps, *states, *saved], arguments)
     read = [row] * len(cell.sequences)
     _register_batch(
         f"{cell.name}_backward",

@@ -1,5 +1,5 @@
 // Plain calls of gemm and linear where torch's own product is the faster one, gradients included.
-// The rule is that of takes_torchs in my_ops/ops/gemm.py and linear.py, for tensors of one dtype; a
+// The rule is that of calls_aten in my_ops/ops/gemm.py and linear.py, for tensors of one dtype; a
 // test compares the two.
 #include "calls.h"
 
@@ -15,21 +15,21 @@ bool are_alike(const Tensor& a, const Tensor& b) {
          (is_half(dtype) || dtype == at::kFloat || dtype == at::kDouble);
 }
 
-bool is_half_in_whole_vectors(const Tensor& a, int64_t n, int64_t k) {
+bool has_aligned_half_rows(const Tensor& a, int64_t n, int64_t k) {
   return is_half(a.scalar_type()) && n % 8 == 0 && k % 8 == 0;
 }
 
-bool is_torchs_gemm(const Tensor& a, const Tensor& b) {
+bool prefer_aten_gemm(const Tensor& a, const Tensor& b) {
   if (!are_alike(a, b) || a.dim() != b.dim() || a.dim() < 2 || a.dim() > 3) return false;
   if (a.is_cpu() && a.dim() == 2) return true;
   return (a.dim() == 2 || a.size(0) == b.size(0)) &&
-         is_half_in_whole_vectors(a, b.size(-1), a.size(-1)) &&
+         has_aligned_half_rows(a, b.size(-1), a.size(-1)) &&
          (a.stride(-1) == 1 || a.size(-2) % 8 == 0);
 }
 
-bool is_torchs_linear(const Tensor& x, const Tensor& weight) {
+bool prefer_aten_linear(const Tensor& x, const Tensor& weight) {
   return are_alike(x, weight) && weight.dim() == 2 &&
-         (x.is_cpu() || is_half_in_whole_vectors(x, weight.size(0), weight.size(1)));
+         (x.is_cpu() || has_aligned_half_rows(x, weight.size(0), weight.size(1)));
 }
 
 // Of n columns.
@@ -43,7 +43,7 @@ PyObject* gemm(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
   const Tensor* const a = count == 2 ? tensor(arguments[0]) : nullptr;
   const Tensor* const b = count == 2 ? tensor(arguments[1]) : nullptr;
   if (!a || !b || !is_dense(*a) || !is_dense(*b) || !is_plain_thread(true)) return none();
-  if (!is_torchs_gemm(*a, *b)) return none();
+  if (!prefer_aten_gemm(*a, *b)) return none();
   return result_of(is_brief(*a, *b, b->size(-1)), [&] {
     using Product = Tensor(const Tensor&, const Tensor&);
     static const auto mm = op<Product>("aten::mm"), bmm = op<Product>("aten::bmm");
@@ -60,7 +60,7 @@ PyObject* linear(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
   const Tensor* const x = count == 3 ? tensor(arguments[0]) : nullptr;
   const Tensor* const weight = count == 3 ? tensor(arguments[1]) : nullptr;
   if (!x || !weight || !is_dense(*x) || !is_dense(*weight) || !is_plain_thread(true)) return none();
-  if (!is_torchs_linear(*x, *weight)) return none();
+  if (!prefer_aten_linear(*x, *weight)) return none();
   std::optional<Tensor> bias;
   if (!is_none(arguments[2])) {
     const Tensor* const given = tensor(arguments[2]);

@@ -1,7 +1,7 @@
 // The plan of a matrix product: pure host code that depends only on the arguments and the device.
-// The kernels are tried in order, and the first that takes the product plans it. The vendor's
+// The kernels are tried in order, and the first that accepts the product plans it. The vendor's
 // library gets the rest. If the library would round floats to TF32 and more accuracy is requested,
-// it is ruled out, and these kernels take every product.
+// it is ruled out, and these kernels accept every product.
 #pragma once
 
 #include <climits>
@@ -34,7 +34,7 @@ constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
   return kFittedCosts[0].costs;
 }
 
-// How the library best computes a product that no kernel takes. With unaligned 16-bit rows cuBLAS
+// How the library best computes a product that no kernel accepts. With unaligned 16-bit rows cuBLAS
 // rounds the product before it adds a bias. With few outputs it may add slices of k in 16 bits,
 // which it does not do if they are to stay in float; so few of those cost nothing.
 template <typename T, typename Out>
@@ -51,8 +51,8 @@ LibraryCall library_call(const GemmProblem& p) {
   }
 }
 
-// Calls asked(kernel, why) for each kernel tried: why it does not take the product, or null for the
-// last.
+// Calls asked(kernel, why) for each kernel tried: why it does not accept the product, or null for
+// the last.
 template <typename T, typename Out, typename Asked>
 GemmPlan plan_gemm(const GemmProblem& p, const DeviceFacts& device, const GemmCosts& costs,
                    Asked asked) {

@@ -1,5 +1,5 @@
 // The plan of a recurrent layer: pure host code that depends only on the problem and the device.
-// Each family of kernels says whether it can take the layer; then they are tried in order, and the
+// Each family of kernels says whether it supports the layer; then they are tried in order, and the
 // first that is the fastest by what was timed (costs.h) plans it. The rest runs step by step.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace my_ops::cuda {
 
-// Which families can take a layer.
+// Which families support a layer.
 struct Possible {
   bool block, cluster, warpgroup;
 };
@@ -76,8 +76,8 @@ inline bool steps_faster_in_tf32(const RecurrentProblem& p, const RecurrentCosts
          (p.hidden > costs.backward_units ? costs.rows : costs.backward_rows_of_few_units);
 }
 
-// Calls asked(kernel, why) for each family tried: why it does not take the layer, or null for the
-// last.
+// Calls asked(kernel, why) for each family tried: why it does not support the layer, or null for
+// the last.
 template <typename Asked>
 RecurrentPlan plan_recurrent(const RecurrentProblem& p, const DeviceFacts& device,
                              const RecurrentCosts& costs, Asked asked) {

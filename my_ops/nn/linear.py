@@ -11,7 +11,7 @@ from my_ops._private import FakeTensor, FunctionalTensor, hooked, tracing
 from my_ops.ops import linear
 from my_ops.ops._checks import FLOATING
 from my_ops.ops.gemm import are_on_cpu
-from my_ops.ops.linear import check_activation, is_torchs_linear, plain_linear, torchs_linear
+from my_ops.ops.linear import aten_linear, check_activation, plain_linear, prefer_aten_linear
 from my_ops.reference import ACTIVATIONS, activate
 
 _DENSE = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)
@@ -64,8 +64,8 @@ class Linear(nn.Linear):
                 result = plain_linear(input, weight, bias)
                 if result is not None:
                     return result
-            if is_torchs_linear(input, weight) or are_on_cpu(input, weight):
-                output = torchs_linear(input, weight, bias)
+            if prefer_aten_linear(input, weight) or are_on_cpu(input, weight):
+                output = aten_linear(input, weight, bias)
                 if output is not None:
                     return output
             ours = _is_dense(weight) and _is_dense(input) and not _for_onnx()

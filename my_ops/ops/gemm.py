@@ -55,7 +55,7 @@ def check_str(op: str, **arguments: object) -> None:
             raise TypeError(f"{op}: {name} must be a str or None, got {type(value).__name__}")
 
 
-def in_whole_vectors(n: int, k: int) -> bool:
+def rows_aligned(n: int, k: int) -> bool:
     """Whether cuBLAS computes this 16-bit product, or our kernel gains less than its call costs."""
     return n % 8 == 0 and k % 8 == 0
 
@@ -83,7 +83,7 @@ def are_on_cpu(a: Tensor, b: Tensor) -> bool:
     return not (tracing() or dispatch_modes())
 
 
-def calls_torchs(a: Tensor, b: Tensor) -> bool:
+def are_plain_on_cpu(a: Tensor, b: Tensor) -> bool:
     """Whether our op would only add to the time of torch's product of these two: those of
     :func:`are_on_cpu` that are dense. Autocast acts on our ops and torch's in its own way."""
     return are_on_cpu(a, b) and _are_dense(a, b) and not any_autocast()
@@ -160,23 +160,23 @@ gemm_op = register_gradient(ops.gemm.default, _Gemm)
 _gemm_out = register_out(ops.gemm.out, "a", "b", "out", "precision")
 
 
-def _is_torchs_gemm(a: Tensor, b: Tensor) -> bool:
+def _prefer_aten_gemm(a: Tensor, b: Tensor) -> bool:
     """Whether torch's own product is the faster call."""
     if is_compiling() or not is_half_product(a, b) or tracing() or a.dim() < 2 or b.dim() < 2:
         return False
     (*batch, m, k), (*batch_b, _, n) = a.shape, b.shape
-    whole = in_whole_vectors(n, k) and (a.stride(-1) == 1 or m % 8 == 0)
-    return whole and batch == batch_b and len(batch) <= 1 and dense_together(a, b)
+    aligned = rows_aligned(n, k) and (a.stride(-1) == 1 or m % 8 == 0)
+    return aligned and batch == batch_b and len(batch) <= 1 and dense_together(a, b)
 
 
-def takes_torchs(a: Tensor, b: Tensor) -> bool:
+def calls_aten(a: Tensor, b: Tensor) -> bool:
     """Whether :func:`gemm` calls torch's product: csrc/calls/products.cpp has the same rule for the
     plain calls among them."""
     matrices = a.dim() == 2 and b.dim() == 2
-    return (matrices and calls_torchs(a, b)) or _is_torchs_gemm(a, b)
+    return (matrices and are_plain_on_cpu(a, b)) or _prefer_aten_gemm(a, b)
 
 
-def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
+def _aten_gemm(a: Tensor, b: Tensor) -> Tensor | None:
     """torch's own product, or None where it refuses the arguments."""
     try:
         return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
@@ -189,7 +189,7 @@ def _torchs_gemm(a: Tensor, b: Tensor) -> Tensor | None:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` for a gradient, in the precision of torch's settings, by the faster call."""
-    y = _torchs_gemm(a, b) if _is_torchs_gemm(a, b) or are_on_cpu(a, b) else None
+    y = _aten_gemm(a, b) if _prefer_aten_gemm(a, b) or are_on_cpu(a, b) else None
     return gemm_op(a, b, effective_precision("gemm", None)) if y is None else y
 
 
@@ -241,8 +241,8 @@ def gemm(
         return handle_torch_function(gemm, (a, b, out), a, b, out=out, precision=precision)
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         check_tensor("gemm", a=a, b=b)
-    if out is precision is None and takes_torchs(a, b):
-        product = _torchs_gemm(a, b)
+    if out is precision is None and calls_aten(a, b):
+        product = _aten_gemm(a, b)
         if product is not None:
             return product
     precision = effective_precision("gemm", precision)

@@ -23,13 +23,13 @@ from my_ops.ops._common import check_tensor, fake, ops
 from my_ops.ops._strides import known
 from my_ops.ops.gemm import (
     are_on_cpu,
-    calls_torchs,
+    are_plain_on_cpu,
     dense_together,
     effective_precision,
     gemm_op,
     in_dtype_of,
-    in_whole_vectors,
     is_half_product,
+    rows_aligned,
 )
 
 
@@ -141,29 +141,29 @@ def _exporting() -> bool:
     return is_exporting()
 
 
-def is_torchs_linear(x: Tensor, weight: Tensor) -> bool:
+def prefer_aten_linear(x: Tensor, weight: Tensor) -> bool:
     """Whether torch's own linear is the faster call."""
     if not is_half_product(x, weight) or weight.dim() != 2:
         return False
     if is_compiling():
-        # Inductor pads rows that are not whole vectors, for forward and backward together.
+        # Inductor pads rows that are not aligned, for forward and backward together.
         if not is_dynamo_compiling() or _exporting() or x.dim() == 0:
             return False
         fits = known(x.shape[-1] == weight.shape[1])
         return fits and known(x.numel() * weight.shape[0] >= LINEAR.padded_by_inductor)
-    return not tracing() and in_whole_vectors(*weight.shape)  # traced sizes are tensors
+    return not tracing() and rows_aligned(*weight.shape)  # traced sizes are tensors
 
 
-def takes_torchs(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def calls_aten(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether :func:`linear` calls torch's own: csrc/calls/products.cpp has the same rule for the
     plain calls among them."""
-    on_cpu = weight.dim() == 2 and calls_torchs(x, weight)
-    if not (on_cpu or (is_torchs_linear(x, weight) and dense_together(x, weight))):
+    on_cpu = weight.dim() == 2 and are_plain_on_cpu(x, weight)
+    if not (on_cpu or (prefer_aten_linear(x, weight) and dense_together(x, weight))):
         return False
     return bias is None or (bias.shape == weight.shape[:1] and dense_together(bias, x))
 
 
-def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+def aten_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """torch's own linear, or None where it refuses the arguments."""
     dim = x.dim()
     try:
@@ -180,8 +180,8 @@ def torchs_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | No
 
 def linear_product(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight.T`` for a gradient, as :func:`product`."""
-    if is_torchs_linear(x, weight) or are_on_cpu(x, weight):
-        y = torchs_linear(x, weight, None)
+    if prefer_aten_linear(x, weight) or are_on_cpu(x, weight):
+        y = aten_linear(x, weight, None)
         if y is not None:
             return y
     return _linear(x, weight, None, "none", None, effective_precision("linear", None), None)
@@ -356,8 +356,8 @@ def linear(
     if activation is not None:
         check_activation("linear", activation, reference.ACTIVATIONS, "a str or None")
     plain = activation is residual is precision is packed is None
-    if plain and takes_torchs(x, weight, bias):
-        y = torchs_linear(x, weight, bias)
+    if plain and calls_aten(x, weight, bias):
+        y = aten_linear(x, weight, bias)
         if y is not None:
             return y
     precision = effective_precision("linear", precision)

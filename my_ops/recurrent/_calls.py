@@ -91,7 +91,7 @@ def _tracer_of(arguments: Iterable[Any]) -> Any:
     return None
 
 
-class Whole:
+class FxLeaf:
     """A module that ``torch.fx`` leaves whole, as torch's own: hooks do not see what it traces."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +104,7 @@ class Whole:
 # ------------------------------------------------------------------------------------- one step
 
 
-class StepCall(Whole):
+class StepCall(FxLeaf):
     """One step. ``_step`` runs the op."""
 
     _name: str
@@ -172,7 +172,7 @@ class PlainStepCall(StepCall):
 # ------------------------------------------------------------------------------------ all steps
 
 
-class LayerCall(Whole):
+class LayerCall(FxLeaf):
     """All layers and directions.
 
     ``_initial`` checks a state, or makes one of zeros; ``_all_layers`` runs them.
@@ -523,7 +523,7 @@ def check_probability(layer: str, name: str, p: Any) -> None:
         raise ValueError(f"{layer}: {name} must be a number in [0, 1], got {p!r}")
 
 
-def zoneout_shares(x: Tensor, hidden: int, p: float, training: bool) -> Tensor:
+def zoneout_fractions(x: Tensor, hidden: int, p: float, training: bool) -> Tensor:
     """The ops' ``zoneout``: drawn in training, and its expected value in evaluation."""
     sizes = [x.size(0), x.size(1), hidden]
     if not training:

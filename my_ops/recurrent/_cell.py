@@ -19,8 +19,8 @@ from my_ops.recurrent._terms import Terms, Values
 from my_ops.recurrent._weights import OneMatrix, TwoMatrices
 
 # The last arguments over all steps: when each row ends, (batch,); before which steps its state is
-# zero, (steps, batch); and what share of h stays, (steps, batch, hidden). Any may be None or left
-# out.
+# zero, (steps, batch); and what fraction of h stays, (steps, batch, hidden). Any may be None or
+# left out.
 OF_ROWS = ("lengths", "reset", "zoneout")
 
 # z, h, carried -> h, carried, saved
@@ -37,8 +37,8 @@ class Cell(Terms):
     ``forward`` and ``backward`` compute the same as the kernels, in plain PyTorch and
     differentiable: they are used for second gradients, forward mode, and vmap over parameters.
     ``z`` has the pre-activations, one for each term of the cell. For each gate it is the sum of the
-    input's share and the product with ``h``. For the last ``apart`` gates it is the product alone,
-    and their input's shares follow after all gates, and then the vectors of ``weights``. What
+    input gate and the product with ``h``. For the last ``apart`` gates it is the product alone,
+    and their input gates follow after all gates, and then the vectors of ``weights``. What
     ``forward`` saves is all that ``backward`` gets of ``z``.
     """
 
@@ -139,6 +139,6 @@ def check_types(op: str, cell: Cell, names: Sequence[str], values: Sequence[Any]
             check_tensor(op, **{name: value})
 
 
-def one_or_all(results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | Tensor:
+def unwrap_single(results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | Tensor:
     """The results in an op's form: a single tensor is not in a tuple."""
     return results if len(results) > 1 else results[0]

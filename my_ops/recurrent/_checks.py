@@ -203,26 +203,29 @@ def check_layers_backward(
     input: Tensor,
     layers: int,
     bidirectional: bool,
-    kept: Sequence[Tensor],
+    saved: Sequence[Tensor],
 ) -> None:
     """What a call's gradients read besides its own arguments."""
     directions = 2 if bidirectional else 1
     cells = layers * directions
     count = cells * (2 + len(cell.carried)) + (layers - 1 if bidirectional else 0)
     check(
-        len(kept) == count,
-        f"{op}: kept must be the {count} tensors that recurrent_layers keeps, got {len(kept)}",
+        len(saved) == count,
+        f"{op}: saved must be the {count} tensors that recurrent_layers saves, got {len(saved)}",
     )
     steps, batch, _ = input.shape
-    hidden = kept[0].shape[-1]
+    hidden = saved[0].shape[-1]
     of_state, of_saved = (steps, batch, hidden), (steps, batch, cell.saved * hidden)
     of_cell = [of_state, of_saved, *[of_state] * len(cell.carried)]
     of_input = [(steps, batch, 2 * hidden)] if bidirectional else []
-    all_kept = (of_cell * directions + of_input) * layers
+    all_saved = (of_cell * directions + of_input) * layers
     end = ("(layers * directions, batch, hidden_size)", (cells, batch, hidden))
     of_output = ("(steps, batch, directions * hidden_size)", (steps, batch, directions * hidden))
     shaped: list[tuple[Tensor | None, str, str, Sizes]] = [
-        *((t, "kept", "(steps, batch, .)", want) for t, want in zip(kept, all_kept, strict=False)),
+        *(
+            (t, "saved", "(steps, batch, .)", want)
+            for t, want in zip(saved, all_saved, strict=False)
+        ),
         (grads[0], "grad_output", *of_output),
         (grads[1], "grad_h_n", *end),
         (grads[2], "grad_c_n", *end),

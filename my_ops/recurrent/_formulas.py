@@ -43,7 +43,7 @@ class Rows(NamedTuple):
 
     ``runs``: whether the row still runs, or None if all do. ``reset``: whether its state is zero
     before the step, or None if none is. A row that has ended is not reset. ``zoneout``,
-    ``(*, steps, batch, hidden)``: the share of h that stays from before the step, or None.
+    ``(*, steps, batch, hidden)``: the fraction of h that stays from before the step, or None.
     """
 
     runs: Tensor | None = None
@@ -128,11 +128,11 @@ def _walk(
 ) -> Iterator[Step]:
     of_input, of_h = cell.weights.linears(cell, states[0].shape[-1], *parameters)
     vectors = cell.weights.vectors_of(*parameters)
-    shares = _product(input, of_input)
+    input_gates = _product(input, of_input)
     for t in range(input.shape[-3]):  # DTensor cannot unbind a sharded dimension
         here = rows.at(t)
         h, *carried = states = here.clear(states)
-        z = cell.join(shares.select(-3, t), _product(h, of_h), vectors)
+        z = cell.join(input_gates.select(-3, t), _product(h, of_h), vectors)
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
         new = (here.mix(new_h, h), *new_carried)
         after = [here.run(n, s) for n, s in zip(new, states, strict=True)]
@@ -147,12 +147,12 @@ def forward(
     hidden = states[0].shape[-1]
     steps = list(_walk(cell, input, states, parameters, rows))
     outputs = [s.rows.run(s.after[0], 0.0) for s in steps]
-    kept = [torch.cat(list(map(s.rows.run, s.saved, cell.shut)), -1) for s in steps]
+    all_saved = [torch.cat(list(map(s.rows.run, s.saved, cell.shut)), -1) for s in steps]
     sequences = [[s.after[k] for s in steps] for k in range(1, len(states))]
     return (
         _stack(outputs, input, hidden),
         *(steps[-1].after if steps else states),
-        _stack(kept, input, cell.saved * hidden),
+        _stack(all_saved, input, cell.saved * hidden),
         *(_stack(sequence, input, hidden) for sequence in sequences),
     )
 
@@ -187,7 +187,7 @@ def _walk_back(
 def backward(
     cell: Cell,
     grads: Sequence[Tensor | None],
-    kept: Tensor,
+    all_saved: Tensor,
     sequences: Sequence[Tensor | None],
     states: Sequence[Tensor | None],
     of_h: Tensor,
@@ -200,15 +200,15 @@ def backward(
     not read it. ``of_h`` is the matrix of the product with h.
     """
     steps, before = [], states
-    for t in range(kept.shape[-3]):
+    for t in range(all_saved.shape[-3]):
         after = [None if s is None else s.select(-3, t) for s in sequences]
-        saved, here = kept.select(-3, t).chunk(cell.saved, -1), rows.at(t)
+        saved, here = all_saved.select(-3, t).chunk(cell.saved, -1), rows.at(t)
         steps.append(Step(here.clear(before), after, saved, here))
         before = after
-    hidden = kept.shape[-1] // cell.saved
-    zeros = kept.new_zeros((*kept.shape[:-3], kept.shape[-2], hidden))
+    hidden = all_saved.shape[-1] // cell.saved
+    zeros = all_saved.new_zeros((*all_saved.shape[:-3], all_saved.shape[-2], hidden))
     terms, grad_states = _walk_back(cell, grads, steps, of_h, zeros)
-    return _stack(terms, kept, cell.terms * hidden), *grad_states
+    return _stack(terms, all_saved, cell.terms * hidden), *grad_states
 
 
 def forward_of_op(
@@ -224,20 +224,20 @@ def forward_of_op(
 def backward_of_op(
     cell: Cell,
     grads: Sequence[Tensor | None],
-    kept: Tensor,
+    all_saved: Tensor,
     read: Tensors,
     of_h: Tensor,
     rows: Rows,
 ) -> tuple[Tensor, ...]:
     """The results of NAME_backward, likewise. ``read`` are the sequences and then the states that
     the cell reads."""
-    dtype = kept.dtype
-    kept, of_h, *given = in_compute_dtype([kept, of_h, *read])
+    dtype = all_saved.dtype
+    all_saved, of_h, *given = in_compute_dtype([all_saved, of_h, *read])
     half = len(given) // 2
     sequences, states = given[:half], given[half:]
     if not cell.reads_h:
         sequences, states = [None, *sequences], [None, *states]
-    results = backward(cell, grads, kept, sequences, states, of_h, rows)
+    results = backward(cell, grads, all_saved, sequences, states, of_h, rows)
     return tuple(t.to(dtype) for t in results)
 
 
@@ -281,14 +281,14 @@ def jvp(
     of_input, of_h = primals
     vectors = cell.weights.vectors_of(*parameters)
     vectors_t = cell.weights.vectors_of(*parameters_t)
-    shares = _product(input, of_input)
+    input_gates = _product(input, of_input)
     shares_t = _product(input_t, (of_input[0], None)) + _product(input, tangents[0])
     outputs_t = []
     for t in range(input.shape[-3]):
         here = rows.at(t)
         h, *carried = states = here.clear(states)
         states_t = here.clear(states_t)
-        z = cell.join(shares.select(-3, t), _product(h, of_h), vectors)
+        z = cell.join(input_gates.select(-3, t), _product(h, of_h), vectors)
         product_t = _product(states_t[0], (of_h[0], None)) + _product(h, tangents[1])
         z_t = cell.join(shares_t.select(-3, t), product_t, vectors_t)
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))

@@ -25,7 +25,7 @@ Call = Callable[..., Any]
 def register(cell: Cell) -> tuple[Call, Call]:
     """Returns faster ways to call NAME_cell and NAME: see register_gradient."""
     states, calls = len(cell.states), []
-    for name, function, arguments, results, kept in (
+    for name, function, arguments, results, saved in (
         (f"{cell.name}_cell", _step(cell), cell.step_arguments, states, 1),
         (cell.name, _layer(cell), cell.arguments, 1 + states, 1 + len(cell.carried)),
     ):
@@ -33,9 +33,9 @@ def register(cell: Cell) -> tuple[Call, Call]:
         optional = () if name.endswith("_cell") else (*cell.weights.optional, *OF_ROWS)
         signature = _signature(arguments, optional)
         function.forward.__signature__ = signature  # type: ignore[attr-defined]
-        saving = _saving(function, results, kept)
+        saving = _saving(function, results, saved)
         calls.append(register_gradient(getattr(ops, name).default, function, results))
-        register_gradient(getattr(ops, f"{name}_forward").default, saving, results + kept)
+        register_gradient(getattr(ops, f"{name}_forward").default, saving, results + saved)
     return calls[0], calls[1]
 
 
@@ -111,19 +111,21 @@ def _step(cell: Cell) -> type[torch.autograd.Function]:
                     cell, (None, *grads), *one_step, ALL_ROWS
                 )
                 grad, which = grad.squeeze(0), (needs[0], False)
-                shares = cell.of_input(grad)
-                grad_x, _ = weights.grad_step(cell, grad, shares, hidden, which, *parameters)
+                input_gates = cell.of_input(grad)
+                grad_x, _ = weights.grad_step(cell, grad, input_gates, hidden, which, *parameters)
             else:
                 grad, *grad_carried = _run(backward_op, *grads, gates, *inputs[read:])
                 direct = grad_carried.pop(0) if reads_h else None
-                which, shares = (needs[0], needs[end]), cell.of_input(grad)
-                grad_x, grad_h = weights.grad_step(cell, grad, shares, hidden, which, *parameters)
+                which, input_gates = (needs[0], needs[end]), cell.of_input(grad)
+                grad_x, grad_h = weights.grad_step(
+                    cell, grad, input_gates, hidden, which, *parameters
+                )
                 if direct is not None and grad_h is not None:
                     grad_h = grad_h + direct
             return (
                 grad_x,
                 *weights.grad_parameters(
-                    cell, grad, (shares, 0), input, h, needs[1:end], *parameters
+                    cell, grad, (input_gates, 0), input, h, needs[1:end], *parameters
                 ),
                 *_asked([grad_h, *grad_carried], needs[end:]),
             )
@@ -180,12 +182,12 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                 grad = grad.unsqueeze(0)
                 grad_states = grad_states if reads_h else [None, *grad_states]
             else:
-                kept = (output, *sequences, *states) if reads_h else (*sequences, *states[1:])
+                read = [output, *sequences, *states] if reads_h else [*sequences, *states[1:]]
                 grad, *grad_states = _run(
                     backward_op,
                     *grads,
                     gates,
-                    *kept,
+                    *read,
                     parameters[recurrent],
                     lengths,
                     reset,
@@ -206,13 +208,13 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                     cell, grad, input, h0, output, reset, needs[0], *parameters
                 )
             else:
-                shares = cell.input_range(grad)
+                input_gates = cell.input_range(grad)
                 if needs[0]:
-                    grad_input = weights.grad_input(shares, h0.shape[1], *parameters)
+                    grad_input = weights.grad_input(input_gates, h0.shape[1], *parameters)
                 if trains:
                     before = rows.before(h0, output)
                     grad_parameters = weights.grad_parameters(
-                        cell, grad, shares, input, before, needs[start:end], *parameters
+                        cell, grad, input_gates, input, before, needs[start:end], *parameters
                     )
             return (
                 grad_input,
@@ -237,7 +239,7 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
 
 
 def _saving(
-    function: type[torch.autograd.Function], results: int, kept: int
+    function: type[torch.autograd.Function], results: int, saved: int
 ) -> type[torch.autograd.Function]:
     """For the op that returns what backward needs, for transforms around one that runs it."""
 
@@ -253,6 +255,6 @@ def _saving(
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Grads:
-            return *function.jvp(ctx, *tangents), *[None] * kept
+            return *function.jvp(ctx, *tangents), *[None] * saved
 
     return Saving

@@ -26,7 +26,7 @@ from my_ops.recurrent._calls import (
     reverse,
     reverse_reset,
     stacked,
-    zoneout_shares,
+    zoneout_fractions,
 )
 
 
@@ -130,10 +130,10 @@ class CarryingDirection(Parameters):
         reset: MaybeTensor = None,
     ) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         parameters = self._op_parameters(weight_dropout)
-        kept: MaybeTensor = None
+        fractions: MaybeTensor = None
         if zoneout is not None:
-            kept = zoneout_shares(input, self.hidden_size, zoneout, self.training)
-        return self._sequence(input, h_0, c_0, parameters, lengths, reset, kept)
+            fractions = zoneout_fractions(input, self.hidden_size, zoneout, self.training)
+        return self._sequence(input, h_0, c_0, parameters, lengths, reset, fractions)
 
 
 class CarryingLayer(CarryingLayerCall, nn.Module):

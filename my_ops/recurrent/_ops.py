@@ -27,7 +27,7 @@ from torch.utils.flop_counter import register_flop_formula
 from my_ops import _autocast
 from my_ops.ops._common import fake, ops
 from my_ops.recurrent import _checks, _gradients, _vmap
-from my_ops.recurrent._cell import CELLS, Cell, complete, one_or_all
+from my_ops.recurrent._cell import CELLS, Cell, complete, unwrap_single
 
 Call = Callable[..., Any]
 
@@ -62,7 +62,7 @@ def _register_fakes(cell: Cell) -> None:
         return tuple(s.new_empty(s.shape) for s in tensors[-count:])
 
     def step(*tensors: Tensor) -> tuple[Tensor, ...] | Tensor:
-        return one_or_all(states_of_step(tensors))
+        return unwrap_single(states_of_step(tensors))
 
     def step_forward(*tensors: Tensor) -> tuple[Tensor, ...]:
         states = states_of_step(tensors)
@@ -86,9 +86,9 @@ def _register_fakes(cell: Cell) -> None:
     def layer_forward(*given: Tensor) -> tuple[Tensor, ...]:
         output, *states = layer(*given)
         steps, batch, hidden = output.shape
-        kept = output.new_empty((steps, batch, cell.saved * hidden))
+        saved = output.new_empty((steps, batch, cell.saved * hidden))
         sequences = (output.new_empty(output.shape) for _ in cell.carried)
-        return output, *states, kept, *sequences
+        return output, *states, saved, *sequences
 
     def layer_backward(*given: Tensor) -> tuple[Tensor, ...]:
         tensors = complete(given, cell.backward_arguments)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from my_ops.recurrent import _checks, _formulas, _own_kernels
-from my_ops.recurrent._cell import OF_ROWS, OWN_CELLS, Cell, Values, complete, one_or_all
+from my_ops.recurrent._cell import OF_ROWS, OWN_CELLS, Cell, Values, complete, unwrap_single
 from my_ops.recurrent._formulas import ALL_ROWS, Rows
 from my_ops.recurrent._ops import register
 
@@ -105,8 +105,8 @@ def _step(cell: OwnCell, saves: bool) -> Call:
         _checks.check_step(cell, tensors)
         given = tensors[0].unsqueeze(0), tensors[end:], tensors[1:end]
         _, *found = _formulas.forward_of_op(cell, *given, ALL_ROWS)
-        kept = [found[count].squeeze(0)] if saves else []
-        return one_or_all(_apart([*found[:count], *kept], tensors))
+        saved = [found[count].squeeze(0)] if saves else []
+        return unwrap_single(_apart([*found[:count], *saved], tensors))
 
     return kernel
 

@@ -78,14 +78,14 @@ def _(
     parameters: list[Tensor],
     layers: int,
     bidirectional: bool,
-    kept: list[Tensor],
+    saved: list[Tensor],
     *needs: bool,
 ) -> list[Tensor]:
     cell, op = _of_name(name), "recurrent_layers_backward"
     _checks.check_layers(cell, op, input, states, parameters, layers, bidirectional)
     grads = (grad_output, grad_h_n, grad_c_n)
-    _checks.check_layers_backward(cell, op, grads, input, layers, bidirectional, kept)
-    cells, hidden = layers * (2 if bidirectional else 1), kept[0].shape[2]
+    _checks.check_layers_backward(cell, op, grads, input, layers, bidirectional, saved)
+    cells, hidden = layers * (2 if bidirectional else 1), saved[0].shape[2]
     ends = [(cells, input.shape[1], hidden)] * len(cell.states)
     return _made(input, needs, [input.shape], ends, [p.shape for p in parameters])
 

@@ -14,7 +14,7 @@ Values = tuple[Tensor, ...]
 
 class Terms:
     """Of a cell with so many gates, of which the last ``apart`` need the product with h apart from
-    the input's share, and with so many ``vectors``: parameters with a value for each unit."""
+    the input gates, and with so many ``vectors``: parameters with a value for each unit."""
 
     name: str
     gates: int
@@ -26,18 +26,18 @@ class Terms:
         return self.gates + self.apart + self.vectors
 
     def join(self, x: Tensor, h: Tensor, vectors: Sequence[Tensor] = ()) -> Values:
-        """``z`` from the input's share and the product with h, both ``(*, gates * hidden)``."""
+        """``z`` from the input gates and the product with h, both ``(*, gates * hidden)``."""
         if not self.apart:
             z: Values = (x + h).chunk(self.gates, -1)
         else:
-            shares, products = x.chunk(self.gates, -1), h.chunk(self.gates, -1)
+            input_gates, products = x.chunk(self.gates, -1), h.chunk(self.gates, -1)
             sums = self.gates - self.apart
-            summed = (a + b for a, b in zip(shares[:sums], products[:sums], strict=True))
-            z = (*summed, *products[sums:], *shares[sums:])
+            summed = (a + b for a, b in zip(input_gates[:sums], products[:sums], strict=True))
+            z = (*summed, *products[sums:], *input_gates[sums:])
         return (*z, *(vector.unsqueeze(-2).expand_as(z[0]) for vector in vectors))
 
     # The gradients of the terms, (*, terms * hidden), are in another order than z: those of the
-    # input's shares alone first, then those of the gates, then those of the vectors.
+    # input gates alone first, then those of the gates, then those of the vectors.
 
     def store(self, grad_z: Values) -> Tensor:
         both = self.gates + self.apart
@@ -58,7 +58,7 @@ class Terms:
         return terms[..., self._alone(terms) :] if self.apart else terms
 
     def of_input(self, terms: Tensor) -> Tensor:
-        """Those that belong to the input's share, by gate."""
+        """Those of the input gates."""
         terms = self._of_gates(terms)
         if not self.apart:
             return terms

@@ -27,7 +27,7 @@ from my_ops.recurrent._calls import (
     reverse_reset,
     stacked,
     states_by_head,
-    zoneout_shares,
+    zoneout_fractions,
 )
 from my_ops.recurrent._cudnn import parameters_for_cudnn
 
@@ -232,7 +232,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
                 own[1] = F.dropout(own[1], self.weight_dropout, self.training)
             zoneout: MaybeTensor = None
             if self._has_zoneout:
-                zoneout = zoneout_shares(x, self.hidden_size, self.zoneout, self.training)
+                zoneout = zoneout_fractions(x, self.hidden_size, self.zoneout, self.training)
             results = self._by_head(
                 reverse(x, lengths) if backward else x,
                 [s[k] for s in states],

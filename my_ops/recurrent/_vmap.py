@@ -21,9 +21,9 @@ Result = tuple[tuple[Tensor, ...], tuple[int, ...]]
 
 
 def register(cell: Cell) -> None:
-    for suffix, kept in (("", False), ("_forward", True)):
-        _register_step(cell, f"{cell.name}_cell{suffix}", kept)
-        _register_layer(cell, f"{cell.name}{suffix}", kept)
+    for suffix, saves in (("", False), ("_forward", True)):
+        _register_step(cell, f"{cell.name}_cell{suffix}", saves)
+        _register_layer(cell, f"{cell.name}{suffix}", saves)
     _register_step_backward(cell)
     _register_layer_backward(cell)
 
@@ -55,16 +55,16 @@ def _unfold_batch(results: tuple[Tensor, ...], size: int, batch: int) -> Result:
     return split, tuple(t.dim() - 3 for t in split)
 
 
-def _register_layer(cell: Cell, name: str, kept: bool) -> None:
-    """``kept``: whether it is NAME_forward, which autocast does not see."""
+def _register_layer(cell: Cell, name: str, saves: bool) -> None:
+    """``saves``: whether it is NAME_forward, which autocast does not see."""
     op, start = getattr(ops, name), 1 + len(cell.states)
-    results = start + (1 + len(cell.carried) if kept else 0)
+    results = start + (1 + len(cell.carried) if saves else 0)
     end = start + len(cell.weights.names)
 
     def check(*given: Any) -> None:
         _checks.check_layer(cell, complete(given, cell.arguments))
 
-    @register_rule(name, check, autocast=not kept)
+    @register_rule(name, check, autocast=not saves)
     def _(info: Any, in_dims: Dims, *given: Any) -> Result:
         size = info.batch_size
         tensors = complete(given, cell.arguments)
@@ -108,11 +108,11 @@ def _register_layer_backward(cell: Cell) -> None:
         return found, (0,) * len(found)
 
 
-def _register_step(cell: Cell, name: str, kept: bool) -> None:
+def _register_step(cell: Cell, name: str, saves: bool) -> None:
     op, end = getattr(ops, name), 1 + len(cell.weights.names)
-    results = len(cell.states) + kept
+    results = len(cell.states) + saves
 
-    @register_rule(name, lambda *tensors: _checks.check_step(cell, tensors), autocast=not kept)
+    @register_rule(name, lambda *tensors: _checks.check_step(cell, tensors), autocast=not saves)
     def _(info: Any, in_dims: Dims, *tensors: Tensor) -> Any:
         size = info.batch_size
         input, *states = _all_front(

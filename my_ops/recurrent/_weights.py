@@ -5,8 +5,8 @@ shapes.
 ``matrices`` of them are factors of products, and ``recurrent`` is the one that the backward op over
 all steps takes. ``sizes`` are the hidden and input sizes of parameters that agree with each other:
 then a state or an input of another size is wrong. Gradients are computed from ``grad``, those of
-the terms, and ``shares``, the part of it that belongs to the input's share (``Terms.of_input``, or
-``Terms.input_range`` with its two results). They can be differentiated.
+the terms, and ``input_gates``, the part of it that belongs to the input gates (``Terms.of_input``,
+or ``Terms.input_range`` with its two results). They can be differentiated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from my_ops.recurrent._terms import Terms
 
 Linear = tuple[Tensor, Tensor | None]  # a weight and a bias, or None
 Needs = Sequence[bool]  # which gradients are needed
-Shares = tuple[Tensor, int]  # Terms.input_range
+InputGates = tuple[Tensor, int]  # Terms.input_range
 
 
 def of_numbers(*tensors: Tensor) -> bool:
@@ -43,7 +43,7 @@ def of_numbers(*tensors: Tensor) -> bool:
 class OneMatrix:
     """``weights``, ``(gates * hidden_size, hidden_size + input_size)``, h first, and ``bias``.
 
-    For cells whose terms are all sums of the input's share and the product with h.
+    For cells whose terms are all sums of an input gate and the product with h.
     """
 
     names = ("weights", "bias")
@@ -96,15 +96,15 @@ class OneMatrix:
         check(weights.shape[0] == cell.gates * hidden, message)
         check(weights.shape[1] >= hidden, message)
 
-    def grad_input(self, shares: Shares, hidden: int, weights: Tensor, _: Any) -> Tensor:
-        """``shares`` may have any leading dimensions."""
-        return linear_product(shares[0], weights[:, hidden:].mT)
+    def grad_input(self, input_gates: InputGates, hidden: int, weights: Tensor, _: Any) -> Tensor:
+        """``input_gates`` may have any leading dimensions."""
+        return linear_product(input_gates[0], weights[:, hidden:].mT)
 
     def grad_step(
         self,
         cell: Terms,
         grad: Tensor,
-        shares: Tensor,
+        input_gates: Tensor,
         hidden: int,
         needs: Needs,
         weights: Tensor,
@@ -124,7 +124,7 @@ class OneMatrix:
         self,
         cell: Terms,
         grad: Tensor,
-        shares: Shares,
+        input_gates: InputGates,
         x: Tensor,
         h: Tensor,
         needs: Needs,
@@ -215,22 +215,24 @@ class TwoMatrices:
         rule = f"({cell.gates} * hidden_size, hidden_size)"
         check_shape(weight_hh, "weight_hh", (cell.gates * hidden, hidden), rule, op)
 
-    def grad_input(self, shares: Shares, hidden: int, weight_ih: Tensor, *_: Any) -> Tensor:
-        part, first = shares
+    def grad_input(
+        self, input_gates: InputGates, hidden: int, weight_ih: Tensor, *_: Any
+    ) -> Tensor:
+        part, first = input_gates
         return linear_product(part, _rotated(weight_ih, len(weight_ih) - first).mT)
 
     def grad_step(
         self,
         cell: Terms,
         grad: Tensor,
-        shares: Tensor,
+        input_gates: Tensor,
         hidden: int,
         needs: Needs,
         weight_ih: Tensor,
         weight_hh: Tensor,
         *_: Any,
     ) -> tuple[Tensor | None, Tensor | None]:
-        grad_x = product(shares, weight_ih) if needs[0] else None
+        grad_x = product(input_gates, weight_ih) if needs[0] else None
         grad_h = product(cell.of_h(grad), weight_hh) if needs[1] else None
         return grad_x, grad_h
 
@@ -238,7 +240,7 @@ class TwoMatrices:
         self,
         cell: Terms,
         grad: Tensor,
-        shares: Shares,
+        input_gates: InputGates,
         x: Tensor,
         h: Tensor,
         needs: Needs,
@@ -247,7 +249,7 @@ class TwoMatrices:
         vectors = [_sum_of_rows(g) for g in cell.of_vectors(grad)]
         grads: list[Tensor | None] = [None, None, *vectors, None, None]
         if needs[0] or needs[1]:
-            part, first = shares
+            part, first = input_gates
             rows, share_rows, h_rows, x_rows = as_rows(grad, part, h, x)
             if needs[0]:
                 grads[0] = _rotated(product(share_rows.mT, x_rows), first)

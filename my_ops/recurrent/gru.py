@@ -15,9 +15,9 @@ from my_ops.recurrent._torch_layers import TorchLayer
 
 
 def _forward(z: Values, h: Tensor, carried: Values) -> tuple[Tensor, Values, Values]:
-    z_r, z_u, product, share = z
+    z_r, z_u, product, input_gate = z
     r, u = torch.sigmoid(z_r), torch.sigmoid(z_u)
-    n = torch.tanh(share + r * product)
+    n = torch.tanh(input_gate + r * product)
     return n + u * (h - n), (), (r, u, n, product)
 
 

@@ -118,11 +118,11 @@ def lltm(
         reset: ``(steps, batch)``, bool, on the device of ``input``. Where True, ``h`` and the cell
             state are zero before that step, even if they were NaN, and no gradient goes through
             them. After a sequence's end it is ignored. None: no resets.
-        zoneout: ``(steps, batch, hidden_size)``, dtype and device of ``input``: the share of ``h``
-            that stays from the step before, so that ``h`` is ``zoneout * old_h + (1 - zoneout) *
-            new_h``; the cell state is as without it. 0 and 1 keep the new or the old ``h`` (Krueger
-            et al., "Zoneout", 2017), and a probability gives the expected value. It gets no
-            gradient. None: 0.
+        zoneout: ``(steps, batch, hidden_size)``, dtype and device of ``input``: the fraction of
+            ``h`` that stays from the step before, so that ``h`` is ``zoneout * old_h + (1 -
+            zoneout) * new_h``; the cell state is as without it. 0 and 1 keep the new or the old
+            ``h`` (Krueger et al., "Zoneout", 2017), and a probability gives the expected value. It
+            gets no gradient. None: 0.
 
     Returns:
         ``(output, h_n, c_n)``. ``output`` has ``h`` of every step, ``(steps, batch, hidden_size)``,

@@ -17,8 +17,8 @@ from my_ops import _plain, _private
 from my_ops._plain import plain_call
 from my_ops.ops import elementwise
 from my_ops.ops._checks import FLOATING
-from my_ops.ops.gemm import takes_torchs as gemm_takes_torchs
-from my_ops.ops.linear import takes_torchs as linear_takes_torchs
+from my_ops.ops.gemm import calls_aten as gemm_calls_aten
+from my_ops.ops.linear import calls_aten as linear_calls_aten
 
 LOADED = pytest.mark.skipif(_plain._module is None, reason="the module does not fit this torch")
 
@@ -237,7 +237,7 @@ def test_the_rule_of_gemm_is_that_of_the_general_path(device):
         for b in operands(others, device):
             # Those that do not fit are left, as is each call that fails.
             fits = a.dim() == b.dim() and a.dim() > 1 and a.shape[-1] == b.shape[-2]
-            want = a.dtype == b.dtype and fits and gemm_takes_torchs(a, b)
+            want = a.dtype == b.dtype and fits and gemm_calls_aten(a, b)
             assert is_taken("gemm", a, b) == want, (a.shape, a.stride(), b.shape, a.dtype, b.dtype)
 
 
@@ -251,7 +251,7 @@ def test_the_rule_of_linear_is_that_of_the_general_path(device):
             for bias in (None, *operands([(8,), (5,), (1,)], device)):
                 fits = x.shape[-1] == weight.shape[-1] and (bias is None or rows)
                 fits = fits and all(t is None or t.dtype == x.dtype for t in (weight, bias))
-                want = fits and linear_takes_torchs(x, weight, bias)
+                want = fits and linear_calls_aten(x, weight, bias)
                 assert is_taken("linear", x, weight, bias) == want, (x.shape, weight.shape, bias)
 
 

@@ -366,12 +366,12 @@ def test_fake_kernels(name):
             torch.ops.my_ops.recurrent_layers, call, test_utils=("test_schema", "test_faketensor")
         )
     _, *ends = results = torch.ops.my_ops.recurrent_layers(*call)
-    ends, kept = ends[: len(states)], results[1 + len(states) :]
+    ends, saved = ends[: len(states)], results[1 + len(states) :]
     grads = [results[0], *ends, *[None] * (2 - len(states))]
     for needs in ((True, True, True), (False, True, False), (True, False, False)):
         torch.library.opcheck(
             torch.ops.my_ops.recurrent_layers_backward,
-            (name, *grads, x, states, parameters, 2, True, kept, *needs),
+            (name, *grads, x, states, parameters, 2, True, saved, *needs),
             test_utils=("test_schema", "test_faketensor"),
         )
 

@@ -123,9 +123,9 @@ def backward_of_layers(name, bidirectional):
     parameters = [p for weights in layer.all_weights for p in weights]
     run = torch.ops.my_ops.recurrent_layers
     results = run(name, x, states, parameters, 2, bidirectional, True)
-    grads, kept = results[: 1 + count], results[1 + count :]
+    grads, saved = results[: 1 + count], results[1 + count :]
     grads += [None] * (3 - len(grads))
-    return [*grads, x, states, parameters, 2, bidirectional, kept, True, True, True]
+    return [*grads, x, states, parameters, 2, bidirectional, saved, True, True, True]
 
 
 def backward_of_step(name, _):

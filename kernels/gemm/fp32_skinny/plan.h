@@ -1,4 +1,4 @@
-// Which float products with few rows or a small output fp32_skinny_sm90.cu takes: pure host code.
+// Which float products with few rows or a small output fp32_skinny_sm90.cu accepts: pure host code.
 #pragma once
 
 #include <algorithm>
@@ -41,11 +41,11 @@ inline bool pays(const GemmProblem& p, const GemmCosts::Fp32Skinny& costs) {
   return p.n <= (p.m <= kSmallOutput.m ? costs.max_columns : costs.max_columns_many);
 }
 
-// Plans the product if this kernel takes it; otherwise returns why it does not.
+// Plans the product if this kernel accepts it; otherwise returns why it does not.
 inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Skinny& costs, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (!device.is(9, 0) || !device.runs(kNeeds)) return "needs Hopper";
-  if (p.batch != 1 || p.m < 2 || p.m > 64) return "takes 2 to 64 rows and no batch";
+  if (p.batch != 1 || p.m < 2 || p.m > 64) return "supports 2 to 64 rows and no batch";
   if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";
   if (p.k >= (1 << 28) || !vectorizes_b(p)) return "needs a b of aligned rows or columns";
   if (!pays(p, costs)) return "too few columns, or k too short";

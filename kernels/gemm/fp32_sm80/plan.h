@@ -1,4 +1,4 @@
-// Which float products fp32_sm80.cu takes: pure host code.
+// Which float products fp32_sm80.cu accepts: pure host code.
 #pragma once
 
 #include <climits>
@@ -23,16 +23,16 @@ inline int stages(const DeviceFacts& device) {
   return device.runs(needs(4)) ? 4 : device.runs(needs(2)) ? 2 : 0;
 }
 
-// Plans the product if this kernel takes it; otherwise returns why it does not. It takes products
-// for which six bf16 ones cost less than one of floats, which holds on 8.0 (16 times the rate) but
-// not on 8.6 and 8.9 (two to four times). From 8.0 on it also takes those for which the library is
-// too inaccurate.
+// Plans the product if this kernel accepts it; otherwise returns why it does not. It accepts
+// products for which six bf16 ones cost less than one of floats, which holds on 8.0 (16 times the
+// rate) but not on 8.6 and 8.9 (two to four times). From 8.0 on it also accepts those for which the
+// library is too inaccurate.
 inline const char* plan(const GemmProblem& p, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (stages(device) == 0) return "needs compute capability 8.0 or later, and code for it";
   if (p.k < kMinK) return "k is too short for its accuracy";
   const double blocks = static_cast<double>(p.batch) * ceil_div(p.m, kTile) * ceil_div(p.n, kTile);
-  if (blocks >= INT_MAX) return "more tiles than a launch takes";
+  if (blocks >= INT_MAX) return "more tiles than a launch supports";
   if (!p.library_too_inaccurate()) {
     if (!device.is(8, 0)) return "six bf16 products cost more than the library's one of float";
     if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";

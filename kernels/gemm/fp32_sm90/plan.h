@@ -1,4 +1,4 @@
-// Which float products fp32_sm90.cu takes, with which tiles, and where their parts are in memory:
+// Which float products fp32_sm90.cu accepts, with which tiles, and where their parts are in memory:
 // pure host code.
 #pragma once
 
@@ -137,8 +137,8 @@ inline bool pays_beside_tf32(const GemmProblem& p, const GemmCosts::Fp32Sm90& co
          costs.tf32_launches + costs.tf32_element * (size.a + size.b);
 }
 
-// Why this kernel does not take the product, or null if it does. It takes a product if it can run,
-// and if it was measured to be faster than the library at such sizes or the library is too
+// Why this kernel does not accept the product, or null if it does. It accepts a product if it can
+// run, and if it was measured to be faster than the library at such sizes or the library is too
 // inaccurate.
 inline const char* refusal(const GemmProblem& p, const DeviceFacts& device,
                            const GemmCosts::Fp32Sm90& costs) {
@@ -405,7 +405,7 @@ inline Layout lay_out(const GemmProblem& p, const GemmPlan& plan, void* workspac
   return layout;
 }
 
-// Plans the product if this kernel takes it; otherwise returns why it does not.
+// Plans the product if this kernel accepts it; otherwise returns why it does not.
 inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Sm90& costs, GemmPlan* plan) {
   if (const char* why = refusal(p, plan->device, costs)) return why;
   const auto [tile, slices] = choose_tile(p, plan->device.sm_count, costs);

@@ -1,4 +1,4 @@
-// Which 16-bit products half_sm90.cu takes, and with which tiles: pure host code.
+// Which 16-bit products half_sm90.cu accepts, and with which tiles: pure host code.
 #pragma once
 
 #include <algorithm>
@@ -219,7 +219,7 @@ inline const char* loses(const GemmProblem& p, int sm_count, TileChoice tile,
   return small ? nullptr : "the library's tiles gain more than a second launch costs";
 }
 
-// Plans the product if this kernel takes it; otherwise returns why it does not.
+// Plans the product if this kernel accepts it; otherwise returns why it does not.
 inline const char* plan(const GemmProblem& p, const GemmCosts::HalfSm90& costs, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";

@@ -1,4 +1,4 @@
-// Which products gemm_small takes: pure host code.
+// Which products gemm_small accepts: pure host code.
 #pragma once
 
 #include <algorithm>

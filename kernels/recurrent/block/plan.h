@@ -1,4 +1,4 @@
-// Which layers the block kernels take: pure host code.
+// Which layers the block kernels support: pure host code.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ constexpr bool block_exists(int gates, int width, int units) {
 // Values are read and written in pairs of units.
 inline const char* plan_block(const RecurrentProblem& p, const DeviceFacts& device,
                               BlockPlan& plan) {
-  if (p.hidden % 2 != 0 || p.hidden > 128) return "takes even numbers of up to 128 units";
+  if (p.hidden % 2 != 0 || p.hidden > 128) return "supports even numbers of up to 128 units";
   plan.units = p.hidden <= 32 ? 32 : p.hidden <= 64 ? 64 : 128;
   if (!block_exists(p.cell.gates, p.width, plan.units)) return "too many gates for so many units";
   const int64_t warps = ceil_div(p.hidden, 16);

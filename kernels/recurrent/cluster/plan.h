@@ -1,4 +1,4 @@
-// Which layers the cluster kernels take: pure host code.
+// Which layers the cluster kernels support: pure host code.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ constexpr Needs needs(const ClusterPlan& plan) {
 // For hidden sizes up to 256 whose rows all run at once.
 inline const char* plan_cluster(const RecurrentProblem& p, const DeviceFacts& device,
                                 ClusterPlan& plan) {
-  if (p.hidden > kMostClusterBlocks * kClusterBlockUnits) return "takes up to 256 units";
+  if (p.hidden > kMostClusterBlocks * kClusterBlockUnits) return "supports up to 256 units";
   plan.chunks = p.hidden <= 64 ? 1 : p.hidden <= 128 ? 2 : 4;
   // At least two: a block that writes to its own shared memory this way must have a peer.
   plan.blocks = static_cast<int>(std::max<int64_t>(2, ceil_div(p.hidden, kClusterBlockUnits)));

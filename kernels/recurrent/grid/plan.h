@@ -1,4 +1,4 @@
-// Which layers the grid kernels take: pure host code.
+// Which layers the grid kernels support: pure host code.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ constexpr int most_row_tiles(Pass pass, int unit_tiles) {
   return pass == Pass::kBackward && unit_tiles == 2 ? 1 : 2;
 }
 
-// Whether plans take an instantiation and any GPU has the shared memory that it needs. The others
+// Whether plans use an instantiation and any GPU has the shared memory that it needs. The others
 // are not compiled.
 constexpr bool grid_exists(const CellFacts& cell, Pass pass, int width, int unit_tiles,
                            int row_tiles, int chunks) {

@@ -1,4 +1,4 @@
-// Which layers the warp kernels take: pure host code.
+// Which layers the warp kernels support: pure host code.
 #pragma once
 
 #include <climits>
@@ -23,9 +23,9 @@ constexpr bool warp_exists(int gates, int units, int rows) {
   return rows <= warp_lanes(units) && gates * units / warp_lanes(units) <= (units == 96 ? 96 : 160);
 }
 
-// These functions of every family return why its kernels do not take a layer, or null.
+// These functions of every family return why its kernels do not support a layer, or null.
 inline const char* plan_warp(const RecurrentProblem& p, const DeviceFacts& device, WarpPlan& plan) {
-  if (p.hidden > 96) return "takes up to 96 units";
+  if (p.hidden > 96) return "supports up to 96 units";
   plan.units = p.hidden <= 32 ? 32 : p.hidden <= 64 ? 64 : 96;
   plan.threads = static_cast<int>(ceil_div(p.hidden * warp_lanes(plan.units), 32) * 32);
   // The fewest rows with which every block has an SM.

@@ -1,4 +1,4 @@
-// Which layers the warpgroup kernels take: pure host code.
+// Which layers the warpgroup kernels support: pure host code.
 #pragma once
 
 #include <algorithm>
@@ -77,7 +77,7 @@ inline bool place_warpgroups(const RecurrentProblem& p, int units, const DeviceF
 // TMA needs rows of whole 16-byte vectors.
 inline const char* warpgroup_refusal(const RecurrentProblem& p, const DeviceFacts& device) {
   if (!device.hopper_code) return "needs code for 9.0a";
-  return p.hidden % 8 != 0 ? "takes multiples of 8 units" : nullptr;
+  return p.hidden % 8 != 0 ? "supports multiples of 8 units" : nullptr;
 }
 
 inline const char* plan_warpgroup(const RecurrentProblem& p, const RecurrentCosts::Warpgroup& costs,
@@ -153,17 +153,17 @@ inline const char* plan_warpgroup_backward(const RecurrentProblem& p,
                                            const RecurrentCosts::Warpgroup& costs,
                                            const DeviceFacts& device, WarpgroupBackwardPlan& plan) {
   if (const char* why = warpgroup_refusal(p, device)) return why;
-  const auto takes = [&](int split, int64_t most_waves) {
+  const auto pays = [&](int split, int64_t most_waves) {
     return place_backward(p, split, device, plan) && waves(plan, p.batch) <= most_waves;
   };
-  bool faster = takes(8, costs.backward_waves_of_eight);
+  bool faster = pays(8, costs.backward_waves_of_eight);
   if (!faster && p.width == 2) {
-    faster = takes(4, costs.backward_waves_of_four);
+    faster = pays(4, costs.backward_waves_of_four);
   } else if (!faster && p.hidden > 512) {  // clusters of four do not hold the parts of W_h
-    faster = takes(8, costs.backward_waves_float);
+    faster = pays(8, costs.backward_waves_float);
   } else if (!faster) {
-    faster = takes(4, p.hidden <= 256 ? costs.backward_waves_float
-                                      : costs.backward_waves_middle[p.cell.gates > 3]);
+    faster = pays(4, p.hidden <= 256 ? costs.backward_waves_float
+                                     : costs.backward_waves_middle[p.cell.gates > 3]);
   }
   return faster ? nullptr : "its clusters do not fit, or a product for each step is faster";
 }
