@@ -1,5 +1,6 @@
 """my_ops.cell: what a function may call, what a wrong one raises, and its header in C++."""
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -263,6 +264,37 @@ def test_facts_of_headers():
         "relu_rnn": [1, 0, 0, 1, True, False, False],
         "minimal": [2, 1, 0, 3, True, False, True],
     }
+
+
+S, T = torch.sigmoid, torch.tanh
+
+
+@pytest.mark.parametrize(
+    "function, bounded",
+    [
+        (lambda f, g, h: h + S(f) * (T(g) - h), True),
+        (lambda f, g, h: h + S(f) * (T(g) - 2 * h), False),
+        (lambda f, g, h: h + S(f) * (g - h), False),
+        (lambda f, g, h: h + T(f) * (T(g) - h), False),
+        (lambda f, g, h: h - S(f) * (T(g) - h), False),
+        (lambda f, g, h: (1 - S(f)) * h + S(f) * T(g), True),
+        (lambda f, g, h: T(g) * S(f) + h * (1 - S(f)), True),
+        (lambda f, g, h: (1 - S(f)) * h + S(f) * g, False),
+        (lambda f, g, h: (2 - S(f)) * h + S(f) * T(g), False),
+        (lambda f, g, h: S(f) * h + S(f) * T(g), False),
+        (lambda g, h: -T(g) * h, True),
+        (lambda g, h: (1 - S(g)) * h, True),
+        (lambda g, h: (1 - T(g)) * h, False),
+        (lambda g, h: 2 * (S(g) * h), False),
+        (lambda g, h: torch.where(h > 0, T(g), -0.5), True),
+        (lambda g, h: torch.where(h > 0, T(g), 1.5), False),
+        (lambda g, h: torch.where(h > 0, g, T(g)), False),
+    ],
+)
+def test_the_bound_that_a_header_states(function, bounded):
+    """Whether h stays within 1 or what it was, on which kernels rely."""
+    gates = " ".join(name for name in inspect.signature(function).parameters if name != "h")
+    assert f"kBounded = {str(bounded).lower()}" in define(function, gates, carried="").header()
 
 
 def test_words_of_cpp_in_a_header():
