@@ -273,6 +273,7 @@ S, T = torch.sigmoid, torch.tanh
     "function, bounded",
     [
         (lambda f, g, h: h + S(f) * (T(g) - h), True),
+        (lambda f, g, h: (T(g) - h) * S(f) + h, True),
         (lambda f, g, h: h + S(f) * (T(g) - 2 * h), False),
         (lambda f, g, h: h + S(f) * (g - h), False),
         (lambda f, g, h: h + T(f) * (T(g) - h), False),
@@ -283,6 +284,7 @@ S, T = torch.sigmoid, torch.tanh
         (lambda f, g, h: (2 - S(f)) * h + S(f) * T(g), False),
         (lambda f, g, h: S(f) * h + S(f) * T(g), False),
         (lambda g, h: -T(g) * h, True),
+        (lambda g, h: h * S(g), True),
         (lambda g, h: (1 - S(g)) * h, True),
         (lambda g, h: (1 - T(g)) * h, False),
         (lambda g, h: 2 * (S(g) * h), False),
