@@ -135,6 +135,9 @@ class Derived:
         # What is carried must follow from the saved values by arithmetic, in the kernels too.
         kept = [node for node in _functions(after) if node not in after]
         saved = {*kept, *smallest_cut(targets, [*self.before, h, *after, *kept], self.z)}
+        # Backward reads h too, but it is not at hand where what is carried is computed again.
+        others = [a for a in after if a not in saved]
+        saved.update(smallest_cut(others, [*self.before, *saved], [*self.z, h]))
         self.saved = sorted(saved, key=lambda n: n.number) or [self.z[0]]
 
     def cell(self) -> OwnCell:

@@ -76,7 +76,12 @@ def janet(f, g, c, beta=1.0):
     return c, c
 
 
-ALL = {
-    made.name: made
-    for made in (lstm, gru, lltm, tanh_rnn, relu_rnn, minimal, peephole, scaled, slstm, janet)
-}
+@my_ops.cell(gates="f", carried="c")
+def crossed(f, h, c):
+    """What is carried reads h, and shares a value with the new h."""
+    f = torch.relu(f)
+    return torch.tanh((f + h) * c), torch.tanh(f + c - h)
+
+
+MADE = (lstm, gru, lltm, tanh_rnn, relu_rnn, minimal, peephole, scaled, slstm, janet, crossed)
+ALL = {made.name: made for made in MADE}
