@@ -155,7 +155,7 @@ SANITIZED = PYTHONPATH=$@ ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=ignore_nonins
 # Not the tests that compile, that start processes with libraries of their own or exhaust the memory,
 # nor those of the package and its pages.
 OF_CALLS := autocast autograd c_api convert elementwise fake_kernels gemm gemm_mixed gemm_options integration linear \
-  lltm lltm_layer lltm_regularisers lstm_gru nn overrides recurrent_kernels registration reset torch_layers vmap zoneout
+  lltm lltm_layer lltm_regularisers nn overrides recurrent recurrent_kernels registration reset torch_layers vmap zoneout
 
 asan: build/tools
 	$(BUILD_WITH_CFLAGS)

@@ -53,7 +53,7 @@ ELEMENTWISE = f"elementwise memory c_api integration bounds faults {EVERY_OP}"
 GEMM = "error_classes gemm gemm_options gemm_mixed gemm_half gemm_tf32 gemm_accuracy linear bounds"
 GEMM += f" weight_gradients torchs_products integration autocast nn {EVERY_OP}"
 LLTM = f"error_classes lltm memory lltm_layer autocast integration bounds {EVERY_OP}"
-OF_TORCH = f"lstm_gru torch_layers torch_layer_tools zoneout autocast {EVERY_OP}"
+OF_TORCH = f"recurrent torch_layers torch_layer_tools zoneout autocast {EVERY_OP}"
 LAYERS = "error_classes nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
 PLAIN = "plain plain_errors plain_calls"
 OWN_CELL = "own_cell_definition own_cell heads own_cell_nvrtc own_cell_kernels"
@@ -85,14 +85,14 @@ TESTS = {  # the first prefix that fits counts
     "my_ops/recurrent/_cudnn": "convert_cudnn convert",
     "my_ops/recurrent/_layers": LAYERS,
     "my_ops/recurrent/_plain": PLAIN,
-    "my_ops/recurrent/_terms": f"cells {OWN_CELL} lltm lstm_gru",
+    "my_ops/recurrent/_terms": f"cells {OWN_CELL} lltm recurrent",
     "my_ops/recurrent/_torch_layers": "torch_layers torch_layer_tools nn reset heads",
     "my_ops/recurrent/_vmap": "vmap lltm_layer autocast reset",
     "my_ops/recurrent/_weights_backward": "weights_backward torch_layer_tools",
     "my_ops/recurrent/lstm": f"{OF_TORCH} fake_kernels overrides",
     "my_ops/recurrent/gru": f"{OF_TORCH} fake_kernels overrides",
     "my_ops/recurrent": f"{LLTM} fake_kernels overrides {OF_TORCH} reset cells",
-    "my_ops/reference": "gemm lltm lstm_gru elementwise",
+    "my_ops/reference": "gemm lltm recurrent elementwise",
     "my_ops": f"fake_kernels {ELEMENTWISE} gemm gemm_options lltm lltm_layer private_names",
     "csrc/calls": f"{PLAIN} {ELEMENTWISE}",
     "csrc/elementwise": f"{ELEMENTWISE} fake_kernels cpp",
@@ -100,14 +100,14 @@ TESTS = {  # the first prefix that fits counts
     "csrc/lltm": f"{LLTM} fake_kernels cpp",
     "csrc/lstm": f"{OF_TORCH} fake_kernels",
     "csrc/gru": f"{OF_TORCH} fake_kernels",
-    "csrc/recurrent": f"{LLTM} fake_kernels cpp lstm_gru reset weights_backward zoneout",
+    "csrc/recurrent": f"{LLTM} fake_kernels cpp recurrent reset weights_backward zoneout",
     "csrc/c_api": "c_api explain",
     "csrc/fast_fp32": "fast_fp32",
     "csrc/overrides": "fast_fp32",
     "csrc": f"fake_kernels {ELEMENTWISE} gemm lltm lltm_layer cpp",
     "kernels/common": f"numeric_cpu {ELEMENTWISE} gemm lltm",
     "kernels/elementwise": ELEMENTWISE,
-    "kernels/recurrent": f"{LLTM} lstm_gru reset recurrent_kernels",
+    "kernels/recurrent": f"{LLTM} recurrent reset recurrent_kernels",
     "kernels": f"{ELEMENTWISE} lltm",
 }
 PYTHON = ["my_ops/*.py", "my_ops/*/*.py"]

@@ -154,6 +154,17 @@ def test_make_alone_lists_the_commands(tree):
     assert not (tree.folder / "build/venv").exists()
 
 
+def test_files_of_tests_that_make_names_are_there():
+    """Those of the sanitizers, and those that count no lines."""
+    text = (REPOSITORY / "Makefile").read_text().replace("\\\n", " ")
+    (calls,) = re.findall(r"^OF_CALLS := (.*)$", text, re.MULTILINE)
+    (threads,) = re.findall(r"addsuffix \.py,([\w ]+)\)", text)
+    (others,) = re.findall(r"^ABOUT_THE_MODULE := (.*)$", text, re.MULTILINE)
+    names = [f"*/test_{name}.py" for name in (*calls.split(), *threads.split())] + others.split()
+    assert len(names) > 20
+    assert [name for name in names if not list((REPOSITORY / "tests").glob(name))] == []
+
+
 PIP = """
 echo 'Collecting torch==2.13.0'
 echo '  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (29 kB)'
