@@ -200,10 +200,9 @@ def build():
             module = Path(self.get_ext_fullpath("my_ops._C"))
             text = json.dumps(record(cuda), indent=2)
             module.with_name("_build.json").write_text(text + "\n")
-            run_time = module.with_name("_recurrent.cuh")
-            run_time.unlink(missing_ok=True)
-            if cuda:
-                run_time.write_text(kernel_text.text(HERE))
+            module.with_name(kernel_text.CUDA).unlink(missing_ok=True)
+            for name in [kernel_text.CPU, *([kernel_text.CUDA] if cuda else [])]:
+                module.with_name(name).write_text(kernel_text.text(HERE, name))
 
     # Named _C.so, because it is not a Python module and belongs to no version of Python.
     command = Build.with_options(no_python_abi_suffix=True)

@@ -1,8 +1,8 @@
-"""Times layers of my_ops.cell beside those that the wheel ships, on a GPU: own_cells.py FILE
+"""Times layers of my_ops.cell beside those that the wheel ships: own_cells.py FILE
 
-For each case the ms of a forward pass and of one with backward, as the GPU's events measure them,
-and the seconds of the first training step of a process that finds nothing in the cache, with both
-kernels' compilation.
+For each case the ms of a forward pass and of one with backward, as the GPU's events measure them or
+on a CPU the clock, and the seconds of the first training step of a process that finds nothing in
+the cache, with the compilation. On a CPU also the ms of torch's operations, a step at a time.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT), str(ROOT / "tests/layers")]
@@ -23,16 +24,26 @@ import own_cells  # noqa: E402
 import torch  # noqa: E402
 
 import my_ops  # noqa: E402
+from my_ops.recurrent import _own_cpu  # noqa: E402
 
-CASES = [(512, 16, 512), (128, 32, 128), (1024, 1, 256), (512, 64, 1024)]  # steps, batch, hidden
+CASES = {  # steps, batch, hidden
+    "cuda": [(512, 16, 512), (128, 32, 128), (1024, 1, 256), (512, 64, 1024)],
+    "cpu": [(128, 32, 128), (64, 4, 512), (20, 1, 64)],
+}
 CELLS = {"lstm": my_ops.nn.LSTM, "gru": my_ops.nn.GRU, "minimal": None, "janet": None}
 
 
-def milliseconds(call, calls):
+def milliseconds(call, calls, device):
     for _ in range(2):
         call()
     found = []
     for _ in range(5):
+        if device == "cpu":
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call()
+            found.append((time.perf_counter() - begin) * 1e3 / calls)
+            continue
         start, end = torch.cuda.Event(True), torch.cuda.Event(True)
         start.record()
         for _ in range(calls):
@@ -54,14 +65,24 @@ def times(layer, x, grad):
 
     start = time.perf_counter()
     training()
-    torch.cuda.synchronize()
+    if x.is_cuda:
+        torch.cuda.synchronize()
     first = time.perf_counter() - start
     calls = 3 if x.shape[2] == 1024 else 10
     return {
-        "forward_ms": milliseconds(forward, calls),
-        "training_ms": milliseconds(training, calls),
+        "forward_ms": milliseconds(forward, calls, x.device.type),
+        "training_ms": milliseconds(training, calls, x.device.type),
         "first_s": round(first, 3),
     }
+
+
+def step_by_step(layer, x):
+    with mock.patch.object(_own_cpu, "number_of", lambda *_: None):
+        return times(layer, x, x)
+
+
+def on_cpu():
+    return {"cpu": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
 
 
 def main():
@@ -69,22 +90,26 @@ def main():
     parser.add_argument("file", type=Path)
     parser.add_argument("--commit", required=True)
     options = parser.parse_args()
-    torch.randn(8, 8, device="cuda") @ torch.randn(8, 8, device="cuda")  # cuBLAS starts
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.randn(8, 8, device=device) @ torch.randn(8, 8, device=device)  # cuBLAS starts
     rows = []
     for dtype in (torch.bfloat16, torch.float32):
-        for steps, batch, hidden in CASES:
-            x = torch.randn(steps, batch, hidden, device="cuda", dtype=dtype)
+        for steps, batch, hidden in CASES[device]:
+            x = torch.randn(steps, batch, hidden, device=device, dtype=dtype)
             for name, shipped in CELLS.items():
                 cell = getattr(own_cells, name)
-                made = {"own": cell.layer(hidden, hidden, device="cuda", dtype=dtype)}
+                made = {"own": cell.layer(hidden, hidden, device=device, dtype=dtype)}
                 if shipped:
-                    made["shipped"] = shipped(hidden, hidden, device="cuda", dtype=dtype)
+                    made["shipped"] = shipped(hidden, hidden, device=device, dtype=dtype)
                 row = {"cell": name, "dtype": str(dtype)[6:], "sizes": [steps, batch, hidden]}
-                rows.append(row | {key: times(layer, x, x) for key, layer in made.items()})
+                row |= {key: times(layer, x, x) for key, layer in made.items()}
+                if device == "cpu":
+                    row["step_by_step"] = step_by_step(made["own"], x)
+                rows.append(row)
                 print(rows[-1], flush=True)
     about = {
         "date": datetime.date.today().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
+        **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else on_cpu()),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "commit": options.commit,

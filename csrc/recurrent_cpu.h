@@ -12,12 +12,49 @@
 
 namespace my_ops {
 
-template <typename Op>
-struct Cpu {
-  using Cell = typename Op::Cell;
+// The kernels of a cell that the module is compiled with.
+template <typename Cell>
+struct CompiledCell {
+  static constexpr CellSizes sizes = kCellSizes<Cell>;
+
+  template <typename Acc>
+  static Acc shut(int gate) {
+    return Cell::template shut<Acc>(gate);
+  }
+  template <typename... Arguments>
+  static void step(const Arguments&... arguments) {
+    cpu::recurrent_step<Cell>(arguments...);
+  }
+  template <typename... Arguments>
+  static void units(const Arguments&... arguments) {
+    cpu::recurrent_units<Cell>(arguments...);
+  }
+  template <typename... Arguments>
+  static void step_backward(const Arguments&... arguments) {
+    cpu::recurrent_step_backward<Cell>(arguments...);
+  }
+  template <typename... Arguments>
+  static void sequence(const Arguments&... arguments) {
+    cpu::recurrent_sequence<Cell>(arguments...);
+  }
+  template <typename... Arguments>
+  static void sequence_backward(const Arguments&... arguments) {
+    cpu::recurrent_sequence_backward<Cell>(arguments...);
+  }
+};
+
+// The backend. Kernels: CompiledCell, or OwnCell of own_cells_cpu.cpp.
+template <typename Kernels>
+struct CpuEngine {
   static constexpr cpu::RecurrentCosts kCosts{};
 
-  explicit Cpu(const Tensor&) {}
+  Kernels kernels;
+  CellSizes cell = kernels.sizes;
+
+  template <typename Acc>
+  Acc shut(int gate) const {
+    return kernels.template shut<Acc>(gate);
+  }
 
   static ScalarType storage(ScalarType dtype) { return compute_dtype(dtype); }
   static ScalarType storage_of_weights(ScalarType dtype) { return compute_dtype(dtype); }
@@ -68,7 +105,7 @@ struct Cpu {
     rows(step.gates_h, [&]<typename T>(int64_t begin, int64_t end) {
       auto args = step.args<T, T>();
       args.gates_h += begin * step.gates_h.size(1);
-      cpu::recurrent_step<Cell>(args, {begin, end}, {0, args.hidden});
+      kernels.step(args, cpu::Range{begin, end}, cpu::Range{0, args.hidden});
     });
   }
   void step_backward(const StepBackwardTensors& step) const {
@@ -78,11 +115,11 @@ struct Cpu {
       const auto args = step.args<T, Acc>();
       parallel(step.batch, grain, [&](int64_t begin, int64_t end) {
         if constexpr (std::is_same_v<T, Acc>) {
-          cpu::recurrent_step_backward<Cell>(args, begin, end);
+          kernels.step_backward(args, begin, end);
         } else {
-          const Tensor workspace = empty(step.saved, {cpu::workspace_size<Cell>(args)},
+          const Tensor workspace = empty(step.saved, {cpu::workspace_size(cell, args)},
                                          compute_dtype(step.saved.scalar_type()));
-          cpu::recurrent_step_backward<Cell>(args, begin, end, out<Acc>(workspace));
+          kernels.step_backward(args, begin, end, out<Acc>(workspace));
         }
       });
     });
@@ -98,11 +135,6 @@ struct Cpu {
   template <typename Ragged>
   void ragged(const Ragged& args) const {
     cpu::ragged(args);
-  }
-
-  static LayersByCell& layers() { return cpu::layers(); }
-  static WeightsGradients weights_backward(const WeightsBackward& a) {
-    return cpu::weights_backward(a, std::is_same_v<typename Op::Weights, OneMatrix>);
   }
 
   bool sequence(const SequenceTensors& s) const {
@@ -155,8 +187,8 @@ struct Cpu {
                                                         .hidden = s.hidden,
                                                         .of_states = s.of_states};
       parallel(s.batch, rows_a_thread(s.steps, weights), [&](int64_t begin, int64_t end) {
-        const Tensor workspace = empty(s.weights_h, {cpu::workspace_size<Cell>(args)});
-        cpu::recurrent_sequence_backward<Cell>(args, begin, end, out<Acc>(workspace));
+        const Tensor workspace = empty(s.weights_h, {cpu::workspace_size(cell, args)});
+        kernels.sequence_backward(args, begin, end, out<Acc>(workspace));
       });
     });
     return true;
@@ -190,8 +222,8 @@ struct Cpu {
                                                 .inputs = input.size(2),
                                                 .hidden = hidden};
       parallel(batch, rows_a_thread(steps, weights), [&](int64_t begin, int64_t end) {
-        const Tensor workspace = empty(packed_h, {cpu::workspace_size<Cell>(args)});
-        cpu::recurrent_sequence<Cell>(args, begin, end, out<Acc>(workspace));
+        const Tensor workspace = empty(packed_h, {cpu::workspace_size(cell, args)});
+        kernels.sequence(args, begin, end, out<Acc>(workspace));
       });
     });
   }
@@ -201,7 +233,7 @@ struct Cpu {
     const int64_t steps = s.output.size(0), batch = s.output.size(1), hidden = s.output.size(2);
     const int64_t all = batch * hidden, blocks = (hidden - 1) / cpu::kUnitsTogether + 1;
     const int64_t products =  // per block
-        (batch + kCosts.rows_of_a_read) * hidden * Cell::kGates * cpu::kUnitsTogether;
+        (batch + kCosts.rows_of_a_read) * hidden * cell.gates * cpu::kUnitsTogether;
     const Tensor gates_x = gates_of_input(*this, s);
     dispatch(s.output.scalar_type(), [&]<typename T>() {
       const Tensor packed_h = pack_gates<T>(s.weights.h);
@@ -220,21 +252,21 @@ struct Cpu {
                                .hidden = hidden};
       for (int64_t t = 0; t < steps; ++t) {
         parallel(blocks, kCosts.grain_products / products + 1, [&](int64_t begin, int64_t end) {
-          cpu::recurrent_units<Cell>(
+          kernels.units(
               step, in<T>(packed_h),
-              {begin * cpu::kUnitsTogether, std::min(end * cpu::kUnitsTogether, hidden)});
+              cpu::Range{begin * cpu::kUnitsTogether, std::min(end * cpu::kUnitsTogether, hidden)});
         });
-        step.gates_x += Cell::kGates * all;
+        step.gates_x += cell.gates * all;
         step.h = step.new_h;
         step.new_h += all;
         step.carried = step.new_carried;
-        if (s.carried) step.new_carried += Cell::kCarried * all;
+        if (s.carried) step.new_carried += cell.carried * all;
         if (step.reset) step.reset += batch;
         if (step.zoneout) step.zoneout += all;
-        if (step.saved) step.saved += Cell::kSaved * all;
+        if (step.saved) step.saved += cell.saved * all;
       }
       if (step.carried != out<T>(s.c_n)) {
-        std::copy_n(step.carried, Cell::kCarried * all, out<T>(s.c_n));
+        std::copy_n(step.carried, cell.carried * all, out<T>(s.c_n));
       }
     });
   }
@@ -268,11 +300,11 @@ struct Cpu {
   }
   // The weights of h, gate by gate.
   template <typename T>
-  static Tensor pack_gates(const Tensor& weights_h) {
+  Tensor pack_gates(const Tensor& weights_h) const {
     const int64_t hidden = weights_h.size(1), size = cpu::packed_size<T>(hidden, hidden);
-    const Tensor packed = empty(weights_h, {Cell::kGates * size});
+    const Tensor packed = empty(weights_h, {cell.gates * size});
     const int64_t row = weights_h.stride(0), col = weights_h.stride(1);
-    parallel(Cell::kGates, 1, [&](int64_t begin, int64_t end) {
+    parallel(cell.gates, 1, [&](int64_t begin, int64_t end) {
       for (int64_t gate = begin; gate < end; ++gate) {
         cpu::pack(in<T>(weights_h) + gate * hidden * row, col, row, hidden, hidden,
                   out<T>(packed) + gate * size);
@@ -281,11 +313,23 @@ struct Cpu {
     return packed;
   }
   template <typename F>
-  static void rows(const Tensor& like, const F& f) {
-    const int64_t hidden = like.size(1) / Cell::kGates;
+  void rows(const Tensor& like, const F& f) const {
+    const int64_t hidden = like.size(1) / cell.gates;
     parallel(like.size(0), kCosts.grain / (hidden + 1) + 1, [&](int64_t begin, int64_t end) {
       dispatch(like.scalar_type(), [&]<typename T>() { f.template operator()<T>(begin, end); });
     });
+  }
+};
+
+template <typename Op>
+struct Cpu : CpuEngine<CompiledCell<typename Op::Cell>> {
+  using Cell = typename Op::Cell;
+
+  explicit Cpu(const Tensor&) {}
+
+  static LayersByCell& layers() { return cpu::layers(); }
+  static WeightsGradients weights_backward(const WeightsBackward& a) {
+    return cpu::weights_backward(a, std::is_same_v<typename Op::Weights, OneMatrix>);
   }
 };
 

@@ -15,6 +15,7 @@ template <typename Op>
 class Cuda {
  public:
   using Cell = typename Op::Cell;
+  static constexpr CellSizes cell = kCellSizes<Cell>;
 
   explicit Cuda(const Tensor& t) : device_(t) {}
 
@@ -23,6 +24,11 @@ class Cuda {
   static ScalarType storage_of_backward(ScalarType dtype) { return dtype; }
   static ScalarType storage_of_layer(ScalarType dtype, int64_t, int64_t, int64_t, const Masks&) {
     return dtype;
+  }
+
+  template <typename Acc>
+  static Acc shut(int gate) {
+    return Cell::template shut<Acc>(gate);
   }
 
   struct Prepared {

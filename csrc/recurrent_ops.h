@@ -95,19 +95,9 @@ struct RecurrentOps {
   // One layer and direction, in the type of the input.
   static Forward layer(const Backend& backend, const LayerArguments<Op>& a, bool save,
                        const Ends& ends = {}) {
-    const ScalarType dtype = a.input.scalar_type();
-    const auto parameters = cast(a.parameters, Backend::storage_of_weights(dtype));
-    const Weights weights = Op::Weights::of(parameters, a.states[0].size(1));
-    const ScalarType storage = Backend::storage_of_layer(
-        dtype, weights.x.numel() + weights.h.numel(), a.input.size(0), a.input.size(1), a.masks);
-    const Tensor input = cast(a.input, storage), h0 = cast(a.states[0], storage);
-    const auto c0 = cast(carried_of(a.states), storage);
-    const Masks masks = prepared(backend, a.masks, storage);
-    const Forward r = masks.lengths ? forward_ragged(backend, input, h0, c0, weights, masks, save)
-                                    : forward_steps(backend, input, h0, c0, weights, masks, save,
-                                                    storage == dtype ? ends : Ends{});
-    return {cast(r.output, dtype), cast(r.h_n, dtype), cast(r.c_n, dtype), cast(r.saved, dtype),
-            cast(r.carried, dtype)};
+    const auto parameters = cast(a.parameters, Backend::storage_of_weights(a.input.scalar_type()));
+    return forward_layer(backend, a.input, a.states[0], carried_of(a.states),
+                         Op::Weights::of(parameters, a.states[0].size(1)), a.masks, save, ends);
   }
 
   // In the types of the arithmetic.
@@ -120,29 +110,20 @@ struct RecurrentOps {
   }
 
   static Backward layer_backward(const Backend& backend, const LayerBackwardArguments<Op>& a) {
-    const ScalarType dtype = a.gates.scalar_type();
-    const int64_t steps = a.gates.size(0), hidden = a.gates.size(2) / Cell::kSaved;
-    const Tensor weights_h =
-        Op::Weights::of_h(cast(a.recurrent, Backend::storage_of_weights(dtype)), hidden);
-    const ScalarType storage =
-        Backend::storage_of_layer(dtype, weights_h.numel(), steps, a.gates.size(1), a.masks);
-    const auto grad_output = cast(a.grad_output, storage), grad_h_n = cast(a.grads[0], storage),
-               grad_c_n = cast(carried_of(a.grads), storage);
-    const SavedTensors of_forward{.saved = as_contiguous(cast(a.gates, storage)),
-                                  .carried = as_contiguous(cast(a.cells, storage)),
-                                  .output = as_contiguous(cast(a.output, storage)),
-                                  .h0 = as_contiguous(cast(a.h0, storage)),
-                                  .c0 = cast(a.c0, storage),
-                                  .weights_h = weights_h,
-                                  .steps = steps,
-                                  .batch = a.gates.size(1),
-                                  .hidden = hidden,
-                                  .of_states = a.of_states};
-    const Masks masks = prepared(backend, a.masks, storage);
-    const Backward r =
-        masks.lengths ? backward_ragged(backend, grad_output, grad_h_n, grad_c_n, of_forward, masks)
-                      : backward_steps(backend, grad_output, grad_h_n, grad_c_n, of_forward, masks);
-    return {cast(r.grad_terms, dtype), cast(r.grad_h0, dtype), cast(r.grad_c0, dtype)};
+    const int64_t hidden = a.gates.size(2) / Cell::kSaved;
+    const Tensor recurrent = cast(a.recurrent, Backend::storage_of_weights(a.gates.scalar_type()));
+    return backward_layer(backend, a.grad_output, a.grads[0], carried_of(a.grads),
+                          {.saved = a.gates,
+                           .carried = a.cells,
+                           .output = a.output,
+                           .h0 = a.h0,
+                           .c0 = a.c0,
+                           .weights_h = Op::Weights::of_h(recurrent, hidden),
+                           .steps = a.gates.size(0),
+                           .batch = a.gates.size(1),
+                           .hidden = hidden,
+                           .of_states = a.of_states},
+                          a.masks);
   }
 
  private:
@@ -214,15 +195,6 @@ struct RecurrentOps {
     check_layer_backward<Op>(a);
     const Backward r = layer_backward(Backend(a.gates), a);
     give(stack, r.grad_terms, r.grad_h0, r.grad_c0);
-  }
-
-  static Masks prepared(const Backend& backend, const Masks& masks, ScalarType storage) {
-    Masks result{as_contiguous(masks.lengths), as_contiguous(masks.reset),
-                 as_contiguous(cast(masks.zoneout, storage))};
-    if (result.lengths && result.reset) {
-      result.reset = resets_of_steps(backend, *result.lengths, *result.reset);
-    }
-    return result;
   }
 };
 

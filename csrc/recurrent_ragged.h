@@ -28,18 +28,17 @@ Tensor rows_with_steps(const Backend& backend, const Tensor& lengths, int64_t st
 
 template <typename Backend>
 void shut_gates(const Backend& backend, const Tensor& lengths, const Tensor& gates_x) {
-  using Cell = typename Backend::Cell;
+  const int gates = backend.cell.gates;
   const auto launch = [&]<typename Acc>() {
     RaggedShut<Acc> args{.gates_x = out<Acc>(gates_x),
-                         .gates = Cell::kGates,
+                         .gates = gates,
                          .shut = {},
                          .lengths = in<int64_t>(lengths),
                          .steps = gates_x.size(0),
                          .batch = gates_x.size(1),
-                         .hidden = gates_x.size(2) / Cell::kGates};
-    static_assert(Cell::kGates <= args.kMaxGates);
-    for (int gate = 0; gate < Cell::kGates; ++gate) {
-      args.shut[gate] = Cell::template shut<Acc>(gate);
+                         .hidden = gates_x.size(2) / gates};
+    for (int gate = 0; gate < gates; ++gate) {
+      args.shut[gate] = backend.template shut<Acc>(gate);
     }
     backend.ragged(args);
   };

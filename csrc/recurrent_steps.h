@@ -2,6 +2,7 @@
 //
 // A Backend<Op> (recurrent_cpu.h, recurrent_cuda.h) is made from a tensor and makes its device
 // current. It has
+//   cell                       the CellSizes of the cell, and shut<Acc>(gate), as the cell has it,
 //   storage(dtype)             the type in which a step reads and writes activations of that dtype,
 //   storage_of_backward(dtype)                       the same of a step backward,
 //   storage_of_layer(dtype, weights, steps, batch, masks)   of all steps, with so many weights,
@@ -143,13 +144,13 @@ template <typename Backend>
 StepTensors one_step(const Backend& backend, const Tensor& input, const Weights& weights,
                      const Tensor& old_h, const std::optional<Tensor>& old_carried, bool save) {
   const ScalarType acc = compute_dtype(input.scalar_type());
-  using Cell = typename Backend::Cell;
+  const CellSizes& cell = backend.cell;
   const int64_t batch = old_h.size(0), hidden = old_h.size(1);
-  StepTensors step{.gates_x = empty(input, {batch, Cell::kGates * hidden}, acc),
-                   .gates_h = empty(input, {batch, Cell::kGates * hidden}, acc),
+  StepTensors step{.gates_x = empty(input, {batch, cell.gates * hidden}, acc),
+                   .gates_h = empty(input, {batch, cell.gates * hidden}, acc),
                    .bias_x = weights.bias_x,
                    .bias_h = weights.bias_h,
-                   .h = Cell::kReadsH ? as_contiguous(old_h) : old_h,
+                   .h = cell.reads_h ? as_contiguous(old_h) : old_h,
                    .carried = as_contiguous(cast(old_carried, acc)),
                    .reset = std::nullopt,
                    .zoneout = std::nullopt,
@@ -157,8 +158,8 @@ StepTensors one_step(const Backend& backend, const Tensor& input, const Weights&
                    .new_carried = std::nullopt,
                    .kept_carried = std::nullopt,
                    .saved = std::nullopt};
-  if (Cell::kCarried > 0) step.new_carried = empty(input, {batch, hidden}, acc);
-  if (save) step.saved = empty(input, {batch, Cell::kSaved * hidden});
+  if (cell.carried > 0) step.new_carried = empty(input, {batch, cell.carried * hidden}, acc);
+  if (save) step.saved = empty(input, {batch, cell.saved * hidden});
   if (step.new_h.numel() == 0) return step;
   backend.matmul(input, transposed(weights.x), step.gates_x);
   backend.matmul(old_h, transposed(weights.h), step.gates_h);
@@ -172,16 +173,16 @@ StepBackwardTensors one_step_backward(const Backend& backend, const std::optiona
                                       const std::optional<Tensor>& grad_carried,
                                       const Tensor& saved, const std::optional<Tensor>& old_h,
                                       const std::optional<Tensor>& old_carried) {
-  using Cell = typename Backend::Cell;
+  const CellSizes& cell = backend.cell;
   const ScalarType acc = compute_dtype(saved.scalar_type());
-  const int64_t batch = saved.size(0), hidden = saved.size(1) / Cell::kSaved;
+  const int64_t batch = saved.size(0), hidden = saved.size(1) / cell.saved;
   StepBackwardTensors step{.grad_h = as_contiguous(grad_h),
                            .grad_h_next = std::nullopt,
                            .grad_carried = as_contiguous(cast(grad_carried, acc)),
                            .saved = as_contiguous(saved),
                            .h = as_contiguous(old_h),
                            .carried = as_contiguous(old_carried),
-                           .grad_terms = empty(saved, {batch, kTerms<Cell> * hidden}),
+                           .grad_terms = empty(saved, {batch, cell.terms * hidden}),
                            .grad_h_direct = std::nullopt,
                            .grad_carried_before = std::nullopt,
                            .reset = std::nullopt,
@@ -189,8 +190,10 @@ StepBackwardTensors one_step_backward(const Backend& backend, const std::optiona
                            .zoneout = std::nullopt,
                            .batch = batch,
                            .hidden = hidden};
-  if (Cell::kReadsH) step.grad_h_direct = zeros(saved, {batch, hidden}, acc);
-  if (Cell::kCarried > 0) step.grad_carried_before = empty(saved, {batch, hidden}, acc);
+  if (cell.reads_h) step.grad_h_direct = zeros(saved, {batch, hidden}, acc);
+  if (cell.carried > 0) {
+    step.grad_carried_before = empty(saved, {batch, cell.carried * hidden}, acc);
+  }
   if (batch > 0 && hidden > 0) backend.step_backward(step);
   return step;
 }
@@ -220,7 +223,7 @@ template <typename Backend>
 Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor& h0,
                       const std::optional<Tensor>& c0, const Weights& weights, const Masks& masks,
                       bool save, const Ends& ends = {}) {
-  using Cell = typename Backend::Cell;
+  const CellSizes& cell = backend.cell;
   const ScalarType dtype = input.scalar_type(), acc = compute_dtype(dtype);
   const int64_t steps = input.size(0), batch = input.size(1), hidden = h0.size(1);
   SequenceTensors s{.input = input,
@@ -233,9 +236,9 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
                     .c_n = ends.c_n,
                     .saved = std::nullopt,
                     .carried = std::nullopt};
-  if (Cell::kCarried > 0 && !s.c_n) s.c_n = empty(input, {batch, hidden});
-  if (save) s.saved = empty(input, {steps, batch, Cell::kSaved * hidden});
-  if (save && Cell::kCarried > 0) s.carried = empty(input, {steps, batch, hidden});
+  if (cell.carried > 0 && !s.c_n) s.c_n = empty(input, {batch, cell.carried * hidden});
+  if (save) s.saved = empty(input, {steps, batch, cell.saved * hidden});
+  if (save && cell.carried > 0) s.carried = empty(input, {steps, batch, cell.carried * hidden});
   const bool done = s.h_n.numel() == 0 || (steps > 0 && backend.sequence(s));
   if (done) return {s.output, s.h_n, s.c_n, s.saved, s.carried};
   const Tensor gates_x = gates_of_input(backend, s);
@@ -251,7 +254,7 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
                    .new_carried = std::nullopt,
                    .kept_carried = std::nullopt,
                    .saved = std::nullopt};
-  if (Cell::kCarried > 0) step.new_carried = empty(input, {batch, hidden}, acc);
+  if (cell.carried > 0) step.new_carried = empty(input, {batch, cell.carried * hidden}, acc);
   const auto weights_h = backend.prepared(transposed(weights.h), batch);
   for (int64_t t = 0; t < steps; ++t) {
     step.h = step.new_h;
@@ -305,7 +308,7 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                         const std::optional<Tensor>& grad_h_n,
                         const std::optional<Tensor>& grad_c_n, const SavedTensors& of_forward,
                         const Masks& masks) {
-  using Cell = typename Backend::Cell;
+  const CellSizes& cell = backend.cell;
   const ScalarType dtype = of_forward.saved.scalar_type(), acc = compute_dtype(dtype);
   const int64_t steps = of_forward.steps, batch = of_forward.batch, hidden = of_forward.hidden;
   const Tensor& like = of_forward.saved;
@@ -320,23 +323,23 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                             .weights_h = of_forward.weights_h,
                             .reset = masks.reset,
                             .zoneout = masks.zoneout,
-                            .grad_terms = empty(like, {steps, batch, kTerms<Cell> * hidden}),
+                            .grad_terms = empty(like, {steps, batch, cell.terms * hidden}),
                             .grad_h0 = empty(like, {batch, hidden}),
                             .grad_c0 = std::nullopt,
                             .steps = steps,
                             .batch = batch,
                             .hidden = hidden,
                             .of_states = of_forward.of_states};
-  if (Cell::kCarried > 0) s.grad_c0 = empty(like, {batch, hidden});
+  if (cell.carried > 0) s.grad_c0 = empty(like, {batch, cell.carried * hidden});
   const bool done = s.grad_h0.numel() == 0 || (steps > 0 && backend.sequence_backward(s));
   if (done) return {s.grad_terms, s.grad_h0, s.grad_c0};
-  const auto start = [&](const std::optional<Tensor>& grad) {
-    return grad ? copy(*grad, acc) : zeros(like, {batch, hidden}, acc);
+  const auto start = [&](const std::optional<Tensor>& grad, int64_t columns) {
+    return grad ? copy(*grad, acc) : zeros(like, {batch, columns}, acc);
   };
-  const Tensor grad_h = start(grad_h_n);
+  const Tensor grad_h = start(grad_h_n, hidden);
   std::optional<Tensor> grad_carried, direct;
-  if (Cell::kCarried > 0) grad_carried = start(grad_c_n);
-  if (Cell::kReadsH || masks.zoneout) direct = zeros(like, {batch, hidden}, acc);
+  if (cell.carried > 0) grad_carried = start(grad_c_n, cell.carried * hidden);
+  if (cell.reads_h || masks.zoneout) direct = zeros(like, {batch, hidden}, acc);
   const auto c0 = as_contiguous(of_forward.c0);
   StepBackwardTensors step{.grad_h = std::nullopt,
                            .grad_h_next = grad_h,
@@ -386,6 +389,62 @@ Backward backward_ragged(const Backend& backend, const std::optional<Tensor>& gr
   result.grad_h0 =
       rows_with_steps(backend, *masks.lengths, of_forward.steps, result.grad_h0, grad_h_n);
   return result;
+}
+
+// As the backend reads them.
+template <typename Backend>
+Masks prepared(const Backend& backend, const Masks& masks, ScalarType storage) {
+  Masks result{as_contiguous(masks.lengths), as_contiguous(masks.reset),
+               as_contiguous(cast(masks.zoneout, storage))};
+  if (result.lengths && result.reset) {
+    result.reset = resets_of_steps(backend, *result.lengths, *result.reset);
+  }
+  return result;
+}
+
+// One layer and direction, in the type of the input. The weights are in storage_of_weights.
+template <typename Backend>
+Forward forward_layer(const Backend& backend, const Tensor& input, const Tensor& h0,
+                      const std::optional<Tensor>& c0, const Weights& weights, const Masks& given,
+                      bool save, const Ends& ends = {}) {
+  const ScalarType dtype = input.scalar_type();
+  const ScalarType storage = Backend::storage_of_layer(dtype, weights.x.numel() + weights.h.numel(),
+                                                       input.size(0), input.size(1), given);
+  const Tensor x = cast(input, storage), h = cast(h0, storage);
+  const auto c = cast(c0, storage);
+  const Masks masks = prepared(backend, given, storage);
+  const Forward r = masks.lengths ? forward_ragged(backend, x, h, c, weights, masks, save)
+                                  : forward_steps(backend, x, h, c, weights, masks, save,
+                                                  storage == dtype ? ends : Ends{});
+  return {cast(r.output, dtype), cast(r.h_n, dtype), cast(r.c_n, dtype), cast(r.saved, dtype),
+          cast(r.carried, dtype)};
+}
+
+// Likewise, from tensors of any layout.
+template <typename Backend>
+Backward backward_layer(const Backend& backend, const std::optional<Tensor>& grad_output,
+                        const std::optional<Tensor>& grad_h_n,
+                        const std::optional<Tensor>& grad_c_n, const SavedTensors& given,
+                        const Masks& of_rows) {
+  const ScalarType dtype = given.saved.scalar_type();
+  const ScalarType storage =
+      Backend::storage_of_layer(dtype, given.weights_h.numel(), given.steps, given.batch, of_rows);
+  const auto grad = cast(grad_output, storage), of_h = cast(grad_h_n, storage),
+             of_c = cast(grad_c_n, storage);
+  const SavedTensors of_forward{.saved = as_contiguous(cast(given.saved, storage)),
+                                .carried = as_contiguous(cast(given.carried, storage)),
+                                .output = as_contiguous(cast(given.output, storage)),
+                                .h0 = as_contiguous(cast(given.h0, storage)),
+                                .c0 = cast(given.c0, storage),
+                                .weights_h = given.weights_h,
+                                .steps = given.steps,
+                                .batch = given.batch,
+                                .hidden = given.hidden,
+                                .of_states = given.of_states};
+  const Masks masks = prepared(backend, of_rows, storage);
+  const Backward r = masks.lengths ? backward_ragged(backend, grad, of_h, of_c, of_forward, masks)
+                                   : backward_steps(backend, grad, of_h, of_c, of_forward, masks);
+  return {cast(r.grad_terms, dtype), cast(r.grad_h0, dtype), cast(r.grad_c0, dtype)};
 }
 
 }  // namespace my_ops

@@ -31,6 +31,12 @@ namespace my_ops {
 
 enum class Pass { kForward, kBackward };
 
+// The constants of a cell that its tensors follow from: kCellSizes in cells/cell.h.
+struct CellSizes {
+  int gates, terms, carried, saved;
+  bool reads_h;
+};
+
 template <typename T, typename Acc>
 struct RecurrentStep {
   const Acc* gates_x;  // [batch, kGates, hidden] pre-activations: the input gates
@@ -174,9 +180,15 @@ struct RecurrentSequenceBackward {
 
 // All of these for float and double.
 
+// Columns of a panel of packed weights: 128 bytes, two of the widest vectors.
+template <typename T>
+constexpr int kPanel = 128 / sizeof(T);
+
 // The number of elements of a packed [k, n], and the packing of b, with strides in elements.
 template <typename T>
-int64_t packed_size(int64_t k, int64_t n);
+int64_t packed_size(int64_t k, int64_t n) {
+  return (n + kPanel<T> - 1) / kPanel<T> * kPanel<T> * k;
+}
 template <typename T>
 void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed);
 
@@ -231,22 +243,20 @@ void recurrent_sequence_backward(const RecurrentSequenceBackward<T, Acc>& args, 
                                  int64_t end, Acc* workspace);
 
 // Both products, and of a 16-bit type all that a step reads and writes.
-template <typename Cell, typename T, typename Acc>
-int64_t workspace_size(const RecurrentSequence<T, Acc>& args) {
-  const int64_t values = (3 + Cell::kCarried + Cell::kSaved) * args.hidden + args.inputs;
-  return kRows * (2 * Cell::kGates * args.hidden + (std::is_same_v<T, Acc> ? 0 : values));
+template <typename T, typename Acc>
+int64_t workspace_size(const CellSizes& cell, const RecurrentSequence<T, Acc>& args) {
+  const int64_t values = (3 + cell.carried + cell.saved) * args.hidden + args.inputs;
+  return kRows * (2 * cell.gates * args.hidden + (std::is_same_v<T, Acc> ? 0 : values));
 }
 // The gradient past the product, and the same.
-template <typename Cell, typename T, typename Acc>
-int64_t workspace_size(const RecurrentSequenceBackward<T, Acc>& args) {
-  constexpr int64_t kTerms = Cell::kGates + Cell::kApart;
-  constexpr int64_t kValues = 4 + 2 * Cell::kCarried + Cell::kSaved + kTerms;
-  return kRows * args.hidden * (1 + (std::is_same_v<T, Acc> ? 0 : kValues));
+template <typename T, typename Acc>
+int64_t workspace_size(const CellSizes& cell, const RecurrentSequenceBackward<T, Acc>& args) {
+  const int64_t values = 4 + 2 * cell.carried + cell.saved + cell.terms;
+  return kRows * args.hidden * (1 + (std::is_same_v<T, Acc> ? 0 : values));
 }
-template <typename Cell, typename T>
-int64_t workspace_size(const RecurrentStepBackward<T, float>& args) {
-  constexpr int64_t kTerms = Cell::kGates + Cell::kApart;
-  return kRows * args.hidden * (3 + Cell::kCarried + Cell::kSaved + kTerms);
+template <typename T>
+int64_t workspace_size(const CellSizes& cell, const RecurrentStepBackward<T, float>& args) {
+  return kRows * args.hidden * (3 + cell.carried + cell.saved + cell.terms);
 }
 
 // One of the structs Ragged...

@@ -42,7 +42,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULE = "my_ops/_C.so"
 CALLS = "my_ops/_calls.so"  # fits some releases of torch, without GPU code
 OVERRIDES = "my_ops/_overrides.so"  # with CUDA only; fits some releases of torch, without GPU code
-KERNELS = "my_ops/_recurrent.cuh"  # with CUDA only; made of the source tree's
 BUILD_RECORD = "my_ops/_build.json"
 SBOM = "sboms/my_ops.cdx.json"
 LICENCES = ("LICENSE", "NOTICE")
@@ -229,11 +228,14 @@ def check_contents(wheel: Wheel) -> Iterator[str]:
     info = wheel.info("").name
     sources |= {f"{info}/licenses/{name}": ROOT / name for name in LICENCES}
     expected = {*sources, MODULE, CALLS, BUILD_RECORD, *(f"{info}/{name}" for name in DIST_INFO)}
-    if wheel.record.get("nvcc"):
-        expected |= {OVERRIDES, KERNELS}
-        kernels = wheel.folder / KERNELS
-        if kernels.exists() and kernels.read_text() != kernel_text.text(ROOT):
-            yield f"{KERNELS} differs from the source tree's"
+    with_cuda = wheel.record.get("nvcc")
+    expected |= {OVERRIDES} if with_cuda else set()
+    for name in [kernel_text.CPU, *([kernel_text.CUDA] if with_cuda else [])]:
+        place = f"my_ops/{name}"
+        expected.add(place)
+        kernels = wheel.folder / place
+        if kernels.exists() and kernels.read_text() != kernel_text.text(ROOT, name):
+            yield f"{place} differs from the source tree's"
     found = {name for name in wheel.names if not name.endswith("/")}
     for name in sorted(expected - found):
         yield f"{name} is missing"

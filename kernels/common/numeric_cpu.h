@@ -7,7 +7,9 @@
 
 // One binary for every x86-64: the loader picks the widest version that the processor supports.
 // These are levels, because GCC compares processor names with the exact model.
-#if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
+// With MY_OPS_ONE_LEVEL the compiler's options say which instructions there are.
+#if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && \
+    !defined(MY_OPS_ONE_LEVEL)
 #define MY_OPS_LEVELS
 #define MY_OPS_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else

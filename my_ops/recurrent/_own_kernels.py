@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from my_ops.ops._common import ops
-from my_ops.recurrent import _nvrtc
+from my_ops.recurrent import _compiled, _nvrtc
+from my_ops.recurrent._compiled import CannotCompile, body_of, say, shown, struct_of
 from my_ops.recurrent._formulas import Rows
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -26,7 +25,7 @@ _TYPES = {
     torch.bfloat16: b"__nv_bfloat16",
 }
 _PLAN_BYTES = 256  # kPlanBytes of csrc/own_kernels_cuda.cpp
-_lock = RLock()  # of what follows
+# Under the lock of _compiled.
 _loaded: dict[tuple[str, bytes], tuple[int, ctypes.c_void_p]] = {}  # by source and kernel
 _refused = set[str]()  # cells that cannot be compiled
 
@@ -96,17 +95,7 @@ def _engine() -> str:
 
 def source_of(header: str) -> str:
     """What NVRTC compiles for a cell, with what ``cell.header()`` prints."""
-    return _engine() + re.sub(r"^#.*\n", "", header, flags=re.M)
-
-
-def struct_of(header: str) -> str:
-    """The cell's name in its header."""
-    return str(re.findall(r"^struct (\S+) {", header, re.M)[0])
-
-
-def _shown(cell: Any) -> str:
-    """The name that the program gave."""
-    return str(cell.name).removeprefix("cell_").rpartition("_")[0]
+    return _engine() + body_of(header)
 
 
 def _error(module: Any, status: int) -> str:
@@ -122,7 +111,7 @@ def kernel_of(
     module = _module()
     if module is None or dtype not in _TYPES or cell.header is None:
         return None
-    with _lock:
+    with _compiled.lock:
         if cell.name in _refused:
             return None
         try:
@@ -141,9 +130,9 @@ def kernel_of(
         source = source_of(header)
         try:
             return _Kernel(plan, workspace, _load(module, source, name.value, plan, cell, backward))
-        except _nvrtc.CannotCompile as error:
+        except CannotCompile as error:
             _refused.add(cell.name)
-            _nvrtc.say(f"{_shown(cell)} runs step by step: {error}")
+            say(f"{shown(cell)} runs step by step: {error}")
             return None
 
 
@@ -153,14 +142,14 @@ def _load(
     capability = torch.cuda.get_device_capability()
     key = f"{capability}{source}", name
     if key not in _loaded:
-        what = f"{_shown(cell)}{' backward' if backward else ''}"
+        what = f"{shown(cell)}{' backward' if backward else ''}"
         code, lowered = _nvrtc.machine_code(source, name.decode(), what)
         handle = ctypes.c_void_p()
         status = module.my_ops_load_own_kernel(code, lowered, plan, ctypes.byref(handle))
         _loaded[key] = status, handle
     status, handle = _loaded[key]
     if status != 0:
-        raise _nvrtc.CannotCompile(f"its kernel does not load: {_error(module, status)}")
+        raise CannotCompile(f"its kernel does not load: {_error(module, status)}")
     return handle
 
 
@@ -212,19 +201,18 @@ def forward(
     input: Tensor,
     states: Sequence[Tensor],
     parameters: Sequence[Any],
-    rows: Rows,
+    of_rows: Sequence[Any],
     saves: bool,
 ) -> tuple[Tensor, ...] | None:
     """The results of NAME_forward, without the saved values if ``saves`` is false; or None if all
     steps do not run in one launch."""
-    if not input.is_cuda:
-        return None
     (steps, batch, _), hidden = input.shape, states[0].shape[-1]
     with torch.cuda.device(input.device):
         sizes = (steps, batch, hidden)
         kernel = kernel_of(cell, input.dtype, input.device.index, False, *sizes)
         if kernel is None:
             return None
+        rows = Rows.of(input, *of_rows)
         (w_x, bias_x), (w_h, bias_h) = cell.weights.linears(cell, hidden, *parameters)
         gates_x = _share(input, w_x).view(steps, batch, cell.gates, hidden)
         if rows.runs is not None:
@@ -269,17 +257,16 @@ def backward(
     saved: Tensor,
     read: Sequence[Tensor],
     w_h: Tensor,
-    rows: Rows,
+    of_rows: Sequence[Any],
 ) -> tuple[Tensor, ...] | None:
     """The results of NAME_backward, likewise. ``read`` are the sequences and then the states that
     the cell reads."""
-    if not saved.is_cuda:
-        return None
     steps, batch, hidden = *saved.shape[:2], saved.shape[2] // cell.saved
     with torch.cuda.device(saved.device):
         kernel = kernel_of(cell, saved.dtype, saved.device.index, True, steps, batch, hidden)
         if kernel is None:
             return None
+        rows = Rows.of(saved, *of_rows)
         sequences, states = read[: len(read) // 2], read[len(read) // 2 :]
         output = h0 = None
         if cell.reads_h:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from my_ops.recurrent import _checks, _formulas, _own_kernels
+from my_ops.recurrent import _checks, _formulas, _own_cpu, _own_kernels
 from my_ops.recurrent._cell import OF_ROWS, OWN_CELLS, Cell, Values, complete, unwrap_single
 from my_ops.recurrent._formulas import ALL_ROWS, Rows
 from my_ops.recurrent._ops import register
@@ -103,10 +103,15 @@ def _step(cell: OwnCell, saves: bool) -> Call:
 
     def kernel(*tensors: Any) -> Any:
         _checks.check_step(cell, tensors)
-        given = tensors[0].unsqueeze(0), tensors[end:], tensors[1:end]
-        _, *found = _formulas.forward_of_op(cell, *given, ALL_ROWS)
-        saved = [found[count].squeeze(0)] if saves else []
-        return unwrap_single(_apart([*found[:count], *saved], tensors))
+        input, parameters, states = tensors[0], tensors[1:end], tensors[end:]
+        given = cell, input, parameters, states
+        found = _own_cpu.step(*given, saves) if input.is_cpu else None
+        if found is None:
+            one_step = input.unsqueeze(0), states, parameters
+            _, *all_steps = _formulas.forward_of_op(cell, *one_step, ALL_ROWS)
+            saved = [all_steps[count].squeeze(0)] if saves else []
+            found = [*all_steps[:count], *saved]
+        return unwrap_single(_apart(found, tensors))
 
     return kernel
 
@@ -116,18 +121,24 @@ def _back_step(cell: OwnCell) -> Call:
 
     def kernel(*tensors: Any) -> Any:
         _checks.check_step_backward(cell, tensors)
-        dtype, given = tensors[count].dtype, _formulas.in_compute_dtype(tensors)
-        gates, *previous = given[count:]
-        h = previous.pop(0) if cell.reads_h else None
-        grads = [torch.zeros_like(given[-1]) if g is None else g for g in given[:count]]
-        saved, before = gates.chunk(cell.saved, -1), tuple(previous)
-        after = cell.advance(saved, before)
-        grad_z, *found = cell.backward(saved, before, after, h, grads[0], tuple(grads[1:]))
-        direct = [found[0]] if cell.reads_h else []
-        results = (cell.store(grad_z), *direct, *found[1])
-        return _apart([t.to(dtype) for t in results], tensors)
+        grads, saved, read = tensors[:count], tensors[count], tensors[count + 1 :]
+        found = _own_cpu.step_backward(cell, grads, saved, read) if saved.is_cpu else None
+        return _apart(_plain_back_step(cell, tensors) if found is None else found, tensors)
 
     return kernel
+
+
+def _plain_back_step(cell: OwnCell, tensors: Sequence[Any]) -> list[Tensor]:
+    count = len(cell.states)
+    dtype, given = tensors[count].dtype, _formulas.in_compute_dtype(tensors)
+    gates, *previous = given[count:]
+    h = previous.pop(0) if cell.reads_h else None
+    grads = [torch.zeros_like(given[-1]) if g is None else g for g in given[:count]]
+    saved, before = gates.chunk(cell.saved, -1), tuple(previous)
+    after = cell.advance(saved, before)
+    grad_z, *found = cell.backward(saved, before, after, h, grads[0], tuple(grads[1:]))
+    direct = [found[0]] if cell.reads_h else []
+    return [t.to(dtype) for t in (cell.store(grad_z), *direct, *found[1])]
 
 
 def _layer(cell: OwnCell, saves: bool) -> Call:
@@ -137,11 +148,12 @@ def _layer(cell: OwnCell, saves: bool) -> Call:
     def kernel(*given: Any) -> Any:
         tensors = complete(given, cell.arguments)
         _checks.check_layer(cell, tensors)
-        rows = Rows.of(tensors[0], *tensors[end:])
-        states, parameters = tensors[1:start], tensors[start:end]
-        found = _own_kernels.forward(cell, tensors[0], states, parameters, rows, saves)
+        input, states, parameters = tensors[0], tensors[1:start], tensors[start:end]
+        compiled, of_rows = _own_cpu if input.is_cpu else _own_kernels, tensors[end:]
+        asked = cell, input, states, parameters
+        found = compiled.forward(*asked, of_rows, saves)
         if found is None:
-            found = _formulas.forward_of_op(cell, tensors[0], states, parameters, rows)
+            found = _formulas.forward_of_op(*asked, Rows.of(input, *of_rows))
         return _apart(found if saves else found[:start], tensors)
 
     return kernel
@@ -154,12 +166,14 @@ def _back_layer(cell: OwnCell) -> Call:
         complete_given = complete(given, cell.backward_arguments)
         _checks.check_layer_backward(cell, complete_given)
         *tensors, recurrent, lengths, reset, zoneout = complete_given
+        of_rows = lengths, reset, zoneout
         grads, gates, read = tensors[:count], tensors[count], tensors[count + 1 :]
         of_h = cell.weights.of_h(gates.shape[-1] // cell.saved, recurrent)
-        rows = Rows.of(gates, lengths, reset, zoneout)
-        found = _own_kernels.backward(cell, grads, gates, read, of_h, rows)
+        compiled = _own_cpu if gates.is_cpu else _own_kernels
+        asked = cell, grads, gates, read, of_h
+        found = compiled.backward(*asked, of_rows)
         if found is None:
-            found = _formulas.backward_of_op(cell, grads, gates, read, of_h, rows)
+            found = _formulas.backward_of_op(*asked, Rows.of(gates, *of_rows))
         return _apart(found, tensors)
 
     return kernel

@@ -8,17 +8,17 @@ import sys
 import own_cells
 import pytest
 import torch
+from own_cell_runs import LIMIT, MODES, check, made
 
-from my_ops._private import parameters_by_direction
 from my_ops.recurrent import _nvrtc, _own_kernels
+from my_ops.recurrent._compiled import CannotCompile
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 if _own_kernels._module() is None:
     pytest.skip("a build for the CPU", allow_module_level=True)
 
-# As those of test_recurrent_kernels.py: relative to max(1, the largest), in units of eps.
-LIMIT = {torch.float32: 80, torch.float16: 5, torch.bfloat16: 5}
+TYPES = [dtype for dtype in LIMIT if dtype != torch.float64]
 COMPILED = ["lstm", "gru", "lltm", "tanh_rnn", "minimal", "janet"]
 # steps, batch, inputs, hidden
 SIZES = {
@@ -27,66 +27,6 @@ SIZES = {
     "cluster": (12, 2, 16, 250),
     "grid": (6, 20, 32, 700),
 }
-MODES = ["plain", "no bias", "ragged", "reset", "ragged and zoneout", "bidirectional and deep"]
-
-
-def made(name, mode, sizes, dtype):
-    """A layer, and the same in float64, which runs torch's operations: test_own_cell.py compares it
-    with a plain loop."""
-    _, _, inputs, hidden = sizes
-    more = {"bias": mode != "no bias"}
-    if mode.startswith("bidirectional"):
-        more |= {"bidirectional": True, "num_layers": 2}
-    exact = (
-        getattr(own_cells, name).layer(inputs, hidden, **more, device="cuda", dtype=dtype).double()
-    )
-    layer = getattr(own_cells, name).layer(inputs, hidden, **more, device="cuda", dtype=dtype)
-    layer.load_state_dict(exact.state_dict())
-    for each in (exact.eval(), layer.eval()):
-        each.zoneout = 0.25 if "zoneout" in mode else 0.0
-    return layer, exact
-
-
-def results(layer, x, states, rows, weights):
-    """By name, with the gradients of everything."""
-    x, states = x.detach().requires_grad_(), [s.detach().requires_grad_() for s in states]
-    given = states[0] if len(states) == 1 else tuple(states)
-    output, last = layer(x, given, **rows)
-    ends = [last] if isinstance(last, torch.Tensor) else list(last)
-    parameters = dict(layer.named_parameters())
-    asked = {"grad_x": x, **{f"grad_{k}": s for k, s in enumerate(states)}, **parameters}
-    grads = torch.autograd.grad([output, *ends], list(asked.values()), weights)
-    named = {"output": output, **{f"end_{k}": e for k, e in enumerate(ends)}}
-    return named | dict(zip(asked, grads, strict=True))
-
-
-def check(name, sizes, mode, dtype):
-    steps, batch, inputs, hidden = sizes
-    layer, exact = made(name, mode, sizes, dtype)
-    directions = len(parameters_by_direction(layer))
-    count = 1 + len(layer.cell.carried)
-
-    def drawn(*shape):
-        return torch.randn(shape, device="cuda", dtype=torch.float64).to(dtype)
-
-    x = drawn(steps, batch, inputs)
-    states = [drawn(directions, batch, hidden) for _ in range(count)]
-    rows = {}
-    if "ragged" in mode or mode.startswith("bidirectional"):
-        rows["lengths"] = torch.randint(0, steps + 1, (batch,), device="cuda")
-    if mode != "plain":
-        rows["reset"] = torch.rand(steps, batch, device="cuda") < 0.2
-    width = hidden * (2 if layer.bidirectional else 1)
-    weights = [drawn(steps, batch, width), *(drawn(directions, batch, hidden) for _ in states)]
-    got = results(layer, x, states, rows, weights)
-
-    states, weights = ([t.double() for t in tensors] for tensors in (states, weights))
-    want = results(exact, x.double(), states, rows, weights)
-    limit = LIMIT[dtype] * (4 if layer.num_layers > 1 else 1)
-    for key, right in want.items():
-        scale = max(1.0, right.abs().max().item()) * torch.finfo(dtype).eps
-        error = (got[key].double() - right).abs().max().item()
-        assert error <= limit * scale, (key, error / scale)
 
 
 def family(name, sizes, dtype, backward):
@@ -100,22 +40,22 @@ def family(name, sizes, dtype, backward):
     return kernel.decode().removeprefix("my_ops::cuda::").split("_")[0]
 
 
-@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", COMPILED)
 def test_kernels(name, size, dtype):
-    check(name, SIZES[size], "plain", dtype)
+    check(name, SIZES[size], "plain", dtype, "cuda")
 
 
 def test_a_kink():
-    check("relu_rnn", SIZES["warp"], "plain", torch.float32)
+    check("relu_rnn", SIZES["warp"], "plain", torch.float32, "cuda")
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["lstm", "minimal"])
 def test_modes(name, size, mode):
-    check(name, SIZES[size], mode, torch.float32)
+    check(name, SIZES[size], mode, torch.float32, "cuda")
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -136,14 +76,14 @@ def test_what_the_kernels_lack_runs_step_by_step():
     x = torch.randn(5, 3, 4, device="cuda")
     for name, dtype in (("slstm", torch.float32), ("peephole", torch.float32), ("lstm", None)):
         dtype = dtype or torch.float64
-        layer, exact = made(name, "plain", (5, 3, 4, 6), dtype)
+        layer, exact = made(name, "plain", (5, 3, 4, 6), dtype, "cuda")
         cell = layer.cell._cell
         assert _own_kernels.kernel_of(cell, dtype, 0, False, 5, 3, 6) is None
         torch.testing.assert_close(layer(x.to(dtype))[0].double(), exact(x.double())[0])
 
 
 def test_second_gradients_and_graphs():
-    layer, _ = made("minimal", "plain", (5, 3, 4, 6), torch.float32)
+    layer, _ = made("minimal", "plain", (5, 3, 4, 6), torch.float32, "cuda")
     x = torch.randn(5, 3, 4, device="cuda", requires_grad=True)
     (grad,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(grad.square().sum(), x)
@@ -199,14 +139,14 @@ def test_cache_of_processes(tmp_path):
 
 def test_no_compiler(monkeypatch, capfd):
     def missing():
-        raise _nvrtc.CannotCompile("NVRTC does not load: test")
+        raise CannotCompile("NVRTC does not load: test")
 
     monkeypatch.setattr(_nvrtc, "_library", missing)
-    monkeypatch.setattr(_nvrtc, "_read", lambda path: None)
+    monkeypatch.setattr(_nvrtc, "read", lambda path: None)
     monkeypatch.setattr(_own_kernels, "_loaded", {})
     monkeypatch.setattr(_own_kernels, "_refused", set())
     _own_kernels.kernel_of.cache_clear()
-    layer, exact = made("lstm", "plain", (5, 3, 4, 6), torch.float32)
+    layer, exact = made("lstm", "plain", (5, 3, 4, 6), torch.float32, "cuda")
     x = torch.randn(5, 3, 4, device="cuda")
     for _ in range(2):
         torch.testing.assert_close(layer(x)[0].double(), exact(x.double())[0])

@@ -8,7 +8,8 @@ import own_cells
 import pytest
 import torch
 
-from my_ops.recurrent import _nvrtc, _own_kernels
+from my_ops.recurrent import _compiled, _nvrtc, _own_kernels
+from my_ops.recurrent._compiled import CannotCompile, struct_of
 
 SIZES = {"warp": "32, 1", "block": "64", "cluster": "1, 4", "grid": "1, 1, 2"}
 
@@ -21,13 +22,13 @@ def nvrtc(monkeypatch):
         monkeypatch.setattr(torch.version, "cuda", "13.0")
     try:
         _nvrtc._library()
-    except _nvrtc.CannotCompile:
+    except CannotCompile:
         pytest.skip("needs NVRTC")
 
 
 def compiled(cell, family, backward, dtype, architecture):
     header = getattr(own_cells, cell).header()
-    struct = _own_kernels.struct_of(header)
+    struct = struct_of(header)
     kernel = f"{family}_{'backward' if backward else 'forward'}_kernel"
     name = f"my_ops::cuda::{kernel}<my_ops::{struct}, {dtype}, {SIZES[family]}>"
     return _nvrtc._compile(_own_kernels.source_of(header), name, architecture)
@@ -56,9 +57,7 @@ def test_every_family_compiles(nvrtc, cell, family, dtype, architecture, backwar
 
 @pytest.mark.slow
 def test_what_nvrtc_refuses(nvrtc):
-    with pytest.raises(
-        _nvrtc.CannotCompile, match=r"NVRTC: NVRTC_ERROR_COMPILATION: cell\.cu\(1\)"
-    ):
+    with pytest.raises(CannotCompile, match=r"NVRTC: NVRTC_ERROR_COMPILATION: cell\.cu\(1\)"):
         _nvrtc._compile("no_type x;", "x", "sm_90a")
 
 
@@ -113,7 +112,7 @@ def test_a_full_disk_leaves_nothing(compile_count, monkeypatch, tmp_path):
     def replace(*paths):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(_nvrtc.os, "replace", replace)
+    monkeypatch.setattr(_compiled.os, "replace", replace)
     _nvrtc.machine_code("source", "kernel", "cell")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -131,8 +130,8 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_CACHE_HOME", "MY_OPS_CACHE"):
         monkeypatch.delenv(name, raising=False)
-    assert _nvrtc.cache_folder() == tmp_path / ".cache" / "my_ops"
+    assert _compiled.cache_folder() == tmp_path / ".cache" / "my_ops"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert _nvrtc.cache_folder() == tmp_path / "xdg" / "my_ops"
+    assert _compiled.cache_folder() == tmp_path / "xdg" / "my_ops"
     monkeypatch.setenv("MY_OPS_CACHE", str(tmp_path / "own"))
-    assert _nvrtc.cache_folder() == tmp_path / "own"
+    assert _compiled.cache_folder() == tmp_path / "own"

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(
 INSIDE = ("csrc", "include", "kernels", "my_ops", "tools")
 BESIDE = ("Makefile", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
 STAMPS = ("environment", "tools", "wheel", "installed", "runnable")
-BUILT = shutil.ignore_patterns("__pycache__", "*.so", "_build.json", "_recurrent.cuh")
+BUILT = shutil.ignore_patterns(
+    "__pycache__", "*.so", "_build.json", "_recurrent.cuh", "_recurrent.hpp"
+)
 
 
 def kinds():

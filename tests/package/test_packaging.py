@@ -38,7 +38,9 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--isolated")
 def copy_source(folder):
     """The contents of an sdist, in a separate folder."""
     for name in ("csrc", "include", "kernels", "my_ops", "tools/build"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.so", "_build.json", "_recurrent.cuh")
+        ignored = shutil.ignore_patterns(
+            "__pycache__", "*.so", "_build.json", "_recurrent.cuh", "_recurrent.hpp"
+        )
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(REPOSITORY / name, folder / name)

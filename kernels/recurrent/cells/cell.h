@@ -51,6 +51,10 @@ template <typename Cell>
 constexpr int kTerms = Cell::kGates + Cell::kApart;
 
 template <typename Cell>
+constexpr CellSizes kCellSizes{Cell::kGates, kTerms<Cell>, Cell::kCarried, Cell::kSaved,
+                               Cell::kReadsH};
+
+template <typename Cell>
 constexpr cuda::CellFacts kCellFacts{Cell::kGates, kTerms<Cell>, Cell::kCarried + Cell::kReadsH,
                                      Cell::kBounded};
 

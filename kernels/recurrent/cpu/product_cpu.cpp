@@ -26,10 +26,6 @@
 namespace my_ops::cpu {
 namespace {
 
-// Columns of one panel: 128 bytes, two of the widest vectors.
-template <typename T>
-constexpr int kPanel = 128 / sizeof(T);
-
 // Rows of a panel that are fetched before they are read: one of many rows exceeds the first level.
 constexpr int64_t kAhead = 16;
 
@@ -209,11 +205,6 @@ void pack(const T* b, int64_t row, int64_t col, int64_t k, int64_t n, T* packed)
 }
 
 template <typename T>
-int64_t packed_size(int64_t k, int64_t n) {
-  return (n + kPanel<T> - 1) / kPanel<T> * kPanel<T> * k;
-}
-
-template <typename T>
 void product(const T* a, int64_t a_row, const T* packed, T* c, int64_t c_row, int64_t m, int64_t n,
              int64_t k) {
 #ifdef MY_OPS_LEVELS
@@ -249,7 +240,6 @@ void few_products(const Product<T>& args, int64_t a_col, int64_t n) {
 
 #define MY_OPS_PRODUCT(T)                                                 \
   template void pack(const T*, int64_t, int64_t, int64_t, int64_t, T*);   \
-  template int64_t packed_size<T>(int64_t, int64_t);                      \
   template void product_columns(const Product<T>&, int64_t, int64_t, T*); \
   template void few_products(const Product<T>&, int64_t, int64_t);        \
   template void product(const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t);

@@ -1,0 +1,72 @@
+"""Layers of own_cells.py in all modes, compared with torch's operations in float64, which
+test_own_cell.py compares with a plain loop."""
+
+from unittest import mock
+
+import own_cells
+import torch
+
+from my_ops._private import parameters_by_direction
+from my_ops.recurrent import _own_cpu
+
+# As those of test_recurrent_kernels.py: relative to max(1, the largest), in units of eps.
+LIMIT = {torch.float32: 80, torch.float64: 80, torch.float16: 5, torch.bfloat16: 5}
+MODES = ["plain", "no bias", "ragged", "reset", "ragged and zoneout", "bidirectional and deep"]
+
+
+def made(name, mode, sizes, dtype, device):
+    """A layer, and the same in float64."""
+    _, _, inputs, hidden = sizes
+    more = {"bias": mode != "no bias"}
+    if mode.startswith("bidirectional"):
+        more |= {"bidirectional": True, "num_layers": 2}
+    cell = getattr(own_cells, name)
+    layer, exact = (cell.layer(inputs, hidden, **more, device=device, dtype=dtype) for _ in "12")
+    exact.double()
+    layer.load_state_dict(exact.state_dict())
+    for each in (exact.eval(), layer.eval()):
+        each.zoneout = 0.25 if "zoneout" in mode else 0.0
+    return layer, exact
+
+
+def results(layer, x, states, rows, weights):
+    """By name, with the gradients of everything."""
+    x, states = x.detach().requires_grad_(), [s.detach().requires_grad_() for s in states]
+    given = states[0] if len(states) == 1 else tuple(states)
+    output, last = layer(x, given, **rows)
+    ends = [last] if isinstance(last, torch.Tensor) else list(last)
+    parameters = dict(layer.named_parameters())
+    asked = {"grad_x": x, **{f"grad_{k}": s for k, s in enumerate(states)}, **parameters}
+    grads = torch.autograd.grad([output, *ends], list(asked.values()), weights)
+    named = {"output": output, **{f"end_{k}": e for k, e in enumerate(ends)}}
+    return named | dict(zip(asked, grads, strict=True))
+
+
+def check(name, sizes, mode, dtype, device):
+    steps, batch, inputs, hidden = sizes
+    layer, exact = made(name, mode, sizes, dtype, device)
+    directions = len(parameters_by_direction(layer))
+    count = 1 + len(layer.cell.carried)
+
+    def drawn(*shape):
+        return torch.randn(shape, device=device, dtype=torch.float64).to(dtype)
+
+    x = drawn(steps, batch, inputs)
+    states = [drawn(directions, batch, hidden) for _ in range(count)]
+    rows = {}
+    if "ragged" in mode or mode.startswith("bidirectional"):
+        rows["lengths"] = torch.randint(0, steps + 1, (batch,), device=device)
+    if mode != "plain":
+        rows["reset"] = torch.rand(steps, batch, device=device) < 0.2
+    width = hidden * (2 if layer.bidirectional else 1)
+    weights = [drawn(steps, batch, width), *(drawn(directions, batch, hidden) for _ in states)]
+    got = results(layer, x, states, rows, weights)
+
+    states, weights = ([t.double() for t in tensors] for tensors in (states, weights))
+    with mock.patch.object(_own_cpu, "number_of", lambda *_: None):  # step by step
+        want = results(exact, x.double(), states, rows, weights)
+    limit = LIMIT[dtype] * (4 if layer.num_layers > 1 else 1)
+    for key, right in want.items():
+        scale = max(1.0, right.abs().max().item()) * torch.finfo(dtype).eps
+        error = (got[key].double() - right).abs().max().item()
+        assert error <= limit * scale, (key, error / scale)
