@@ -290,7 +290,11 @@ S, T = torch.sigmoid, torch.tanh
         (lambda g, h: 2 * (S(g) * h), False),
         (lambda g, h: torch.where(h > 0, T(g), -0.5), True),
         (lambda g, h: torch.where(h > 0, T(g), 1.5), False),
+        (lambda g, h: torch.where(h > 0, T(g), -1.5), False),
+        (lambda g, h: -torch.where(h > 0, T(g), -1.5), False),
         (lambda g, h: torch.where(h > 0, g, T(g)), False),
+        (lambda g, h: 0.5 * h + S(g) * T(g), False),
+        (lambda g, h: (1 - S(g)) * h + S(g) * 1.5, False),
     ],
 )
 def test_the_bound_that_a_header_states(function, bounded):
