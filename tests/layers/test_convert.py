@@ -220,7 +220,7 @@ def test_no_qconfig_is_no_quantization():
 def test_on_meta_before_it_is_loaded():
     with torch.device("meta"):
         layer = nn.LSTM(4, 3)
-    my_ops.convert(layer)
+    assert my_ops.convert(layer).converted
     layer = layer.to_empty(device="cpu")
     plain = nn.LSTM(4, 3)
     layer.load_state_dict(plain.state_dict())
