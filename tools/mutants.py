@@ -56,7 +56,7 @@ LLTM = f"error_classes lltm memory lltm_layer autocast integration bounds {EVERY
 OF_TORCH = f"recurrent torch_layers torch_layer_tools zoneout autocast {EVERY_OP}"
 LAYERS = "error_classes nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
 PLAIN = "plain plain_errors plain_calls"
-OWN_CELL = "own_cell_definition own_cell heads own_cell_nvrtc own_cell_kernels"
+OWN_CELL = "own_cell_definition own_cell heads own_cell_cpu own_cell_nvrtc own_cell_kernels"
 OF_OWN_CELLS = "_derived", "_expressions", "_header", "_nvrtc", "_own_", "_trace", "own_cell"
 TESTS = {  # the first prefix that fits counts
     "my_ops/__main__": "report run",
