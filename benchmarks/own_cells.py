@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT), str(ROOT / "tests/layers")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/layers")]  # before this file, whose name is the same
 os.environ["MY_OPS_CACHE"] = tempfile.mkdtemp()
 
 import own_cells  # noqa: E402
