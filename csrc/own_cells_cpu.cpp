@@ -1,6 +1,6 @@
 // The engine on the CPU for cells that programs define. my_ops/recurrent/_own_cpu.py has their
-// kernels compiled, adds them here, and calls these ops, with arguments that it has checked. What a
-// unit carries is side by side: (batch, carried * hidden).
+// kernels compiled, adds them here, and calls these ops. What a unit carries is side by side:
+// (batch, carried * hidden).
 #include <deque>
 #include <mutex>
 
@@ -84,13 +84,63 @@ Tensors given(std::initializer_list<std::optional<Tensor>> all) {
   return result;
 }
 
-Weights weights_of(Stack& stack, ScalarType dtype) {
-  std::array<std::optional<Tensor>, 4> parameters;
-  for (size_t i = 0; i < 4; ++i) {
-    parameters[i] =
-        cast(i < 2 ? stack.tensor() : stack.optional(), OwnEngine::storage_of_weights(dtype));
+struct Argument {
+  const std::optional<Tensor>& t;
+  const char* name;
+  Sizes want;
+  bool needed = true;
+};
+
+void check_arguments(std::initializer_list<Argument> arguments, const Tensor& like,
+                     const char* like_name, const char* op) {
+  for (const auto& [t, name, want, needed] : arguments) {
+    check(t || !needed, op, ": ", name, " must be a tensor, got None");
+    if (!t) continue;
+    check_kind(*t, name, like, like_name, op);
+    check_shape(*t, name, want, "of the cell's sizes", op);
   }
-  return TwoMatrices::of(parameters, 0);
+}
+
+using Parameters4 = std::array<std::optional<Tensor>, 4>;
+
+Parameters4 parameters_of(Stack& stack) {
+  Parameters4 parameters{stack.tensor(), stack.tensor()};
+  for (size_t i = 2; i < 4; ++i) parameters[i] = stack.optional();
+  return parameters;
+}
+
+// Of a layer or a step, whose input has so many dimensions. Returns the hidden size.
+int64_t check_inputs(const CellSizes& cell, const Tensor& input, int64_t dims,
+                     const std::optional<Tensor>& h, const std::optional<Tensor>& carried,
+                     const Parameters4& p, const char* op) {
+  check_floating(input, op, "input");
+  check(input.dim() == dims, op, ": input must have ", dims, " dimensions, got ", show(input));
+  check(p[1]->dim() == 2, op, ": weight_hh must be a matrix, got ", show(*p[1]));
+  const int64_t batch = input.size(dims - 2), hidden = p[1]->size(1), rows = cell.gates * hidden;
+  check_arguments({{p[0], "weight_ih", {rows, input.size(dims - 1)}},
+                   {p[1], "weight_hh", {rows, hidden}},
+                   {p[2], "bias_ih", {rows}, false},
+                   {p[3], "bias_hh", {rows}, false},
+                   {h, "h", {batch, hidden}},
+                   {carried, "carried", {batch, cell.carried * hidden}, cell.carried > 0}},
+                  input, "input", op);
+  return hidden;
+}
+
+// What backward gets, whose first dimensions are those of `saved`. Returns the hidden size.
+int64_t check_saved(const CellSizes& cell, const Tensor& saved, int64_t dims, const char* op) {
+  check_floating(saved, op, "saved");
+  check(saved.dim() == dims && saved.size(dims - 1) % cell.saved == 0, op, ": saved must have ",
+        dims, " dimensions, the last of ", cell.saved, " * hidden_size, got ", show(saved));
+  return saved.size(dims - 1) / cell.saved;
+}
+
+Weights weights_of(const Parameters4& parameters, ScalarType dtype) {
+  Parameters4 stored;
+  for (size_t i = 0; i < 4; ++i) {
+    stored[i] = cast(parameters[i], OwnEngine::storage_of_weights(dtype));
+  }
+  return TwoMatrices::of(stored, 0);
 }
 
 void layer(StableIValue* values, uint64_t, uint64_t) {
@@ -98,11 +148,15 @@ void layer(StableIValue* values, uint64_t, uint64_t) {
   const int64_t cell = stack.integer();
   const Tensor input = stack.tensor(), h0 = stack.tensor();
   const auto carried0 = stack.optional();
-  const Weights weights = weights_of(stack, input.scalar_type());
+  const Parameters4 parameters = parameters_of(stack);
   const Masks masks = stack.masks();
   const bool save = stack.flag();
-  const Forward r =
-      forward_layer(engine_of(cell, input, "own_cell"), input, h0, carried0, weights, masks, save);
+  const char* const op = "own_cell";
+  const OwnEngine engine = engine_of(cell, input, op);
+  const int64_t hidden = check_inputs(engine.cell, input, 3, h0, carried0, parameters, op);
+  check_masks(masks, input, "input", input.size(0), input.size(1), hidden, op);
+  const Forward r = forward_layer(engine, input, h0, carried0,
+                                  weights_of(parameters, input.scalar_type()), masks, save);
   *values = torch::stable::detail::from(given({r.output, r.h_n, r.c_n, r.saved, r.carried}));
 }
 
@@ -114,9 +168,25 @@ void layer_backward(StableIValue* values, uint64_t, uint64_t) {
   const Tensor saved = stack.tensor();
   const auto carried = stack.optional(), output = stack.optional(), h0 = stack.optional(),
              carried0 = stack.optional();
-  const Tensor w_h = cast(stack.tensor(), OwnEngine::storage_of_weights(saved.scalar_type()));
+  const std::optional<Tensor> recurrent = stack.tensor();
   const Masks masks = stack.masks();
-  const OwnEngine engine = engine_of(cell, saved, "own_cell_backward");
+  const char* const op = "own_cell_backward";
+  const OwnEngine engine = engine_of(cell, saved, op);
+  const CellSizes& sizes = engine.cell;
+  const int64_t hidden = check_saved(sizes, saved, 3, op), steps = saved.size(0),
+                batch = saved.size(1), side_by_side = sizes.carried * hidden;
+  const bool carries = sizes.carried > 0;
+  check_arguments({{grads[0], "grad_output", {steps, batch, hidden}, false},
+                   {grads[1], "grad_h_n", {batch, hidden}, false},
+                   {grads[2], "grad_carried_n", {batch, side_by_side}, false},
+                   {carried, "carried", {steps, batch, side_by_side}, carries},
+                   {output, "output", {steps, batch, hidden}, sizes.reads_h},
+                   {h0, "h0", {batch, hidden}, sizes.reads_h},
+                   {carried0, "carried0", {batch, side_by_side}, carries},
+                   {recurrent, "weight_hh", {sizes.gates * hidden, hidden}}},
+                  saved, "saved", op);
+  check_masks(masks, saved, "saved", steps, batch, hidden, op);
+  const Tensor w_h = cast(*recurrent, OwnEngine::storage_of_weights(saved.scalar_type()));
   const Backward r = backward_layer(engine, grads[0], grads[1], grads[2],
                                     {.saved = saved,
                                      .carried = carried,
@@ -124,9 +194,9 @@ void layer_backward(StableIValue* values, uint64_t, uint64_t) {
                                      .h0 = h0,
                                      .c0 = carried0,
                                      .weights_h = w_h,
-                                     .steps = saved.size(0),
-                                     .batch = saved.size(1),
-                                     .hidden = saved.size(2) / engine.cell.saved},
+                                     .steps = steps,
+                                     .batch = batch,
+                                     .hidden = hidden},
                                     masks);
   *values = torch::stable::detail::from(given({r.grad_terms, r.grad_h0, r.grad_c0}));
 }
@@ -135,13 +205,16 @@ void step(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
   const int64_t cell = stack.integer();
   const Tensor input = stack.tensor();
-  const ScalarType dtype = input.scalar_type(), storage = OwnEngine::storage(dtype);
-  const Tensor h = cast(stack.tensor(), storage);
+  const Tensor h = stack.tensor();
   const auto carried = stack.optional();
-  const Weights weights = weights_of(stack, dtype);
+  const Parameters4 parameters = parameters_of(stack);
   const bool save = stack.flag();
-  const StepTensors r = one_step(engine_of(cell, input, "own_cell_step"), cast(input, storage),
-                                 weights, h, carried, save);
+  const char* const op = "own_cell_step";
+  const OwnEngine engine = engine_of(cell, input, op);
+  check_inputs(engine.cell, input, 2, h, carried, parameters, op);
+  const ScalarType dtype = input.scalar_type(), storage = OwnEngine::storage(dtype);
+  const StepTensors r = one_step(engine, cast(input, storage), weights_of(parameters, dtype),
+                                 cast(h, storage), carried, save);
   *values = torch::stable::detail::from(
       given({cast(r.new_h, dtype), cast(r.new_carried, dtype), cast(r.saved, dtype)}));
 }
@@ -152,9 +225,18 @@ void step_backward(StableIValue* values, uint64_t, uint64_t) {
   const auto grad_h = stack.optional(), grad_carried = stack.optional();
   const Tensor saved = stack.tensor();
   const auto h = stack.optional(), carried = stack.optional();
+  const char* const op = "own_cell_step_backward";
+  const OwnEngine engine = engine_of(cell, saved, op);
+  const CellSizes& sizes = engine.cell;
+  const int64_t hidden = check_saved(sizes, saved, 2, op), batch = saved.size(0),
+                side_by_side = sizes.carried * hidden;
+  check_arguments({{grad_h, "grad_h", {batch, hidden}, false},
+                   {grad_carried, "grad_carried", {batch, side_by_side}, false},
+                   {h, "h", {batch, hidden}, sizes.reads_h},
+                   {carried, "carried", {batch, side_by_side}, sizes.carried > 0}},
+                  saved, "saved", op);
   const ScalarType dtype = saved.scalar_type();
-  const StepBackwardTensors r = one_step_backward(engine_of(cell, saved, "own_cell_step_backward"),
-                                                  grad_h, grad_carried, saved, h, carried);
+  const StepBackwardTensors r = one_step_backward(engine, grad_h, grad_carried, saved, h, carried);
   *values =
       torch::stable::detail::from(given({cast(r.grad_terms, dtype), cast(r.grad_h_direct, dtype),
                                          cast(r.grad_carried_before, dtype)}));

@@ -88,6 +88,45 @@ def test_nothing(sizes):
         assert_close(found["grad_1"], weights[2])
 
 
+def arguments_of_ops(number):
+    """Right arguments of the module's ops for two_speeds, of 7 units and a batch of 2, by op."""
+    made = lambda *sizes: torch.randn(sizes)  # noqa: E731
+    cell = own_cells.two_speeds._cell
+    gates, carried, saved = cell.gates * 7, len(cell.carried) * 7, cell.saved * 7
+    weights = [made(gates, 4), made(gates, 7), made(gates), made(gates)]
+    of_h = [made(3, 2, 7), made(2, 7)] if cell.reads_h else [None, None]
+    rows = [torch.tensor([3, 1]), torch.zeros(3, 2, dtype=torch.bool), torch.rand(3, 2, 7)]
+    last = [made(2, 7), made(2, carried)]
+    return {
+        "own_cell": [number, made(3, 2, 4), *last, *weights, *rows, True],
+        "own_cell_backward": [
+            *(number, made(3, 2, 7), *last, made(3, 2, saved), made(3, 2, carried)),
+            *(*of_h, made(2, carried), weights[1], *rows),
+        ],
+        "own_cell_step": [number, made(2, 4), *last, *weights, True],
+        "own_cell_step_backward": [number, *last, made(2, saved), of_h[1], made(2, carried)],
+    }
+
+
+@pytest.mark.parametrize("op", arguments_of_ops(0))
+def test_ops_of_the_module_refuse(op):
+    """Whatever argument is of another size or type, and numbers of no cell."""
+    number = _own_cpu.number_of(own_cells.two_speeds._cell, torch.float32)
+    call, right = getattr(torch.ops.my_ops, op), arguments_of_ops(number)[op]
+    call(*right)
+    for at, value in enumerate(right):
+        if isinstance(value, torch.Tensor):
+            wrong = [value[..., :-1], value.unsqueeze(0), value.to(torch.float16)]
+        else:
+            wrong = [-1, 10**9] if at == 0 else []
+        for other in wrong:
+            with pytest.raises(RuntimeError, match=f"{op}: "):
+                call(*right[:at], other, *right[at + 1 :])
+    for like in (torch.int64, torch.float64):
+        with pytest.raises(RuntimeError, match=f"{op}: "):
+            call(*(a.to(like) if isinstance(a, torch.Tensor) else a for a in right))
+
+
 def test_one_name_of_two_cells():
     def defined(scale):
         @my_ops.cell(gates="a")
