@@ -28,11 +28,9 @@ STAYING: dict[type[nn.Module], str] = {
     nn.RNN: "my_ops has no RNN",
     nn.RNNCell: "my_ops has no RNNCell",
 }
-# Attributes of our layers that torch's do not have.
-OPTIONS = (
-    *("weight_dropout", "zoneout"),
-    *("_has_dropout", "_has_weight_dropout", "_has_zoneout", "_was_torchs"),
-)
+# What our layers have and torch's do not: options, by their values when not used, and attributes.
+OPTIONS = {"weight_dropout": 0.0, "zoneout": 0.0, "heads": 1}
+ATTRIBUTES = (*OPTIONS, "_has_dropout", "_has_weight_dropout", "_has_zoneout", "_was_torchs")
 SHOWN = 3  # names in a line of the report
 Which = str | type[nn.Module]
 
@@ -159,7 +157,7 @@ def revert(model: nn.Module) -> Conversion:
     report = Conversion()
     for name, module in model.named_modules():
         if type(module) in KINDS.values():
-            used = next((o for o in OPTIONS[:2] if getattr(module, o, 0) > 0), None)
+            used = next((o for o, none in OPTIONS.items() if getattr(module, o, none) > none), None)
             why = f"it has {used}" if used else None
             if _forward_was_replaced(module):
                 why = "its forward was replaced"
@@ -179,7 +177,7 @@ def _become(module: nn.Module, kind: type[nn.Module]) -> None:
     module.__dict__.pop("forward", None)  # a method of the class, which it has anyway
     module.__class__ = kind
     if kind in KINDS:
-        for name in OPTIONS:
+        for name in ATTRIBUTES:
             module.__dict__.pop(name, None)
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()

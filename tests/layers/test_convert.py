@@ -388,10 +388,11 @@ def test_revert_of_cells(kind):
 
 
 def test_revert_skips_what_torch_has_not():
-    model = nn.Sequential(my_ops.nn.LSTM(4, 3, zoneout=0.5), my_ops.nn.GRU(3, 3))
+    ours = my_ops.nn.LSTM, my_ops.nn.GRU
+    model = nn.Sequential(ours[0](4, 3, zoneout=0.5), ours[1](3, 3, heads=3), ours[1](3, 3))
     report = my_ops.revert(model)
-    assert report.skipped == {"0": "it has zoneout"}
-    assert [type(layer) for layer in model] == [my_ops.nn.LSTM, nn.GRU]
+    assert report.skipped == {"0": "it has zoneout", "1": "it has heads"}
+    assert [type(layer) for layer in model] == [*ours, nn.GRU]
     with pytest.raises(TypeError, match=r"revert: model must be a torch\.nn\.Module, got list"):
         my_ops.revert([])
 
