@@ -76,9 +76,10 @@ def test_what_tools_write_is_current(tool):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_read_in_plain_markdown(page):
     """Each picture stands once, in the form that docs_hooks.py turns into the site's two images,
-    and both files are there. Entries of the reference are lists."""
+    and both files are there. Entries of the reference are lists. Tests that it names are there."""
     docs_hooks = importlib.import_module("docs_hooks")
     text = page.read_text()
+    docs_hooks.check_tests(page.name, text)
     pictures = docs_hooks.PICTURE.findall(text)
     assert "#only-" not in text
     assert not re.search("^:::", text, re.MULTILINE)  # mkdocstrings' directives
