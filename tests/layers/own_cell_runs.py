@@ -1,6 +1,9 @@
 """Layers of own_cells.py in all modes, compared with torch's operations in float64, which
-test_own_cell.py compares with a plain loop."""
+test_own_cell.py compares with a plain loop; and what processes find that share a cache."""
 
+import os
+import subprocess
+import sys
 from unittest import mock
 
 import own_cells
@@ -70,3 +73,44 @@ def check(name, sizes, mode, dtype, device):
         scale = max(1.0, right.abs().max().item()) * torch.finfo(dtype).eps
         error = (got[key].double() - right).abs().max().item()
         assert error <= limit * scale, (key, error / scale)
+
+
+# ------------------------------------------------------------------------------------------ cache
+
+PROGRAM = """
+import torch, sys
+sys.path.insert(0, sys.argv[1])
+import own_cells
+torch.manual_seed(0)
+layer = own_cells.gru.layer(3, 40, device=sys.argv[2])
+print(layer(torch.ones(6, 2, 3, device=sys.argv[2]))[0].sum().item())
+"""
+
+
+def check_cache_of_processes(folder, device):
+    """Of two at a time, of a later one, with a damaged file, and where nothing can be written."""
+
+    def start(cache):
+        of_cells = own_cells.__file__.rsplit("/", 1)[0]
+        command = [sys.executable, "-c", PROGRAM, of_cells, device]
+        env = {**os.environ, "MY_OPS_CACHE": str(cache)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=env, **pipes)
+
+    def said(process):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        return float(out), err.count("my_ops: compiling gru for this ")
+
+    cache = folder / "cache"
+    both = [start(cache), start(cache)]
+    first, _ = said(both[0])
+    assert said(both[1])[0] == first
+    assert said(start(cache)) == (first, 0)
+    (file,) = cache.iterdir()
+    file.write_bytes(file.read_bytes()[:-100])  # damaged
+    assert said(start(cache)) == (first, 1)
+    assert said(start(cache)) == (first, 0)
+    in_the_way = folder / "file"  # root may write to read-only folders
+    in_the_way.touch()
+    assert said(start(in_the_way / "cache")) == (first, 1)

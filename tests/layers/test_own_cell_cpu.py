@@ -2,15 +2,13 @@
 compared with a loop of torch's operations in float64, and what happens without a compiler."""
 
 import io
-import os
-import subprocess
 import sys
 import threading
 
 import own_cells
 import pytest
 import torch
-from own_cell_runs import LIMIT, MODES, check, made, results
+from own_cell_runs import LIMIT, MODES, check, check_cache_of_processes, made, results
 from torch.testing import assert_close
 
 import my_ops
@@ -226,43 +224,9 @@ def test_without_stderr(fresh, monkeypatch):
     own_cells.janet.layer(2, 3)(torch.randn(2, 2, 2))
 
 
-PROGRAM = """
-import torch, sys
-sys.path.insert(0, sys.argv[1])
-import own_cells
-torch.manual_seed(0)
-layer = own_cells.gru.layer(3, 40)
-print(layer(torch.ones(6, 2, 3))[0].sum().item())
-"""
-
-
-def start(cache):
-    command = [sys.executable, "-c", PROGRAM, own_cells.__file__.rsplit("/", 1)[0]]
-    env = {**os.environ, "MY_OPS_CACHE": str(cache)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=env, **pipes)
-
-
-def said(process):
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return float(out), err.count("my_ops: compiling gru for this CPU")
-
-
 @pytest.mark.slow
 def test_cache_of_processes(tmp_path):
-    cache = tmp_path / "cache"
-    both = [start(cache), start(cache)]  # at a time
-    first, _ = said(both[0])
-    assert said(both[1])[0] == first
-    assert said(start(cache)) == (first, 0)
-    (file,) = cache.iterdir()
-    file.write_bytes(file.read_bytes()[:-100])  # corrupt
-    assert said(start(cache)) == (first, 1)
-    assert said(start(cache)) == (first, 0)
-    in_the_way = tmp_path / "file"  # root may write to read-only folders
-    in_the_way.touch()
-    assert said(start(in_the_way / "cache")) == (first, 1)
+    check_cache_of_processes(tmp_path, "cpu")
 
 
 class Rows(torch.utils.data.Dataset):

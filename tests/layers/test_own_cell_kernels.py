@@ -1,14 +1,10 @@
 """my_ops.cell on CUDA: the kernels that are compiled at the first call, compared with a float64
 loop of torch's operations, and the cache of their machine code."""
 
-import os
-import subprocess
-import sys
-
 import own_cells
 import pytest
 import torch
-from own_cell_runs import LIMIT, MODES, check, made
+from own_cell_runs import LIMIT, MODES, check, check_cache_of_processes, made
 
 from my_ops.recurrent import _nvrtc, _own_kernels
 from my_ops.recurrent._compiled import CannotCompile
@@ -98,43 +94,10 @@ def test_second_gradients_and_graphs():
 
 # ------------------------------------------------------------------------------------------ cache
 
-PROGRAM = """
-import torch, sys
-sys.path.insert(0, sys.argv[1])
-import own_cells
-torch.manual_seed(0)
-layer = own_cells.gru.layer(3, 40, device="cuda")
-print(layer(torch.ones(6, 2, 3, device="cuda"))[0].sum().item())
-"""
-
-
-def start(cache):
-    command = [sys.executable, "-c", PROGRAM, own_cells.__file__.rsplit("/", 1)[0]]
-    env = {**os.environ, "MY_OPS_CACHE": str(cache)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=env, **pipes)
-
-
-def said(process):
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return float(out), err.count("my_ops: compiling gru for this GPU")
-
 
 @pytest.mark.slow
 def test_cache_of_processes(tmp_path):
-    cache = tmp_path / "cache"
-    both = [start(cache), start(cache)]  # at a time
-    first, _ = said(both[0])
-    assert said(both[1])[0] == first
-    assert said(start(cache)) == (first, 0)
-    (file,) = cache.iterdir()
-    file.write_bytes(file.read_bytes()[:-100])  # corrupt
-    assert said(start(cache)) == (first, 1)
-    assert said(start(cache)) == (first, 0)
-    in_the_way = tmp_path / "file"  # root may write to read-only folders
-    in_the_way.touch()
-    assert said(start(in_the_way / "cache")) == (first, 1)
+    check_cache_of_processes(tmp_path, "cuda")
 
 
 def test_no_compiler(monkeypatch, capfd):
