@@ -9,6 +9,7 @@ What a program needs first::
 And then::
 
     gemm, linear, prepack          products, with bias, activation and residual in one kernel
+    attention                      torch's scaled_dot_product_attention, fast in float32
     lstm, gru, lltm                the functions of the layers; lstm_cell, ... are one step
     cell                           a recurrent cell of one's own, from a Python function
     nn                             the layers: LSTM, GRU, LLTM, their cells, Linear, ...
@@ -44,6 +45,7 @@ from my_ops._fast_fp32 import fast_fp32
 from my_ops.ops import PackedWeight as PackedWeight
 from my_ops.ops import (
     add_one,
+    attention,
     custom_add,
     d_sigmoid,
     fill_index,
@@ -62,6 +64,7 @@ cmake_prefix_path = str(_Path(__file__).parent / "share" / "cmake")  # for find_
 # Without Conversion and PackedWeight, the classes of results: help() begins with the classes.
 __all__ = [
     "add_one",
+    "attention",
     "cell",
     "cmake_prefix_path",
     "convert",

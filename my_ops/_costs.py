@@ -67,4 +67,11 @@ class Gradients(NamedTuple):
     work_to_ask: int = 1 << 26
 
 
+class Attention(NamedTuple):
+    # Calls with fewer multiply-adds in a product are torch's, which is as fast.
+    least_work: int = 1 << 22
+    largest_head: int = 128  # of the kernels
+
+
 CUDNN, WEIGHTS_BACKWARD, LINEAR, GRADIENTS = Cudnn(), WeightsBackward(), Linear(), Gradients()
+ATTENTION = Attention()

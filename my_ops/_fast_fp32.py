@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from my_ops import _costs
 from my_ops._library import cpp_module
 from my_ops._private import dispatch_table
 
@@ -32,8 +33,6 @@ ATTENTION = (  # the ops in which float32's scaled_dot_product_attention ends, o
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_efficient_attention_backward",
 )
-# Attention with fewer multiply-adds in a product is not asked for: torch's is as fast.
-LEAST_ATTENTION = 1 << 22
 P = ParamSpec("P")
 R = TypeVar("R")
 SHOWN = 30  # shapes in the report's table
@@ -109,6 +108,13 @@ def _is_torchs(kernel: Path | None, key: str) -> bool:
     return kernel is None or kernel.name.startswith(f"Register{key}") or _is_torchs_python(kernel)
 
 
+def no_random_numbers(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The seed and the offset that torch's efficient attention returns without dropout."""
+    at = device if torch.cuda.is_current_stream_capturing() else "cpu"
+    seed, offset = (torch.empty((), dtype=torch.int64, device=at) for _ in range(2))
+    return seed, offset
+
+
 class Switch:
     """The switch of one dispatch key, whose products the module at ``path`` computes."""
 
@@ -137,15 +143,23 @@ class Switch:
         """Whether the module has kernels of this key. Known once the switch has been on."""
         return self._module is not None
 
-    def _register(self) -> None:
+    def load(self) -> tuple[Any, Any] | None:
+        """The module, and its switch in C++, if it has kernels of this key: their ops exist from
+        then on. torch's ops stay as they are."""
         module = ctypes.CDLL(str(self._path))
         if not hasattr(module, "my_ops_fast_fp32_start"):
-            return  # my_ops for the CPU only
+            return None  # my_ops for the CPU only
         if self._key == "CUDA" and not torch.backends.cuda.is_built():
-            return  # torch for the CPU only
+            return None  # torch for the CPU only
         module.my_ops_fast_fp32_report.restype = ctypes.c_int64
         module.my_ops_fast_fp32_start.restype = ctypes.POINTER(_NativeSwitch)
-        native = module.my_ops_fast_fp32_start()
+        return module, module.my_ops_fast_fp32_start()
+
+    def _register(self) -> None:
+        loaded = self.load()
+        if loaded is None:
+            return
+        module, native = loaded
         overrides = cpp_module(OVERRIDES, "my_ops_overrides_torch", TESTED_TORCH)
         attention = ATTENTION if self._key == "CUDA" else ()
         ops = (*OPS, *CONVOLUTIONS, *attention)
@@ -216,7 +230,7 @@ class Switch:
                 self._on
                 and q.dtype is torch.float32
                 and q.dim() == k.dim() == 4
-                and q.numel() * k.size(2) >= LEAST_ATTENTION
+                and q.numel() * k.size(2) >= _costs.ATTENTION.least_work
             )
 
         def forward(
@@ -236,12 +250,7 @@ class Switch:
                 if out is not None:
                     if not compute_log_sumexp:
                         lse = lse.new_empty((*lse.shape[:2], 0))
-                    # As torch's, which draws no numbers without dropout.
-                    device = q.device if torch.cuda.is_current_stream_capturing() else "cpu"
-                    seed, offset = (
-                        torch.empty((), dtype=torch.int64, device=device) for _ in range(2)
-                    )
-                    return out, lse, seed, offset
+                    return out, lse, *no_random_numbers(q.device)
             rest = (bias, compute_log_sumexp, dropout_p, is_causal)
             return call_torchs(keys, q, k, v, *rest, scale=scale)
 
@@ -306,6 +315,12 @@ class Switch:
 
 OVERRIDES = Path(__file__).with_name("_overrides.so")
 _switch = Switch(Path(__file__).with_name("_C.so"), "CUDA")
+
+
+@functools.cache
+def load_kernels() -> bool:
+    """Whether this build has the switch's kernels for CUDA; makes their ops exist."""
+    return _switch.load() is not None
 
 
 def _no_function(decorated: object) -> str | None:

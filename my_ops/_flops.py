@@ -1,8 +1,8 @@
 """Floating-point operations of each op, for ``torch.utils.flop_counter.FlopCounterMode``.
 
 As for torch's own ops, only products count; a multiplication and an addition are two operations.
-Gradients of gemm and linear are products themselves and need no formula. The formulas of the
-recurrent ops are in recurrent/_ops.py.
+Gradients of gemm and linear are products themselves and need no formula. The formulas of attention
+are in ops/attention.py, those of the recurrent ops in recurrent/_ops.py.
 """
 
 from __future__ import annotations

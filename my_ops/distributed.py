@@ -6,6 +6,7 @@ After the import every op takes ``DTensor`` arguments, and ``parallelize_module`
 - elementwise ops: any dimension;
 - gemm and linear: rows (and a batch), columns, or the summed dimension. For the last, the result is
   ``Partial``, and linear must have no activation, which would need the whole sum;
+- attention: the batch and the heads;
 - lltm, lstm and gru, their cells, and layers and steps of :func:`my_ops.cell`: the batch;
 - ``torch.flip``, which bidirectional layers call: the dimensions that it does not flip. (torch has
   this rule itself from 2.13 on.)
@@ -107,6 +108,29 @@ def _linear(
 
 
 _knows_activation = asked_for_each(ops.linear.default)
+
+
+def _register_heads(name: str, results: int, bias: int) -> None:
+    """Of the batch and the heads, the first dimensions, the argument ``bias`` may have one only."""
+
+    @register_sharding(getattr(ops, name).default)
+    def _(*args: Any) -> list[Layout]:
+        def place(at: int, d: int) -> Any:
+            one = at == bias and args[at] is not None and args[at].shape[d] == 1
+            return Replicate() if one else Shard(d)
+
+        places = range(len(args))
+        layouts: list[Layout] = [
+            ([Shard(d)] * results, [place(at, d) for at in places]) for d in (0, 1)
+        ]
+        layouts.append(([Replicate()] * results, [Replicate()] * len(args)))
+        return _for_given(layouts, args)
+
+
+_register_heads("attention", 1, bias=3)
+_register_heads("attention_forward", 2, bias=3)
+_register_heads("attention_backward", 4, bias=4)
+asked_for_each(ops.attention_backward.default)  # whether the gradient of bias is needed
 
 
 def _register_batch(name: str, results: list[Any], arguments: list[Any]) -> None:

@@ -84,6 +84,47 @@ def linear(
     return y if residual is None else y + residual
 
 
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """The softmax of the scores. Rows that see no key are zeros."""
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        scores = scores + bias
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    unseen = (scores == -torch.inf).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(unseen, 0), -1).masked_fill(unseen, 0)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Without dropout: ``dropout_p`` must be 0."""
+    if dropout_p != 0:
+        raise ValueError(f"dropout_p must be 0, got {dropout_p}")
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(
+            ~attn_mask, -torch.inf
+        )
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
+    return attention_weights(query, key, attn_mask, is_causal, scale) @ value
+
+
 def lltm_cell(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:

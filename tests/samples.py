@@ -226,6 +226,10 @@ def _linear(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
     return tuple(_randn(*s)(dtype, device) for s in ((2, size, 4), (3, 4), (3,)))
 
 
+def _attention(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    return tuple(_randn(2, 2, n, 4)(dtype, device) for n in (size, 3, 3))
+
+
 def _mixed(operands: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
     """float32 and 16 bits, in this order for float32. In float64 both have one type."""
 
@@ -360,6 +364,13 @@ DIFFERENTIABLE = [
             _randn(2, size, 3)(dtype, device),
         ),
         lambda x, weight, r: (x, weight, None, "silu", r),
+    ),
+    Op(  # the op: the function calls torch's on the CPU, which has no second derivative
+        "attention",
+        torch.ops.my_ops.attention.default,
+        reference.attention,
+        torch.ops.my_ops.attention.default,
+        _attention,
     ),
     *[op for name in CELL for op in _of_cell(name)],
 ]

@@ -32,6 +32,8 @@ CELL = {"input": T((BATCH, INPUTS)), "weights": WEIGHTS, "bias": BIAS}
 CELL |= {"old_h": STATE, "old_cell": STATE}
 LAYER = {"input": T((STEPS, BATCH, INPUTS)), "h0": STATE, "c0": STATE}
 LAYER |= {"weights": WEIGHTS, "bias": BIAS, **MASKS}
+HEADS, SCORES = T((2, 3, 5, 4)), T((2, 1, 5, 7))
+ATTENTION = {"query": HEADS, "key": T((2, 3, 7, 4)), "value": T((2, 3, 7, 6)), "bias": SCORES}
 RIGHT: dict[str, dict[str, Any]] = {
     op: {argument.name: T((2, 3)) for argument in overload(op)._schema.arguments}
     for op in ("custom_add", *UNARY, *UNARY_BACKWARD)
@@ -51,6 +53,17 @@ RIGHT |= {
         "packed": T((0,), torch.uint8),
     },
     "prepack": {"weight": T((4, 3))},
+    "attention": ATTENTION,
+    "attention_forward": ATTENTION,
+    "attention_backward": {
+        "grad": T((2, 3, 5, 6)),
+        **ATTENTION,
+        "out": T((2, 3, 5, 6)),
+        "logsumexp": T((0,)),
+        "is_causal": False,
+        "scale": None,
+        "needs_bias": True,
+    },
     "recurrent_weights_backward": WEIGHTS_BACKWARD,
     "lltm_cell": CELL,
     "lltm_cell_forward": CELL,
@@ -85,6 +98,9 @@ PAIRS = {
     "gemm": ("a", "b"),
     "gemm.out": ("a", "b"),
     "linear": ("x", "weight"),
+    "attention": ("query", "key"),
+    "attention_forward": ("query", "key"),
+    "attention_backward": ("query", "key"),
     "recurrent_weights_backward": ("grad_gates", "input"),
     "lltm_cell": ("input", "weights"),
     "lltm_cell_forward": ("input", "weights"),
@@ -141,6 +157,7 @@ FLOATING = "must be of dtype float64, float32, float16 or bfloat16, got {got}"
 REAL = "must have a real floating or integer dtype, got {got}"
 ONE_ADDRESS = "out must not hold two elements at one address, got strides {got}"
 INT32 = "height + width - 2 must fit int32, got height"
+ATTENTIONS = "attention attention_forward attention_backward"
 NOT_FLOATING = [torch.int32, torch.complex128]
 NOT_REAL = [torch.bool, torch.complex64, torch.float8_e5m2]
 
@@ -152,6 +169,42 @@ WRONG_ARGUMENT: list[tuple[str, str, list[Any], str]] = [
     *[(op, list(RIGHT[op])[1], NOT_FLOATING, f"{{name}} {FLOATING}") for op in UNARY_BACKWARD],
     ("gemm gemm.out", "a", NOT_FLOATING, f"a {FLOATING}"),
     ("linear", "x", NOT_FLOATING, f"x {FLOATING}"),
+    (ATTENTIONS, "query", NOT_FLOATING, f"query {FLOATING}"),
+    (
+        ATTENTIONS,
+        "query",
+        [(3, 5, 4), (1, 2, 3, 5, 4)],
+        "query must be (batch, heads, queries, size), got {got}",
+    ),
+    (
+        ATTENTIONS,
+        "key",
+        [(3, 7, 4), (1, 3, 7, 4), (2, 1, 7, 4), (2, 3, 7, 5)],
+        "key must be (batch, heads, keys, size) = (2, 3, 7, 4), got {got}",
+    ),
+    (
+        ATTENTIONS,
+        "value",
+        [(3, 7, 6), (1, 3, 7, 6), (2, 1, 7, 6), (2, 3, 6, 6)],
+        "value must be (batch, heads, keys, size) = (2, 3, 7, 6), got {got}",
+    ),
+    *[
+        (
+            "attention_backward",
+            name,
+            [(3, 5, 6), (1, 3, 5, 6), (2, 3, 4, 6), (2, 3, 5, 4)],
+            f"{name} must be (batch, heads, queries, size) = (2, 3, 5, 6), got {{got}}",
+        )
+        for name in ("grad", "out")
+    ],
+    (
+        ATTENTIONS,
+        "bias",
+        [(5, 7), (2, 2, 5, 7), (3, 1, 5, 7), (2, 1, 4, 7), (2, 1, 5, 6)],
+        "bias must broadcast to (batch, heads, queries, keys) = (2, 3, 5, 7), got {got}",
+    ),
+    (ATTENTIONS, "is_causal", [True], "is_causal must be False with a bias"),
+    ("attention_backward", "bias", [None], "needs_bias must be False without a bias"),
     ("prepack", "weight", NOT_FLOATING, f"weight {FLOATING}"),
     (f"{ALL_CELLS} {ALL_LAYERS}", "input", NOT_FLOATING, f"input {FLOATING}"),
     *[

@@ -8,10 +8,15 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from my_ops._private import FakeTensor, FunctionalTensor, hooked, tracing
-from my_ops.ops import linear
 from my_ops.ops._checks import FLOATING
 from my_ops.ops.gemm import are_on_cpu
-from my_ops.ops.linear import aten_linear, check_activation, plain_linear, prefer_aten_linear
+from my_ops.ops.linear import (
+    aten_linear,
+    check_activation,
+    linear,
+    plain_linear,
+    prefer_aten_linear,
+)
 from my_ops.reference import ACTIVATIONS, activate
 
 _DENSE = (nn.Parameter, Tensor, FakeTensor, FunctionalTensor)

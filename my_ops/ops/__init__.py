@@ -3,6 +3,7 @@
 from my_ops import _autocast as _autocast  # registers the rules of the ops above
 from my_ops import _flops as _flops
 from my_ops import _vmap as _vmap
+from my_ops.ops.attention import attention as attention
 from my_ops.ops.elementwise import add_one as add_one
 from my_ops.ops.elementwise import custom_add as custom_add
 from my_ops.ops.elementwise import d_sigmoid as d_sigmoid

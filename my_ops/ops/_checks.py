@@ -298,3 +298,77 @@ def check_linear(
             f"{op}: packed must be what prepack made of weight, "
             f"got {show(packed)} of {show(packed.dtype)}",
         )
+
+
+# ---------------------------------------------------------------------------- of kernels in Python
+
+
+def check_storages(op: str, **tensors: Tensor | None) -> None:
+    """For kernels: fake tensors have no memory."""
+    for name, t in tensors.items():
+        if t is None or t.numel() == 0:
+            continue
+        held = t.untyped_storage().nbytes()
+        steps = zip(t.shape, t.stride(), strict=True)
+        last = t.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+        needed = (last + 1) * t.element_size()
+        check(
+            needed <= held,
+            f"{op}: {name} must have a storage that holds its {needed} bytes, got one of {held}",
+        )
+
+
+def check_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    op: str = "attention",
+) -> None:
+    check_floating(query, op, "query")
+    for name, t in (("key", key), ("value", value)):
+        check_same_device(t, name, query, "query", op)
+        check_same_dtype(t, name, query, "query", op)
+    check(query.dim() == 4, f"{op}: query must be (batch, heads, queries, size), got {show(query)}")
+    for name, t, size in (("key", key, query.shape[3]), ("value", value, value.shape[-1])):
+        want = (*query.shape[:2], key.shape[-2], size)
+        check_shape(t, name, want, "(batch, heads, keys, size)", op)
+    if bias is None:
+        return
+    check(not is_causal, f"{op}: is_causal must be False with a bias")
+    check_same_device(bias, "bias", query, "query", op)
+    check_same_dtype(bias, "bias", query, "query", op)
+    scores = (*query.shape[:3], key.shape[2])
+    message = (
+        f"{op}: bias must broadcast to (batch, heads, queries, keys) = {show(scores)}, got "
+        f"{show(bias)}"
+    )
+    check(bias.dim() == 4, message)
+    for size, wanted in zip(bias.shape, scores, strict=True):
+        check((size == 1) | (size == wanted), message)
+
+
+def check_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    needs_bias: bool,
+) -> None:
+    op = "attention_backward"
+    check_attention(query, key, value, bias, is_causal, op=op)
+    want = (*query.shape[:3], value.shape[3])
+    for name, t in (("grad", grad), ("out", out), ("logsumexp", logsumexp)):
+        check_same_device(t, name, query, "query", op)
+        check_same_dtype(t, name, query, "query", op)
+        if t is not logsumexp:  # whose length is the kernels' own
+            check_shape(t, name, want, "(batch, heads, queries, size)", op)
+    check(bias is not None or not needs_bias, f"{op}: needs_bias must be False without a bias")

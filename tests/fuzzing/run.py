@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 import my_ops
-from fuzzing import elementwise, layers, products, recurrent
+from fuzzing import attention, elementwise, layers, products, recurrent
 from fuzzing.case import Case, Excess, Tensors, bits, make, unchanged
 from fuzzing.tensors import T
 from my_ops import reference
 
-OPS = {op.name: op for family in (elementwise, products, recurrent, layers) for op in family.OPS}
+FAMILIES = (elementwise, products, attention, recurrent, layers)
+OPS = {op.name: op for family in FAMILIES for op in family.OPS}
 NAMES, WEIGHTS = list(OPS), [op.weight for op in OPS.values()]
 BITS = {"cpu": 20.0, "cuda": 32.0}  # the most multiplications of a call; mostly far fewer
 WRONG_ARGUMENT = 0.1  # share of all calls

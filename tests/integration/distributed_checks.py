@@ -194,6 +194,35 @@ def products_of_two_types(mesh):
                 assert torch.equal(ours.full_tensor(), exact), (places, product)
 
 
+def heads_of_attention(mesh):
+    """Sharded batches and heads stay so, in forward and backward, beside a bias of one for all."""
+    ops = torch.ops.my_ops
+    query, key, value = (torch.randn(2, 4, n, 6, dtype=torch.float64) for n in (3, 5, 5))
+    for shape in (None, (2, 4, 3, 5), (1, 4, 1, 5), (2, 1, 3, 5)):
+        bias = None if shape is None else torch.randn(shape, dtype=torch.float64)
+        plain = (query, key, value, bias)
+        out, logsumexp = ops.attention_forward(*plain)
+        grad = torch.randn_like(out)
+        for d, needs_bias in itertools.product((0, 1), {False, bias is not None}):
+            place = Shard(d)
+
+            def sharded(t, place=place):
+                one = t.shape[place.dim] == 1
+                return distribute_tensor(t, mesh, [Replicate() if one else place])
+
+            args = [None if t is None else sharded(t) for t in plain]
+            got = ops.attention_forward(*args)
+            backward = (*args, *got, False, None, needs_bias)
+            grads = ops.attention_backward(sharded(grad), *backward)
+            want = ops.attention_backward(grad, *plain, out, logsumexp, False, None, needs_bias)
+            assert (grads[3] is None) == (want[3] is None) == (not needs_bias)
+            for ours, exact in zip((*got, *grads), (out, logsumexp, *want), strict=True):
+                if exact is not None:
+                    assert ours.placements == (place,)
+                    assert_close(ours, exact)
+            assert_close(ops.attention(*args), out)
+
+
 def recurrent_batches(mesh):
     """A sharded batch stays sharded, in forward and backward."""
     for name, places in (

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
 
-OF_PRODUCTS = ("gemm", "linear", "lltm", *OF_TORCH)
+OF_PRODUCTS = ("gemm", "linear", "attention", "lltm", *OF_TORCH)
 PRODUCTS = [op for op in DIFFERENTIABLE if op.name.startswith(OF_PRODUCTS)]
 ELEMENTWISE = [op for op in DIFFERENTIABLE if op not in PRODUCTS]
 

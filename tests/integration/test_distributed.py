@@ -69,6 +69,10 @@ def test_products_of_two_types(on_both_ranks):
     on_both_ranks(distributed_checks.products_of_two_types)
 
 
+def test_heads_of_attention_stay_sharded(on_both_ranks):
+    on_both_ranks(distributed_checks.heads_of_attention)
+
+
 def test_recurrent_batches_stay_sharded(on_both_ranks):
     on_both_ranks(distributed_checks.recurrent_batches)
 

@@ -68,6 +68,22 @@ def test_flops_of_products_are_those_of_torch(gradient, device):
         assert count(my_ops.linear, x, w) == count(torch.nn.functional.linear, x, w) > 0
 
 
+def test_flops_of_attention(device):
+    """As torch counts for its own, which computes the scores again in backward."""
+    tensors = tuple(
+        torch.randn(2, 3, n, size, device=device) for n, size in ((5, 4), (7, 4), (7, 6))
+    )
+    attention, product = torch.ops.my_ops.attention, 2 * 2 * 3 * 5 * 7
+    assert flops(lambda: attention(*tensors)) == product * (4 + 6)
+    whole = flops(lambda: attention(*leaves(tensors)).sum().backward())
+    assert whole == product * (4 * 4 + 3 * 6)
+    saved = torch.ops.my_ops.attention_forward(*tensors)
+    backward = (torch.randn_like(saved[0]), *tensors, None, *saved, False, None, False)
+    assert flops(lambda: torch.ops.my_ops.attention_backward(*backward)) == product * (
+        3 * 4 + 2 * 6
+    )
+
+
 def test_flops_of_lltm(device):
     steps, batch, inputs, hidden = 5, 2, 3, 4
     layer = my_ops.nn.LLTM(inputs, hidden).to(device)
