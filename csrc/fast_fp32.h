@@ -204,11 +204,12 @@ class Products {
 };
 
 // Tensors of the kernels in C++, which keep theirs.
-inline Tensor tensor(AtenTensorHandle handle) {
-  AtenTensorHandle own = nullptr;
-  check_torch(aoti_torch_new_tensor_handle(handle, &own), "fast_fp32");
-  return Tensor(own);
+inline AtenTensorHandle new_handle(AtenTensorHandle handle) {
+  AtenTensorHandle result = nullptr;
+  check_torch(aoti_torch_new_tensor_handle(handle, &result), "fast_fp32");
+  return result;
 }
+inline Tensor tensor(AtenTensorHandle handle) { return Tensor(new_handle(handle)); }
 inline std::optional<Tensor> optional_tensor(AtenTensorHandle handle) {
   return handle ? std::optional(tensor(handle)) : std::nullopt;
 }
@@ -218,7 +219,7 @@ int take(int64_t rank, AtenTensorHandle self, AtenTensorHandle a, AtenTensorHand
          AtenTensorHandle* out) {
   const auto result = Products<Backend>::take(rank, optional_tensor(self), tensor(a), tensor(b),
                                               optional_tensor(*out));
-  if (result && !*out) check_torch(aoti_torch_new_tensor_handle(result->get(), out), "fast_fp32");
+  if (result && !*out) *out = new_handle(result->get());
   return result.has_value();
 }
 
@@ -237,14 +238,18 @@ Switch start() {
   StableLibrary& kernels = library(StableLibrary::Kind::IMPL, Backend::kKey);
   schemas.def("fast_fp32(int rank, Tensor? self, Tensor a, Tensor b, Tensor(a!)? out) -> Tensor?");
   kernels.impl("fast_fp32", TORCH_BOX(&Products<Backend>::take));
+  Switch result{&state().on, cuda::kTensorCoresMinWork, &take<Backend>, &convolve<Backend>};
   if constexpr (requires { typename Backend::Attention; }) {
     using Attention = typename Backend::Attention;
     schemas.def(Attention::kForward);
     schemas.def(Attention::kBackward);
     kernels.impl("fast_fp32_attention", TORCH_BOX(&Attention::forward));
     kernels.impl("fast_fp32_attention_backward", TORCH_BOX(&Attention::backward));
+    result.least_attention = Attention::kMinWork;
+    result.attend = &Attention::run;
+    result.attend_backward = &Attention::run_backward;
   }
-  return {&state().on, cuda::kTensorCoresMinWork, &take<Backend>, &convolve<Backend>};
+  return result;
 }
 
 }  // namespace my_ops::fast_fp32

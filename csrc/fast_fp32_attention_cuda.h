@@ -14,14 +14,15 @@ class Attention {
   using Gradients = std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>,
                                std::optional<Tensor>>;
 
+  static constexpr int64_t kMinWork = cuda::kAttentionMinWork;
+
   static constexpr const char* kForward =
       "fast_fp32_attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float dropout_p, bool "
       "is_causal, float? scale) -> (Tensor?, Tensor?)";
   static constexpr const char* kBackward =
       "fast_fp32_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, "
-      "Tensor "
-      "out, Tensor logsumexp, float dropout_p, bool is_causal, float? scale, bool needs_bias) -> "
-      "(Tensor?, Tensor?, Tensor?, Tensor?)";
+      "Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, float? scale, bool "
+      "needs_bias) -> (Tensor?, Tensor?, Tensor?, Tensor?)";
 
   // The output and its log-sum-exp, or nothing.
   static Result forward(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -63,7 +64,54 @@ class Attention {
     return result;
   }
 
+  // For the kernels in C++: the output, its log-sum-exp, and a seed and an offset of random
+  // numbers.
+  static bool run(const AttentionCall& call, bool needs_logsumexp, AtenTensorHandle* results) {
+    const Tensor q = tensor(call.q);
+    auto [out, logsumexp] = forward(q, tensor(call.k), tensor(call.v), optional_tensor(call.bias),
+                                    call.dropout, call.causal, call.scale);
+    if (!out) return false;
+    if (!needs_logsumexp) logsumexp = empty(q, {q.size(0), q.size(1), 0});
+    const std::optional<Tensor> seed = no_random_state(q), offset = no_random_state(q);
+    const std::optional<Tensor>* const found[] = {&out, &logsumexp, &seed, &offset};
+    put(found, results);
+    return true;
+  }
+
+  // And the gradients of q, k, v and, if it is asked for, of bias.
+  static bool run_backward(const AttentionCall& call, const AttentionSaved& saved,
+                           AtenTensorHandle* results) {
+    const auto [q, k, v, bias] =
+        backward(tensor(saved.grad), tensor(call.q), tensor(call.k), tensor(call.v),
+                 optional_tensor(call.bias), tensor(saved.out), tensor(saved.logsumexp),
+                 call.dropout, call.causal, call.scale, saved.needs_bias);
+    const std::optional<Tensor>* const found[] = {&q, &k, &v, &bias};
+    put(found, results);
+    return q.has_value();
+  }
+
  private:
+  static void put(const std::optional<Tensor>* const (&found)[4], AtenTensorHandle* results) {
+    for (int i = 0; i < 4; ++i) {
+      if (*found[i]) results[i] = new_handle((*found[i])->get());
+    }
+  }
+
+  // Without dropout no numbers are drawn: empty, where torch's op has its own.
+  static Tensor no_random_state(const Tensor& q) {
+    const Device device(q);
+    auto status = cudaStreamCaptureStatusNone;
+    check_launch(cudaStreamIsCapturing(device.stream(), &status), "attention");
+    const bool captured = status != cudaStreamCaptureStatusNone;
+    AtenTensorHandle result = nullptr;
+    check_torch(aoti_torch_empty_strided(
+                    0, nullptr, nullptr, aoti_torch_dtype_int64(),
+                    captured ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu(),
+                    captured ? q.get_device_index() : 0, &result),
+                "attention");
+    return Tensor(result);
+  }
+
   template <typename F>
   static void taken(const char* op, const Tensor& q, const Tensor& k, const F& compute) {
     Left left;

@@ -218,7 +218,7 @@ void convolve(const PointConvolution& given, AtenTensorHandle* result) {
         found = Convolutions::grad_weight(tensor(given.other), input, weight, given.stride);
         break;
     }
-    if (found) check_torch(aoti_torch_new_tensor_handle(found->get(), result), "fast_fp32");
+    if (found) *result = new_handle(found->get());
   } catch (const std::exception&) {  // torch's may need less memory, or raises its own error
     count(Left::kFailed);
   }

@@ -47,6 +47,9 @@ struct AttentionGradients {
 int64_t attention_workspace(const AttentionArgs& args);
 int64_t attention_backward_workspace(const AttentionArgs& args);
 
+// With fewer multiply-adds in a product torch's is as fast, so nobody need ask for a plan.
+inline constexpr int64_t kAttentionMinWork = int64_t{1} << 22;
+
 // Ours, or why not: torch's should be as fast, or there is no code for the device; the kernels do
 // not take these sizes.
 enum class AttentionPlan { kOurs, kTorchs, kOtherSizes };

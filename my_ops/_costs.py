@@ -68,7 +68,7 @@ class Gradients(NamedTuple):
 
 
 class Attention(NamedTuple):
-    # Calls with fewer multiply-adds in a product are torch's, which is as fast.
+    # Calls with fewer multiply-adds in a product are torch's, which is as fast: kAttentionMinWork.
     least_work: int = 1 << 22
     largest_head: int = 128  # of the kernels
 

@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from my_ops import _costs
 from my_ops._library import cpp_module
 from my_ops._private import dispatch_table
 
-# Only compiled kernels replace torch's convolutions.
+# Only compiled kernels replace torch's convolutions and attention.
 CONVOLUTIONS = ("convolution", "convolution_backward")
 OPS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "baddbmm", "baddbmm.out")
 ATTENTION = (  # the ops in which float32's scaled_dot_product_attention ends, on CUDA only
@@ -83,14 +82,9 @@ class Report(NamedTuple):
 
 
 class _NativeSwitch(ctypes.Structure):
-    """``Switch`` of csrc/overrides/fast_fp32_switch.h."""
+    """The first fields of ``Switch`` in csrc/overrides/fast_fp32_switch.h."""
 
-    _fields_ = (
-        ("on", ctypes.c_void_p),
-        ("least", ctypes.c_int64),
-        ("take", ctypes.c_void_p),
-        ("convolve", ctypes.c_void_p),
-    )
+    _fields_ = (("on", ctypes.c_void_p), ("least", ctypes.c_int64))
 
 
 def _registered_at(op: str, key: str) -> Path | None:
@@ -106,13 +100,6 @@ def _is_torchs_python(kernel: Path | None) -> bool:
 def _is_torchs(kernel: Path | None, key: str) -> bool:
     """Whether the kernel is torch's own."""
     return kernel is None or kernel.name.startswith(f"Register{key}") or _is_torchs_python(kernel)
-
-
-def no_random_numbers(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The seed and the offset that torch's efficient attention returns without dropout."""
-    at = device if torch.cuda.is_current_stream_capturing() else "cpu"
-    seed, offset = (torch.empty((), dtype=torch.int64, device=at) for _ in range(2))
-    return seed, offset
 
 
 class Switch:
@@ -171,9 +158,6 @@ class Switch:
             for op, at in kernels.items():
                 if op in self._others:
                     continue
-                if op in ATTENTION:
-                    self._override_attention(op)
-                    continue
                 names = op.encode(), self._key.encode()
                 compiled = (
                     overrides is not None
@@ -181,7 +165,7 @@ class Switch:
                     and not _is_torchs_python(at)
                     and overrides.my_ops_overrides_put(*names, native)
                 )
-                if not compiled and op not in CONVOLUTIONS:
+                if not compiled and op in OPS:
                     self._override_in_python(op, native.contents.least)
             return 0.0
 
@@ -217,75 +201,6 @@ class Switch:
             return call_torchs(keys, *tensors, **rest)
 
         assert self._library is not None
-        self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)
-
-    def _override_attention(self, op: str) -> None:
-        """One of the two ops may run while the switch is on, and the other while it is off: both
-        sides keep torch's log-sum-exp."""
-        call_torchs = torch.library.get_kernel(f"aten::{op}", self._key).call_boxed
-        ops = torch.ops.my_ops
-
-        def worth_asking(q: Tensor, k: Tensor) -> bool:
-            return (
-                self._on
-                and q.dtype is torch.float32
-                and q.dim() == k.dim() == 4
-                and q.numel() * k.size(2) >= _costs.ATTENTION.least_work
-            )
-
-        def forward(
-            keys: Any,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            bias: Tensor | None,
-            compute_log_sumexp: bool,
-            dropout_p: float = 0.0,
-            is_causal: bool = False,
-            *,
-            scale: float | None = None,
-        ) -> tuple[Tensor, ...]:
-            if worth_asking(q, k):
-                out, lse = ops.fast_fp32_attention(q, k, v, bias, dropout_p, is_causal, scale)
-                if out is not None:
-                    if not compute_log_sumexp:
-                        lse = lse.new_empty((*lse.shape[:2], 0))
-                    return out, lse, *no_random_numbers(q.device)
-            rest = (bias, compute_log_sumexp, dropout_p, is_causal)
-            return call_torchs(keys, q, k, v, *rest, scale=scale)
-
-        def backward(
-            keys: Any,
-            grad: Tensor | None,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            bias: Tensor | None,
-            out: Tensor,
-            logsumexp: Tensor,
-            seed: Tensor,
-            offset: Tensor,
-            dropout_p: float,
-            mask: list[bool],
-            is_causal: bool = False,
-            *,
-            scale: float | None = None,
-        ) -> tuple[Tensor | None, ...]:
-            if grad is not None and worth_asking(q, k):
-                added = bias if bias is not None and bias.numel() > 0 else None
-                saved = (q, k, v, added, out, logsumexp)
-                grads = ops.fast_fp32_attention_backward(
-                    grad, *saved, dropout_p, is_causal, scale, mask[3]
-                )
-                if grads[0] is not None:
-                    return grads
-            saved = (q, k, v, bias, out, logsumexp)
-            return call_torchs(
-                keys, grad, *saved, seed, offset, dropout_p, mask, is_causal, scale=scale
-            )
-
-        assert self._library is not None
-        kernel = backward if op.endswith("backward") else forward
         self._library.impl(op, kernel, self._key, with_keyset=True, allow_override=True)
 
     def report(self) -> Report:

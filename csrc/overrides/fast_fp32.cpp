@@ -1,5 +1,5 @@
-// Kernels that replace torch's mm, bmm, addmm, baddbmm, convolution and convolution_backward for
-// the switch of ../fast_fp32.h.
+// Kernels that replace torch's mm, bmm, addmm, baddbmm, convolution, convolution_backward, and the
+// two ops in which its float32 attention ends, for the switch of ../fast_fp32.h.
 //
 // They are a module of their own, my_ops/_overrides.so, the only one that is compiled against
 // torch's C++ headers: the stable ABI cannot pass the scalars of addmm, and a kernel in Python adds
@@ -37,6 +37,14 @@ const Switch* the_switch = nullptr;
 
 AtenTensorHandle handle(const Tensor& t) {
   return reinterpret_cast<AtenTensorHandle>(const_cast<Tensor*>(&t));
+}
+
+// The tensor of a new handle, which goes; without one, no tensor.
+Tensor owned(AtenTensorHandle result) {
+  if (!result) return {};
+  Tensor own = std::move(*reinterpret_cast<Tensor*>(result));
+  aoti_torch_delete_tensor_object(result);
+  return own;
 }
 
 // Whether it is worth asking: never for outer products. The dtype comes first, so that a product in
@@ -96,8 +104,7 @@ struct Kernels {
   static bool taken(AtenTensorHandle self, const Tensor& a, const Tensor& b, Tensor* result) {
     AtenTensorHandle out = nullptr;
     if (!the_switch->take(kRank, self, handle(a), handle(b), &out)) return false;
-    *result = std::move(*reinterpret_cast<Tensor*>(out));
-    aoti_torch_delete_tensor_object(out);
+    *result = owned(out);
     return true;
   }
 
@@ -182,10 +189,70 @@ struct Convolutions {
     AtenTensorHandle result = nullptr;
     the_switch->convolve({pass, handle(input), handle(weight), other, stride.data(), rounds},
                          &result);
-    if (!result) return {};
-    Tensor own = std::move(*reinterpret_cast<Tensor*>(result));
-    aoti_torch_delete_tensor_object(result);
-    return own;
+    return owned(result);
+  }
+};
+
+// Attention may run forward while the switch is on, and backward while it is off: both sides keep
+// torch's log-sum-exp.
+struct Attention {
+  using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+  using Scale = std::optional<double>;
+
+  inline static Four (*torchs)(const Tensor&, const Tensor&, const Tensor&,
+                               const std::optional<Tensor>&, bool, double, bool, Scale);
+  static Four forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                      const std::optional<Tensor>& bias, bool needs_logsumexp, double dropout,
+                      bool causal, Scale scale) {
+    if (may_be_taken(q, k)) {
+      AtenTensorHandle results[4] = {};
+      const auto call = call_of(q, k, v, bias ? *bias : Tensor(), dropout, causal, scale);
+      if (the_switch->attend(call, needs_logsumexp, results)) return owned_by(results);
+    }
+    return torchs(q, k, v, bias, needs_logsumexp, dropout, causal, scale);
+  }
+
+  inline static Four (*torchs_backward)(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                        const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                        const Tensor&, double, std::array<bool, 4>, bool, Scale);
+  static Four backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+                       const Tensor& bias, const Tensor& out, const Tensor& logsumexp,
+                       const Tensor& seed, const Tensor& offset, double dropout,
+                       std::array<bool, 4> wanted, bool causal, Scale scale) {
+    if (grad.defined() && may_be_taken(q, k)) {
+      AtenTensorHandle results[4] = {};
+      const auto call = call_of(q, k, v, bias, dropout, causal, scale);
+      const AttentionSaved saved{handle(grad), handle(out), handle(logsumexp), wanted[3]};
+      if (the_switch->attend_backward(call, saved, results)) return owned_by(results);
+    }
+    return torchs_backward(grad, q, k, v, bias, out, logsumexp, seed, offset, dropout, wanted,
+                           causal, scale);
+  }
+
+ private:
+  static bool may_be_taken(const Tensor& q, const Tensor& k) {
+    if (!the_switch->on->load(std::memory_order_relaxed)) return false;
+    int32_t dtype = -1;
+    int64_t q_rank = 0, k_rank = 0, elements = 0, keys = 0;
+    return aoti_torch_get_dtype(handle(q), &dtype) == 0 && dtype == aoti_torch_dtype_float32() &&
+           aoti_torch_get_dim(handle(q), &q_rank) == 0 && q_rank == 4 &&
+           aoti_torch_get_dim(handle(k), &k_rank) == 0 && k_rank == 4 &&
+           aoti_torch_get_numel(handle(q), &elements) == 0 &&
+           aoti_torch_get_size(handle(k), 2, &keys) == 0 &&
+           elements * keys >= the_switch->least_attention;
+  }
+
+  static AttentionCall call_of(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const Tensor& bias, double dropout, bool causal, Scale scale) {
+    int64_t added = 0;
+    const bool has_bias =
+        bias.defined() && aoti_torch_get_numel(handle(bias), &added) == 0 && added;
+    return {handle(q), handle(k), handle(v), has_bias ? handle(bias) : nullptr,
+            dropout,   causal,    scale};
+  }
+
+  static Four owned_by(const AtenTensorHandle (&results)[4]) {
+    return {owned(results[0]), owned(results[1]), owned(results[2]), owned(results[3])};
   }
 };
 
@@ -207,6 +274,7 @@ Override of(const char* op, const char* function, const char* arguments, decltyp
 #define MY_OPS_PRODUCT "RKNS_6TensorES3_"
 #define MY_OPS_SUM "RKNS_6TensorES3_S3_RKN3c106ScalarES7_"
 #define MY_OPS_OUT "RS1_"
+#define MY_OPS_ATTENTION "_scaled_dot_product_efficient_attention"
 constexpr const char* kAnyBackend = "25compositeexplicitautograd";
 using One = Kernels<2>;
 using Batch = Kernels<3>;
@@ -227,6 +295,11 @@ const Override kOverrides[] = {
                                 "RKNS_6TensorES3_S3_N3c1016OptionalArrayRefIlEENS4_8ArrayRefIlEES8_"
                                 "S8_bS8_lSt5arrayIbLm3EE",
                                 &Convolutions::torchs_backward, kAnyBackend),
+    of<&Attention::forward>(MY_OPS_ATTENTION, MY_OPS_ATTENTION,
+                            "RKNS_6TensorES3_S3_RKSt8optionalIS1_EbdbS4_IdE", &Attention::torchs),
+    of<&Attention::backward>(MY_OPS_ATTENTION "_backward", MY_OPS_ATTENTION "_backward",
+                             "RKNS_6TensorES3_S3_S3_S3_S3_S3_S3_S3_dSt5arrayIbLm4EEbSt8optionalIdE",
+                             &Attention::torchs_backward),
 };
 
 // Registers a kernel in place of torch's own, which it calls by its symbol. Returns whether torch

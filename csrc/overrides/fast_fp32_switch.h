@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 namespace my_ops::fast_fp32 {
 
@@ -15,6 +16,20 @@ struct PointConvolution {
   AtenTensorHandle other;  // forward: the bias or null; otherwise the gradient of the output
   const int64_t* stride;   // one for each dimension of space
   bool rounds;             // whether torch's settings allow TF32 in convolutions
+};
+
+// A call of torch's memory-efficient attention. The bias has all sizes of the scores, or is null.
+struct AttentionCall {
+  AtenTensorHandle q, k, v, bias;
+  double dropout;
+  bool causal;
+  std::optional<double> scale;
+};
+
+// What its gradient needs besides.
+struct AttentionSaved {
+  AtenTensorHandle grad, out, logsumexp;
+  bool needs_bias;  // whether the gradient of the bias is asked for
 };
 
 struct Switch {
@@ -29,6 +44,14 @@ struct Switch {
   // Computes it into a new tensor, whose handle it puts into *result. If it does not, *result stays
   // null, and the convolution is torch's.
   void (*convolve)(const PointConvolution& convolution, AtenTensorHandle* result);
+  // Attention with fewer multiply-adds in a product stays torch's.
+  int64_t least_attention;
+  // Compute what torch's two ops return, in new tensors, whose handles they put into results; that
+  // of a gradient that is not asked for stays null. They return whether they did so; otherwise the
+  // call is torch's. Null: this device has no attention.
+  bool (*attend)(const AttentionCall& call, bool needs_logsumexp, AtenTensorHandle* results);
+  bool (*attend_backward)(const AttentionCall& call, const AttentionSaved& saved,
+                          AtenTensorHandle* results);
 };
 
 }  // namespace my_ops::fast_fp32

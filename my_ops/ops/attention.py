@@ -20,7 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 from my_ops import _autocast, reference
 from my_ops._autograd import differentiated, register_gradient, save
 from my_ops._costs import ATTENTION as COSTS
-from my_ops._fast_fp32 import ATTENTION, load_kernels, no_random_numbers
+from my_ops._fast_fp32 import ATTENTION, load_kernels
 from my_ops._vmap import Dims, front, register_rule, unfold
 from my_ops.ops import _checks
 from my_ops.ops._checks import Sizes
@@ -51,6 +51,13 @@ def _for_torchs(bias: Tensor | None) -> Tensor | None:
     if keys % 16 == 0 and bias.stride(-1) == 1:
         return bias
     return F.pad(bias, (0, -keys % 16)).contiguous()[..., :keys]
+
+
+def _no_random_numbers(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The seed and the offset that torch's efficient attention returns without dropout."""
+    at = device if torch.cuda.is_current_stream_capturing() else "cpu"
+    seed, offset = (torch.empty((), dtype=torch.int64, device=at) for _ in range(2))
+    return seed, offset
 
 
 def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
@@ -113,7 +120,7 @@ def _backward(
     if not _saves_logsumexp(query):
         *grads, of_bias = _grads(grad, *operands, is_causal, scale)
         return (*grads, of_bias if needs_bias else None)
-    numbers = no_random_numbers(query.device)
+    numbers = _no_random_numbers(query.device)
     forward = (query, key, value, _for_torchs(added), out, logsumexp, *numbers)
     mask = [True, True, True, needs_bias]
     *grads, of_bias = _efficient_backward(grad, *forward, 0.0, mask, is_causal, scale=scale)
