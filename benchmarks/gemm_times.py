@@ -26,6 +26,7 @@ def candidates() -> Iterator[Numbers]:
     library: Numbers = flat(START) | {
         "fp32_skinny.few_min_columns": NEVER,
         "fp32_skinny.min_k": NEVER,
+        "fp32_narrow.launches": NEVER,
         "fp32_sm90.min_side": NEVER,
         "fp32_sm90.packed_min_rows": NEVER,
         "half_sm90.copied.min_size": NEVER,
@@ -45,6 +46,10 @@ def candidates() -> Iterator[Numbers]:
         name: NEVER if "max" in name else ALWAYS
         for name in flat(START)
         if name.startswith("fp32_skinny.")
+    }
+    taken = ("launches", "end", "product", "product_16_bits")
+    yield library | {
+        f"fp32_narrow.{name}": ALWAYS if name in taken else NEVER for name in START["fp32_narrow"]
     }
     chosen, left = 1e-6, 1e6  # for tiles
     tiles = ["fp32_sm90.wide_slowdown", "fp32_sm90.medium_slowdown", "fp32_sm90.small_slowdown"]

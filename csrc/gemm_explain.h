@@ -14,6 +14,8 @@ inline const char* show(cuda::GemmKernel kernel) {
       return "none, the output is empty";
     case cuda::GemmKernel::kFp32Skinny:
       return "fp32_skinny";
+    case cuda::GemmKernel::kFp32Narrow:
+      return "fp32_narrow";
     case cuda::GemmKernel::kFp32Sm90:
       return "fp32_sm90";
     case cuda::GemmKernel::kFp32Sm80:

@@ -43,6 +43,7 @@ TENSOR_CORES += [(100, 2048, 104, {"a": "bfloat16"}), (260, 300, 270, {"a": "wid
 TENSOR_CORES += [(260, 300, 270, {"out": "strided"})]  # on the tensor cores of 8.0
 TENSOR_CORES += [(64, 2300, 520, {"a": "transposed", "b": "transposed"})]
 FEW_ROWS = [(5, 2563, 1000), (64, 8192, 64)]
+NARROW = [(16384, 1032, 61), (4008, 8200, 60), (60, 8200, 4008)]  # in whole, and in slices of k
 HALF = [(300, 67, 1001, "NN"), (300, 72, 1001, "NT"), (300, 67, 1001, "TT")]
 
 LINEAR = [(300, 80, 304, "float32", True), (260, 300, 270, "float32", True)]
@@ -84,6 +85,14 @@ def cases(device):
     def product(m, k, n, dtype="float32", precision="highest"):
         a, b = drawn(m, k, dtype=dtype), drawn(k, n, dtype=dtype)
         return my_ops.gemm(a, b, precision=precision)
+
+    def narrow(m, k, n, wide):
+        a, b = (
+            (drawn(m, k, dtype=wide), drawn(k, n))
+            if m > n
+            else (drawn(m, k), drawn(k, n, dtype=wide))
+        )
+        return my_ops.gemm(a, b)
 
     def prepacked():
         weight = my_ops.prepack(drawn(600, 520))
@@ -132,6 +141,9 @@ def cases(device):
     yield "gemm float32 high", call(product, 1603, 1601, 1607, precision="high")
     for m, k, n in FEW_ROWS:
         yield f"gemm float32 {m}x{n}x{k}", call(product, m, k, n)
+    for m, k, n in NARROW:
+        yield f"gemm float32 {m}x{n}x{k}", call(narrow, m, k, n, "float32")
+        yield f"gemm float32 and bfloat16 {m}x{n}x{k}", call(narrow, m, k, n, "bfloat16")
     yield "prepacked linear float32", prepacked
     for m, k, n, layout in HALF:
         yield f"gemm bfloat16 {m}x{n}x{k} {layout}", call(half, m, k, n, layout)

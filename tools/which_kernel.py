@@ -20,6 +20,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs/which_kernel.md"
 COLORS = {
     "small": "green",
     "fp32_skinny": "purple",
+    "fp32_narrow": "yellow",
     "fp32_sm90": "blue",
     "fp32_sm80": "red",
     "half_sm90": "orange",
@@ -46,6 +47,7 @@ SHAPES = [
     (64, 4096, 4096),
     (8192, 4096, 16),
     (64, 64, 65536),
+    (16384, 64, 4096),
 ]
 COLUMNS = {
     "fp32": "gemm --dtype float32",

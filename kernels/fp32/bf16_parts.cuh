@@ -39,6 +39,29 @@ struct Range {
   }
 };
 
+// bf16 parts and tensor cores are relied on for normal numbers only. Anything smaller counts as
+// lost.
+constexpr float kLost = 0x1p-125f;
+constexpr float kTinyProduct = 0x1p-100f;  // smaller products may lose their last bits
+
+// The error that subnormal numbers may cause in a sum of k products of parts. tiny_a: a's elements
+// lose bits below it.
+__device__ __forceinline__ float error_bound(const Range& a, const Range& b, int k,
+                                             float tiny_a = kTiny) {
+  float error = 0.0f;
+  if (a.min_magnitude() < tiny_a) error += kLost * b.max_magnitude();
+  if (b.min_magnitude() < kTiny) error += kLost * a.max_magnitude();
+  if (a.min_magnitude() * b.min_magnitude() < kTinyProduct) error += kLost;
+  return error * static_cast<float>(k);
+}
+
+// Whether a sum with such an error must be computed again: Inf, NaN, values that round to Inf in
+// bf16, and sums that tiny numbers may have changed.
+__device__ __forceinline__ bool is_suspect(float sum, float error) {
+  constexpr float kErrorMargin = 0x1p25f;  // a sum must exceed its error by this factor
+  return !(fabsf(sum) <= 0x1.fffffep127f && fabsf(sum) >= error * kErrorMargin);
+}
+
 // Two floats as pairs of parts, each part rounded.
 struct Pair {
   uint32_t part[kParts];

@@ -15,6 +15,16 @@ struct GemmCosts {
     int64_t min_k, max_columns, max_columns_many;            // more rows: k, n to 32 rows, n beyond
   } fp32_skinny;
 
+  struct Fp32Narrow {
+    int64_t max_columns;  // of the smaller operand
+    // In multiply-adds of a library: launches, the end of a wave of tiles, and a multiply-add here,
+    // by the larger operand's type; and for operands that are split beforehand, an element and a
+    // multiply-add.
+    double launches, end, product, product_16_bits, split_element, split_product,
+        split_product_16_bits;
+    double conversion;  // of a 16-bit element to float
+  } fp32_narrow;
+
   struct Fp32Sm90 {
     int64_t min_side, min_k;                     // of m and n; of k
     int64_t packed_min_rows, packed_min_weight;  // with a packed b: of m; of n and of k

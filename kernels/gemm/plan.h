@@ -12,6 +12,7 @@
 #include "gemm.h"
 #include "gemm/costs.h"
 #include "gemm/fitted_costs.h"
+#include "gemm/fp32_narrow/plan.h"
 #include "gemm/fp32_skinny/plan.h"
 #include "gemm/fp32_sm80/plan.h"
 #include "gemm/fp32_sm90/plan.h"
@@ -72,6 +73,10 @@ GemmPlan plan_gemm(const GemmProblem& p, const DeviceFacts& device, const GemmCo
         needed && !fills_tiles<T>(p, costs.small) ? "does not fill a tile" : nullptr;
     if (accepts(GemmKernel::kFp32Skinny, fp32_skinny::plan(p, costs.fp32_skinny, &plan)))
       return p.mixed() ? converted : plan;
+    const bool sm90_accepts = !thin && fp32_sm90::refusal(p, device, costs.fp32_sm90) == nullptr;
+    if (accepts(GemmKernel::kFp32Narrow,
+                thin ? thin : fp32_narrow::plan(p, costs.fp32_narrow, sm90_accepts, &plan)))
+      return plan;
     if (accepts(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(p, costs.fp32_sm90, &plan)))
       return plan;
     if (p.mixed()) return converted;

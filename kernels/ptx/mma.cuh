@@ -65,8 +65,16 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(float (&out)[4], uint32_t a_top
       : "r"(a_top), "r"(a_bottom), "r"(b), "f"(0.0f));
 }
 
-// Loads four 8 x 8 matrices of 16-bit elements, transposed, as mma reads them. Lane l passes the
-// address of row l % 8 of matrix l / 8. sm_75.
+// Loads four 8 x 8 matrices of 16-bit elements as mma reads them. Lane l passes the address of row
+// l % 8 of matrix l / 8. sm_75.
+__device__ __forceinline__ void ldmatrix(uint32_t (&x)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// The same, transposed.
 __device__ __forceinline__ void ldmatrix_trans(uint32_t (&x)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

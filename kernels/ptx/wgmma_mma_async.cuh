@@ -103,6 +103,7 @@ MY_OPS_WGMMA(__nv_bfloat16, "bf16", 192, 96, 97, 98, 99, 100)
 MY_OPS_WGMMA(__half, "f16", 256, 128, 129, 130, 131, 132)
 MY_OPS_WGMMA(__nv_bfloat16, "bf16", 256, 128, 129, 130, 131, 132)
 MY_OPS_WGMMA_REGISTERS(__half, "f16", 64, 32, 33, 34, 35, 36, 37, 38)
+MY_OPS_WGMMA_REGISTERS(__nv_bfloat16, "bf16", 64, 32, 33, 34, 35, 36, 37, 38)
 MY_OPS_WGMMA_REGISTERS(__half, "f16", 128, 64, 65, 66, 67, 68, 69, 70)
 
 #undef MY_OPS_EACH_12

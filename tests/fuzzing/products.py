@@ -29,6 +29,10 @@ OWN_ROUNDING = 2.0**-21  # the rounding of an activation and of its slope
 
 def sizes(choose: random.Random, bits: float) -> tuple[int, int, int]:
     """m, k and n with at most 2^bits multiplications, mostly few."""
+    if bits >= 30 and choose.random() < 0.02:  # a router, or the gradient of its weight
+        m, k, n = (round(2 ** choose.uniform(*range_)) for range_ in ((12, 14), (10, 11.5), (6, 7)))
+        k = k // 8 * 8
+        return choose.choice([(m, k, n), (n, k, m)])
     most = choose.uniform(0, bits)
     while True:
         m, k, n = (draw_size(choose, choose.uniform(0, most)) for _ in range(3))

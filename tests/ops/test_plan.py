@@ -57,8 +57,8 @@ GEMM = {  # the kernels of products that can run on a device
     "A100": "fp32_sm80 small library",
     "A10": "fp32_sm80 small library",
     "L4": "fp32_sm80 small library",
-    "H200": "fp32_skinny fp32_sm90 fp32_sm80 half_sm90 small library",
-    "H200-slice": "fp32_skinny fp32_sm90 fp32_sm80 half_sm90 small library",
+    "H200": "fp32_skinny fp32_narrow fp32_sm90 fp32_sm80 half_sm90 small library",
+    "H200-slice": "fp32_skinny fp32_narrow fp32_sm90 fp32_sm80 half_sm90 small library",
     "H200-plain": "fp32_skinny fp32_sm80 small library",
     "B200": "fp32_sm80 small library",
     "RTX5090": "fp32_sm80 small library",
@@ -140,7 +140,7 @@ def test_a_product_fits_the_device(device, plan):
     answers = plan(questions)
     for question, (kernel, *needs) in zip(questions, answers, strict=True):
         assert_fits(device, needs, question)
-        assert device.hopper_code or kernel not in ("fp32_sm90", "half_sm90")
+        assert device.hopper_code or kernel not in ("fp32_narrow", "fp32_sm90", "half_sm90")
         high, tf32 = question[-3:-1]
         if question[7] == 4 and tf32 and not high and device.major >= 8:
             assert kernel != "library", question  # it would round to TF32
@@ -158,8 +158,11 @@ def test_a_product_on_one_processor(width, plan):
 
 
 MIXED_CHOSEN = [  # device, m, n, k, transposed a and b, which has 16 bits -> kernel
-    ("H200", 16384, 64, 4096, 0, 1, "a", "fp32_sm90"),  # a router: forward, then grad weight
-    ("H200", 64, 4096, 16384, 1, 0, "b", "fp32_sm90"),
+    ("H200", 16384, 64, 4096, 0, 1, "a", "fp32_narrow"),  # a router: forward, then grad weight
+    ("H200", 64, 4096, 16384, 1, 0, "b", "fp32_narrow"),
+    ("H200", 16384, 64, 4096, 0, 1, "b", "converted"),  # the narrow one must be float32
+    ("H200", 1, 64, 4096, 0, 1, "a", "converted"),
+    ("H200", 4096, 2048, 2048, 0, 1, "a", "fp32_sm90"),
     ("H200", 4096, 4096, 4096, 0, 1, "b", "fp32_sm90"),
     ("H200", 16384, 4096, 64, 0, 0, "b", "converted"),  # k is too short for the parts
     ("H200", 16, 4096, 4096, 0, 1, "b", "converted"),  # few rows have a kernel for floats
@@ -383,6 +386,7 @@ PLANNED = {  # kernels that request shared memory at launch; others have up to 4
     "gemm_small_kernel": "at most 32 KiB",
     "fp32_skinny_kernel": "fp32_skinny::kNeeds",
     "fp32_sm80_kernel": "fp32_sm80::needs",
+    "fp32_narrow_kernel": "fp32_narrow::kNeeds",
     "fp32_product_kernel": "fp32_sm90::kNeeds",
     "split_first_kernel": "less than fp32_sm90::kNeeds",
     "half_product_kernel": "half_sm90::kNeeds",

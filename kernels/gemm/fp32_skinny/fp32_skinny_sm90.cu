@@ -109,12 +109,6 @@ struct Kernel {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// bf16 parts and tensor cores are relied on for normal numbers only. Anything smaller counts as
-// lost.
-constexpr float kLost = 0x1p-125f;
-constexpr float kTinyProduct = 0x1p-100f;  // smaller products may lose their last bits
-constexpr float kErrorMargin = 0x1p25f;    // an output must exceed its error by this factor
-
 // The range over a warp.
 __device__ __forceinline__ Range of_warp(Range range) {
 #pragma unroll
@@ -123,15 +117,6 @@ __device__ __forceinline__ Range of_warp(Range range) {
                     __shfl_xor_sync(0xffffffff, range.smallest, step)});
   }
   return range;
-}
-
-// The error that subnormal numbers may cause in a sum of k products of parts.
-__device__ __forceinline__ float error_bound(const Range& a, const Range& b, int k) {
-  float error = 0.0f;
-  if (a.min_magnitude() < kTiny) error += kLost * b.max_magnitude();
-  if (b.min_magnitude() < kTiny) error += kLost * a.max_magnitude();
-  if (a.min_magnitude() * b.min_magnitude() < kTinyProduct) error += kLost;
-  return error * static_cast<float>(k);
 }
 
 // Half of a lane's fragment of a: four consecutive k of one of its two rows.
@@ -160,10 +145,7 @@ struct AHalf {
 // or not.
 __device__ __forceinline__ void finish(const Args& args, int row, int col, float sum, float error,
                                        bool inside) {
-  // Recomputed: Inf, NaN, values that round to Inf in bf16, and outputs that tiny numbers make
-  // suspect.
-  const bool kept = fabsf(sum) <= 0x1.fffffep127f && fabsf(sum) >= error * kErrorMargin;
-  sum = recomputed(args, 0, row, col, inside && !kept, sum);
+  sum = recomputed(args, 0, row, col, inside && is_suspect(sum, error), sum);
   if (!inside) return;
   args.out[row * args.out_row + col * args.out_col] =
       finish_element(RuntimeActivate{args.activation}, sum, column_terms(args.bias, col),
