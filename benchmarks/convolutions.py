@@ -1,12 +1,12 @@
-"""Convolutions of single points in float32: cuDNN, strict and with TF32, and under the switch.
+"""Convolutions in float32: cuDNN, strict and with TF32, and under the switch.
 
     python benchmarks/convolutions.py [CASE ...] [--budget SECONDS] [--output results.json]
 
-A case's name has the images, channels, outputs, points and, if it is not 1, the stride; then the
-order of the channels in memory. Times are median GPU microseconds of forward, and of all passes
-with the gradients of input and weight, with cuDNN's fastest algorithms (``benchmark=True``). Errors
-are the largest of forward and of the gradients, relative to the largest exact value. Needs an
-NVIDIA GPU.
+A case's name has the images, channels, outputs, points and, if they are not 1, the kernel, which is
+padded by half its size, and the stride; then the order of the channels in memory. Times are median
+GPU microseconds of forward, and of all passes with the gradients of input and weight, with cuDNN's
+fastest algorithms (``benchmark=True``). Errors are the largest of forward and of the gradients,
+relative to the largest exact value. Needs an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch import Tensor
 
 import my_ops
 
-# Images, channels, outputs, space, stride.
-CASES: list[tuple[int, int, int, tuple[int, ...], int]] = [
+# Images, channels, outputs, space, kernel along each dimension, stride.
+Case = tuple[int, int, int, tuple[int, ...], int, int]
+POINTS: list[tuple[int, int, int, tuple[int, ...], int]] = [
     (64, 64, 64, (56, 56), 1),  # ResNet-50's
     (64, 64, 256, (56, 56), 1),
     (64, 256, 64, (56, 56), 1),
@@ -42,6 +43,26 @@ CASES: list[tuple[int, int, int, tuple[int, ...], int]] = [
     (16, 128, 128, (128, 128), 1),  # a Fourier neural operator's
     (4, 64, 64, (64, 64, 64), 1),
 ]
+WINDOWS: list[Case] = [
+    (64, 64, 64, (56, 56), 3, 1),  # ResNet-50's
+    (64, 128, 128, (56, 56), 3, 2),
+    (64, 128, 128, (28, 28), 3, 1),
+    (64, 256, 256, (28, 28), 3, 2),
+    (64, 256, 256, (14, 14), 3, 1),
+    (64, 512, 512, (14, 14), 3, 2),
+    (64, 512, 512, (7, 7), 3, 1),
+    (32, 128, 128, (128, 128), 3, 1),
+    (8, 512, 512, (64, 64), 3, 1),
+    (8, 64, 64, (256, 256), 3, 1),  # a U-Net's
+    (8, 256, 128, (128, 128), 3, 1),
+    (16, 32, 32, (128, 128), 3, 1),
+    (16, 512, 512, (4096,), 7, 1),
+    (8, 256, 512, (3000,), 3, 1),
+]
+CASES: dict[str, list[Case]] = {
+    "convolutions of single points": [(*case[:4], 1, case[4]) for case in POINTS],
+    "convolutions of windows": WINDOWS,
+}
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 CONVOLUTIONS = {
     1: torch.nn.functional.conv1d,
@@ -50,19 +71,18 @@ CONVOLUTIONS = {
 }
 
 
-def named(case: tuple[int, int, int, tuple[int, ...], int], last: bool) -> str:
-    batch, channels, outputs, space, stride = case
+def named(case: Case, last: bool) -> str:
+    batch, channels, outputs, space, kernel, stride = case
     text = f"{batch}, {channels} to {outputs}, {'x'.join(map(str, space))}"
+    text += f", {'x'.join([str(kernel)] * len(space))}" if kernel > 1 else ""
     return f"{text}{f', stride {stride}' if stride > 1 else ''}{', channels last' if last else ''}"
 
 
-def operands(
-    case: tuple[int, int, int, tuple[int, ...], int], last: bool
-) -> tuple[list[Tensor], Tensor]:
+def operands(case: Case, last: bool) -> tuple[list[Tensor], Tensor]:
     """The input and the weight, and a gradient of the output."""
-    batch, channels, outputs, space, stride = case
+    batch, channels, outputs, space, kernel, stride = case
     kept = [-(-size // stride) for size in space]
-    shapes = [(batch, channels, *space), (outputs, channels, *[1] * len(space))]
+    shapes = [(batch, channels, *space), (outputs, channels, *[kernel] * len(space))]
     tensors = [torch.randn(shape, device="cuda") for shape in [*shapes, (batch, outputs, *kept)]]
     if last:
         tensors = [t.contiguous(memory_format=LAST[len(space)]) for t in tensors]
@@ -70,7 +90,8 @@ def operands(
 
 
 def results(inputs: list[Tensor], grad: Tensor, stride: int) -> list[Tensor]:
-    y = CONVOLUTIONS[len(grad.shape) - 2](*inputs, stride=stride)
+    padding = inputs[1].shape[-1] // 2
+    y = CONVOLUTIONS[len(grad.shape) - 2](*inputs, stride=stride, padding=padding)
     return [y, *torch.autograd.grad(y, inputs, grad)]
 
 
@@ -100,13 +121,13 @@ def errors(inputs: list[Tensor], grad: Tensor, stride: int) -> dict[str, float]:
     return worst
 
 
-def row(
-    case: tuple[int, int, int, tuple[int, ...], int], last: bool, budget: float
-) -> dict[str, Any]:
-    stride, (inputs, grad) = case[-1], operands(case, last)
+def row(case: Case, last: bool, budget: float) -> dict[str, Any]:
+    (*_, kernel, stride), (inputs, grad) = case, operands(case, last)
     convolution: Callable[..., Tensor] = CONVOLUTIONS[len(case[3])]
     with torch.no_grad():
-        forward = gpu_times(ways(lambda: convolution(*inputs, stride=stride)), budget=budget)
+        forward = gpu_times(
+            ways(lambda: convolution(*inputs, stride=stride, padding=kernel // 2)), budget=budget
+        )
     both = gpu_times(ways(lambda: results(inputs, grad, stride)), budget=budget)
     result: dict[str, Any] = {"case": named(case, last)}
     for passes, times in (("forward", forward), ("all", both)):
@@ -117,18 +138,20 @@ def row(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("case", nargs="*", default=[""], help="part of a case's name")
+    parser.add_argument("case", nargs="*", default=[""], help="part of 'section: case'")
     parser.add_argument("--budget", type=float, default=0.5, help="seconds of timing a measurement")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for case in CASES:
-        for last in (False, True) if len(case[3]) > 1 else (False,):
-            if any(part in named(case, last) for part in arguments.case):
-                rows.append(row(case, last, arguments.budget))
-                show(rows[-1])
-                if arguments.output:
-                    save(arguments.output, {"convolutions of single points": rows})
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for section, cases in CASES.items():
+        for case in cases:
+            for last in (False, True) if len(case[3]) > 1 else (False,):
+                if any(part in f"{section}: {named(case, last)}" for part in arguments.case):
+                    rows = sections.setdefault(section, [])
+                    rows.append(row(case, last, arguments.budget))
+                    show(rows[-1])
+                    if arguments.output:
+                        save(arguments.output, sections)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 //   run(op, product, added, place) computes the product with what is added, in the tensor place();
 //                                  returns why it did not, in which case nothing is written
 //   Attention                      optional: computes attention (fast_fp32_attention_cuda.h)
+//   Windows                        optional: computes convolutions (fast_fp32_windows_cuda.h)
 //
 // Once registered, those kernels stay registered: other threads may be inside them, and kernels of
 // other packages may fall back to them.
@@ -225,7 +226,7 @@ int take(int64_t rank, AtenTensorHandle self, AtenTensorHandle a, AtenTensorHand
 
 // Registers take as an op for the kernels in Python, and returns what those in C++ need.
 template <typename Backend>
-void convolve(const PointConvolution& convolution, AtenTensorHandle* result);
+void convolve(const Convolution& convolution, AtenTensorHandle* result);
 
 template <typename Backend>
 Switch start() {

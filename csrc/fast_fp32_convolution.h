@@ -1,5 +1,6 @@
-// Computes torch's convolutions of single points (1 x 1 and the like), and their gradients, as the
-// products that they are, if the switch is on and ours are faster:
+// Computes torch's convolutions, and their gradients, if the switch is on and ours are faster.
+// Those of windows are the backend's (fast_fp32_windows_cuda.h). Those of single points (1 x 1 and
+// the like) are products:
 //
 //   output[n]       = weight @ input[n]           weight [K, C], input[n] [C, points]
 //   grad_input[n]   = weight^T @ grad[n]          grad[n] [K, points]
@@ -198,25 +199,35 @@ class PointConvolutions {
   }
 };
 
+template <typename Backend>
+std::optional<Tensor> convolve_points(const Convolution& given, const Tensor& input,
+                                      const Tensor& weight) {
+  using Convolutions = PointConvolutions<Backend>;
+  switch (given.pass) {
+    case Convolution::kForward:
+      return Convolutions::forward(input, weight, optional_tensor(given.other), given.stride);
+    case Convolution::kGradInput:
+      return Convolutions::grad_input(tensor(given.other), input, weight, given.stride);
+    case Convolution::kGradWeight:
+      return Convolutions::grad_weight(tensor(given.other), input, weight, given.stride);
+  }
+  return std::nullopt;
+}
+
 // For the kernels in C++, which own their tensors. *result is the output, or the gradient of the
 // input or of the weight; otherwise it is null.
 template <typename Backend>
-void convolve(const PointConvolution& given, AtenTensorHandle* result) {
+void convolve(const Convolution& given, AtenTensorHandle* result) {
+  constexpr bool kWindows = requires { typename Backend::Windows; };
+  if (!given.of_points && !kWindows) return;
   try {
     const Tensor input = tensor(given.input), weight = tensor(given.weight);
-    using Convolutions = PointConvolutions<Backend>;
     if (given.rounds) return count(Left::kConvolution);
     std::optional<Tensor> found;
-    switch (given.pass) {
-      case PointConvolution::kForward:
-        found = Convolutions::forward(input, weight, optional_tensor(given.other), given.stride);
-        break;
-      case PointConvolution::kGradInput:
-        found = Convolutions::grad_input(tensor(given.other), input, weight, given.stride);
-        break;
-      case PointConvolution::kGradWeight:
-        found = Convolutions::grad_weight(tensor(given.other), input, weight, given.stride);
-        break;
+    if (given.of_points) {
+      found = convolve_points<Backend>(given, input, weight);
+    } else if constexpr (kWindows) {
+      found = Backend::Windows::compute(given, input, weight);
     }
     if (found) *result = new_handle(found->get());
   } catch (const std::exception&) {  // torch's may need less memory, or raises its own error

@@ -2,6 +2,7 @@
 #include "fast_fp32_convolution.h"
 
 #include "fast_fp32_attention_cuda.h"
+#include "fast_fp32_windows_cuda.h"
 #include "gemm_cuda.h"
 
 namespace my_ops {
@@ -11,6 +12,7 @@ struct Cuda {
   static constexpr const char* kKey = "CUDA";
   static bool on_device(const Tensor& t) { return t.is_cuda(); }
   using Attention = fast_fp32::Attention<Cuda>;
+  using Windows = fast_fp32::Windows<Cuda>;
 
   template <typename Place>
   static std::optional<fast_fp32::Left> run(const char* op, const Product& p,

@@ -114,7 +114,7 @@ struct Kernels {
   }
 };
 
-// The convolutions that are products: kernels of one point, one group, no padding.
+// Convolutions of one group. Those of single points, without padding, are products.
 struct Convolutions {
   using Ints = c10::ArrayRef<int64_t>;
 
@@ -123,9 +123,12 @@ struct Convolutions {
   static Tensor forward(const Tensor& input, const Tensor& weight,
                         const std::optional<Tensor>& bias, Ints stride, Ints padding, Ints dilation,
                         bool transposed, Ints output_padding, int64_t groups) {
-    if (may_be_taken(input, weight, stride, padding, transposed, groups)) {
-      const auto added = bias && bias->defined() ? handle(*bias) : nullptr;
-      const Tensor result = taken(PointConvolution::kForward, input, weight, added, stride);
+    Convolution asked{
+        .stride = stride.data(), .padding = padding.data(), .dilation = dilation.data()};
+    if (may_be_taken(input, weight, stride, padding, dilation, transposed, groups, &asked)) {
+      asked.pass = Convolution::kForward;
+      asked.other = bias && bias->defined() ? handle(*bias) : nullptr;
+      const Tensor result = taken(asked);
       if (result.defined()) return result;
     }
     return torchs(input, weight, bias, stride, padding, dilation, transposed, output_padding,
@@ -141,12 +144,14 @@ struct Convolutions {
                             Ints dilation, bool transposed, Ints output_padding, int64_t groups,
                             std::array<bool, 3> wanted) {
     Tensor ours[2];
-    if (may_be_taken(input, weight, stride, padding, transposed, groups)) {
-      constexpr PointConvolution::Pass kPasses[] = {PointConvolution::kGradInput,
-                                                    PointConvolution::kGradWeight};
+    Convolution asked{
+        .stride = stride.data(), .padding = padding.data(), .dilation = dilation.data()};
+    if (may_be_taken(input, weight, stride, padding, dilation, transposed, groups, &asked)) {
+      asked.other = handle(grad);
       for (int i = 0; i < 2; ++i) {
         if (!wanted[i]) continue;
-        ours[i] = taken(kPasses[i], input, weight, handle(grad), stride);
+        asked.pass = i == 0 ? Convolution::kGradInput : Convolution::kGradWeight;
+        ours[i] = taken(asked);
         wanted[i] = !ours[i].defined();
       }
     }
@@ -161,8 +166,9 @@ struct Convolutions {
   }
 
  private:
+  // Sets the rest of *asked, but for the pass and what belongs to it.
   static bool may_be_taken(const Tensor& input, const Tensor& weight, Ints stride, Ints padding,
-                           bool transposed, int64_t groups) {
+                           Ints dilation, bool transposed, int64_t groups, Convolution* asked) {
     if (transposed || groups != 1 || !the_switch->on->load(std::memory_order_relaxed)) return false;
     int32_t dtype = -1;
     int64_t rank = 0, elements = 0, weights = 0, *sizes = nullptr;
@@ -172,23 +178,25 @@ struct Convolutions {
       return false;
     }
     const auto space = static_cast<size_t>(rank - 2);
-    if (stride.size() != space || padding.size() != space) return false;
+    if (stride.size() != space || padding.size() != space || dilation.size() != space) return false;
     int64_t dropped = 1;
+    bool of_points = true;
     for (size_t d = 0; d < space; ++d) {
-      if (sizes[d + 2] != 1 || padding[d] != 0 || stride[d] < 1) return false;
+      of_points = of_points && sizes[d + 2] == 1 && padding[d] == 0;
+      if (stride[d] < 1) return false;
       dropped *= stride[d];
     }
+    asked->input = handle(input), asked->weight = handle(weight);
+    asked->space = rank - 2, asked->of_points = of_points;
     return aoti_torch_get_numel(handle(input), &elements) == 0 &&
            aoti_torch_get_numel(handle(weight), &weights) == 0 && elements > 0 && weights > 0 &&
            sizes[1] > 1 && elements / dropped >= the_switch->least / weights * sizes[1];
   }
 
-  static Tensor taken(PointConvolution::Pass pass, const Tensor& input, const Tensor& weight,
-                      AtenTensorHandle other, Ints stride) {
-    const bool rounds = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+  static Tensor taken(Convolution& asked) {
+    asked.rounds = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
     AtenTensorHandle result = nullptr;
-    the_switch->convolve({pass, handle(input), handle(weight), other, stride.data(), rounds},
-                         &result);
+    the_switch->convolve(asked, &result);
     return owned(result);
   }
 };

@@ -9,13 +9,16 @@
 
 namespace my_ops::fast_fp32 {
 
-// A convolution of single points, one group and no padding, or one of its gradients.
-struct PointConvolution {
+// A convolution with one group, or one of its gradients.
+struct Convolution {
   enum Pass { kForward, kGradInput, kGradWeight } pass;
   AtenTensorHandle input, weight;
   AtenTensorHandle other;  // forward: the bias or null; otherwise the gradient of the output
-  const int64_t* stride;   // one for each dimension of space
-  bool rounds;             // whether torch's settings allow TF32 in convolutions
+  // One for each dimension of space, of which there are `space`.
+  const int64_t *stride, *padding, *dilation;
+  int64_t space;
+  bool of_points;  // kernels of a single point, and no padding
+  bool rounds;     // whether torch's settings allow TF32 in convolutions
 };
 
 // A call of torch's memory-efficient attention. The bias has all sizes of the scores, or is null.
@@ -43,7 +46,7 @@ struct Switch {
               AtenTensorHandle* out);
   // Computes it into a new tensor, whose handle it puts into *result. If it does not, *result stays
   // null, and the convolution is torch's.
-  void (*convolve)(const PointConvolution& convolution, AtenTensorHandle* result);
+  void (*convolve)(const Convolution& convolution, AtenTensorHandle* result);
   // Attention with fewer multiply-adds in a product stays torch's.
   int64_t least_attention;
   // Compute what torch's two ops return, in new tensors, whose handles they put into results; that

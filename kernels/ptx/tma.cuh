@@ -65,6 +65,20 @@ __device__ __forceinline__ void tma_load_3d_multicast(void* smem, const CUtensor
       : "memory");
 }
 
+// Loads channels of consecutive windows' points: of those windows, in row-major order of an image
+// and on through the images, whose first point is (x, y) of image n or after that, the point
+// `right` and `down` from there.
+__device__ __forceinline__ void tma_load_im2col(void* smem, const CUtensorMap* map,
+                                                uint64_t* barrier, int channel, int x, int y, int n,
+                                                int right, int down) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(shared_address(smem)),
+      "l"(map), "r"(shared_address(barrier)), "r"(channel), "r"(x), "r"(y), "r"(n),
+      "h"(static_cast<uint16_t>(right)), "h"(static_cast<uint16_t>(down))
+      : "memory");
+}
+
 // Stores a box from shared memory at (x, y, z) of a map. The writer of the shared memory must fence
 // first.
 __device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, const void* smem, int x, int y,

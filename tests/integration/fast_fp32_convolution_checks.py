@@ -44,10 +44,10 @@ def operands(space, batch=1, last=False, bias=True):
     return x, weight, randn(OUTPUTS) if bias else None
 
 
-def results(x, weight, bias, stride=1, grad=None):
+def results(x, weight, bias, stride=1, grad=None, **options):
     """The output, and the gradients of all operands for a gradient of the output."""
     inputs = [t.detach().requires_grad_() for t in (x, weight, bias) if t is not None]
-    y = CONVOLUTIONS[x.dim() - 2](*inputs, stride=stride)
+    y = CONVOLUTIONS[x.dim() - 2](*inputs, stride=stride, **options)
     grad = torch.linspace(-1, 1, y.numel(), device=DEVICE).view_as(y) if grad is None else grad
     return [y, *torch.autograd.grad(y, inputs, grad.to(y.dtype))]
 
@@ -151,9 +151,11 @@ def test_hands_off_while_tf32_is_allowed():
 def test_what_is_not_even_looked_at():
     x, weight, bias = operands(SPACE[2], 2)
     wide = randn(OUTPUTS, CHANNELS, 3, 3)
-    calls = {
+    windows = {
         "another kernel": lambda: F.conv2d(x, wide, bias),
         "padding": lambda: F.conv2d(x, weight, bias, padding=1),
+    }
+    calls = (windows if DEVICE == "cpu" else {}) | {
         "groups": lambda: F.conv2d(x, weight[:, : CHANNELS // 2], bias, groups=2),
         "transposed": lambda: F.conv_transpose2d(x, weight.transpose(0, 1), bias),
         "another dtype": lambda: F.conv2d(x.double(), weight.double(), bias.double()),
@@ -224,3 +226,153 @@ def test_compiled():
         found = compiled(x).square().mean()
         found.backward()
     torch.testing.assert_close(found, want)
+
+
+# Of windows, with the kernel that only CUDA has: images, channels, outputs, space, kernel, options.
+WINDOWS = [
+    (16, 64, 64, (56, 57), (3, 3), {"padding": 1}),
+    (8, 136, 200, (61, 40), (3, 3), {"padding": (0, 2), "dilation": (1, 2)}),
+    (9, 130, 257, (50, 51), (5, 4), {"padding": (2, 1)}),
+    (16, 192, 256, (63, 64), (3, 3), {"padding": 1, "stride": 2}),
+    (8, 320, 160, (30, 70), (1, 7), {"stride": (1, 3)}),
+    (8, 256, 384, (3001,), (5,), {"padding": 4, "dilation": 2}),
+]
+
+
+def window_operands(images, channels, outputs, space, kernel, last, spread=0):
+    """spread: of the exponents of the input."""
+    x = randn(images, channels, *space)
+    if spread:
+        x = x * torch.exp2(torch.randint(-spread, spread, x.shape, device=DEVICE).float())
+    weight, bias = randn(outputs, channels, *kernel), randn(outputs)
+    if last:
+        x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
+    return x, weight, bias
+
+
+def gradient_of(given, options):
+    with my_ops.fast_fp32(False):
+        return torch.randn_like(CONVOLUTIONS[given[0].dim() - 2](*given, **options))
+
+
+@ON_CUDA
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("images", "channels", "outputs", "space", "kernel", "options"), WINDOWS)
+def test_windows(images, channels, outputs, space, kernel, options, last):
+    if last and len(space) == 1:
+        pytest.skip("torch has no channels_last in 1-D")
+    given = window_operands(images, channels, outputs, space, kernel, last)
+    grad = gradient_of(given, options)
+    with takes(*["convolution"] * (2 if "stride" in options else 3)):
+        found = results(*given, grad=grad, **options)
+    assert_as_exact(found, given, grad=grad, **options)
+    with my_ops.fast_fp32(False):
+        torchs = results(*given, grad=grad, **options)
+    assert [t.stride() for t in found] == [t.stride() for t in torchs]
+    again = results(*given, grad=grad, **options)
+    assert all(torch.equal(a, b) for a, b in zip(found[:3], again[:3], strict=True))
+
+
+@ON_CUDA
+@pytest.mark.parametrize("spread", [10, 30, 60])
+def test_windows_of_wide_range(spread):
+    """Outputs whose windows have elements of any size are as accurate, element by element."""
+    given = window_operands(16, 128, 192, (30, 31), (3, 3), False, spread)
+    grad = gradient_of(given, {"padding": 1})
+    with takes(*["convolution"] * 3):
+        found = results(*given, grad=grad, padding=1)
+    with my_ops.fast_fp32(False):
+        exact = results(*(t.double() for t in given), grad=grad.double(), padding=1)
+        sizes = results(*(t.double().abs() for t in given), grad=grad.double().abs(), padding=1)
+        strict = results(*given, grad=grad, padding=1)
+    for ours, torchs, value, size in zip(found[:3], strict, exact, sizes, strict=False):
+        error, allowed = ((t - value).abs() / size for t in (ours, torchs))
+        assert error.mean() <= allowed.mean()
+        assert error.max() <= 1.5 * allowed.max()
+
+
+@ON_CUDA
+def test_windows_of_inf_and_nan():
+    x, weight, bias = window_operands(16, 128, 192, (30, 31), (3, 3), False)
+    x[3, 5, 20, 20], x[4, 6, 7, 8] = torch.nan, torch.inf
+    with takes("convolution"):
+        found = F.conv2d(x, weight, bias, padding=1)
+    with my_ops.fast_fp32(False):
+        torch.testing.assert_close(
+            found, F.conv2d(x, weight, bias, padding=1), rtol=1e-4, atol=1e-3, equal_nan=True
+        )
+
+
+@ON_CUDA
+def test_windows_in_small_tensors_and_zeros():
+    x, weight, bias = window_operands(16, 128, 192, (30, 31), (3, 3), False)
+    with takes("convolution"):
+        found = F.conv2d(torch.zeros_like(x), weight, bias)
+    assert torch.equal(found, bias.view(1, -1, 1, 1).expand_as(found))
+    with takes("convolution"):
+        found = F.conv2d(x * 2.0**-120, weight)
+    torch.testing.assert_close(found * 2.0**120, F.conv2d(x, weight), rtol=0, atol=0)
+
+
+@ON_CUDA
+def test_random_windows():
+    """Whether taken or left to torch, with any layout of the gradient."""
+    random = torch.Generator().manual_seed(5)
+
+    def one(*choices):
+        return choices[int(torch.randint(len(choices), (), generator=random))]
+
+    for _ in range(40):
+        space = one(((40,), (2000,)), ((33, 34), (64, 60), (7, 100)))
+        space = one(*space)
+        kernel = tuple(one(1, 2, 3, 5) for _ in space)
+        options = {name: tuple(one(*some) for _ in space) for name, some in (
+            ("stride", (1, 1, 2, 3)), ("padding", (0, 1, 2, 4)), ("dilation", (1, 1, 2)),
+        )}  # fmt: skip
+        last = len(space) == 2 and one(False, True)
+        given = window_operands(
+            one(1, 8, 32), one(3, 60, 128, 250), one(2, 64, 100, 256), space, kernel, last
+        )
+        grad = gradient_of(given, options)
+        if one(False, True):
+            grad = grad[:, :1].expand_as(grad)
+        found = results(*given, grad=grad, **options)
+        assert_as_exact(found, given, grad=grad, **options)
+
+
+@ON_CUDA
+def test_windows_that_stay_torchs():
+    x, weight, bias = window_operands(16, 128, 192, (30, 31), (3, 3), False)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True), leaves(RULE, 1):
+        F.conv2d(x, weight, bias)
+    with leaves(OTHER, 1):
+        F.conv2d(x[..., 1:], weight, bias)
+    with leaves("that torch", 1):
+        F.conv2d(x[:, :4], weight[:, :4], bias)
+    with leaves(OTHER, 1):
+        F.conv3d(x[:, :, None], weight[:, :, None], bias)
+
+
+@ON_CUDA
+def test_compiled_windows():
+    layer = torch.nn.Sequential(torch.nn.Conv2d(128, 192, 3, padding=1), torch.nn.ReLU()).to(DEVICE)
+    x = randn(16, 128, 30, 31).requires_grad_()
+    compiled = torch.compile(layer, fullgraph=True)
+    with takes(*["convolution"] * 3):
+        found = compiled(x).square().mean()
+        found.backward()
+    with my_ops.fast_fp32(False):
+        torch.testing.assert_close(found, layer(x).square().mean())
+
+
+@ON_CUDA
+def test_windows_in_a_graph():
+    x, weight, bias = window_operands(16, 128, 192, (30, 31), (3, 3), False)
+    want = F.conv2d(x, weight, bias)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = F.conv2d(x, weight, bias)
+    found.zero_()
+    graph.replay()
+    assert torch.equal(found, want)

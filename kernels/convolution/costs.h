@@ -1,0 +1,68 @@
+// Whether our kernels for convolutions are faster than cuDNN's strict ones: our time, from a model
+// of what takes it, and the least that cuDNN was seen to take. Fitted to 237 random passes on an
+// H200. Host only.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "convolution.h"
+
+namespace my_ops::cuda {
+
+// Microseconds, of a megabyte or a million elements where it does not say otherwise.
+struct ConvolutionCosts {
+  double launch;               // of a call
+  double split;                // of what the passes before the product move
+  double block, narrow_block;  // of a wave of tiles, for each block of k
+  double weight, turned_weight, output;
+  double slices;  // of the partial sums of gradients of the weight, written and read
+  // TFLOP/s that cuDNN has at most: at all, or where it can transform windows (3 x 3, other sizes).
+  double cudnn, cudnn_forward, cudnn_grad_input, cudnn_grad_weight, cudnn_grad_weight_narrow;
+  double cudnn_by_channels, cudnn_large_grad_input, cudnn_large_grad_weight;
+  double margin;  // by which ours must be faster
+};
+
+inline constexpr ConvolutionCosts kFittedConvolutionCosts = {
+    .launch = 10.9,
+    .split = 0.282,
+    .block = 0.98,
+    .narrow_block = 0.713,
+    .weight = 5.53,
+    .turned_weight = 23.4,
+    .output = 0.512,
+    .slices = 1.66,
+    .cudnn = 45,
+    .cudnn_forward = 85,
+    .cudnn_grad_input = 115,
+    .cudnn_grad_weight = 165,
+    .cudnn_grad_weight_narrow = 40,
+    .cudnn_by_channels = 60,
+    .cudnn_large_grad_input = 165,
+    .cudnn_large_grad_weight = 180,
+    .margin = 1.1,
+};
+
+// What cuDNN has at most. Winograd's and Fourier's transforms gain with the number of channels.
+inline double cudnn_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
+  bool transforms = true, small = true;
+  for (int d = 0; d < 2; ++d) {
+    transforms = transforms && a.stride[d] == 1 && a.dilation[d] == 1 && a.kernel[d] > 1;
+    small = small && a.kernel[d] == 3;
+  }
+  if (!transforms) return c.cudnn;
+  const double by_channels =
+      c.cudnn_by_channels + 0.25 * std::sqrt(static_cast<double>(a.channels) * a.outputs);
+  switch (a.pass) {
+    case ConvolutionPass::kForward:
+      return c.cudnn_forward;
+    case ConvolutionPass::kGradInput:
+      return small ? std::min(c.cudnn_grad_input, by_channels) : c.cudnn_large_grad_input;
+    default:
+      if (!small) return c.cudnn_large_grad_weight;
+      return std::max(a.channels, a.outputs) <= 64 ? c.cudnn_grad_weight_narrow
+                                                   : std::min(c.cudnn_grad_weight, by_channels);
+  }
+}
+
+}  // namespace my_ops::cuda
