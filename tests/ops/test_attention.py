@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import my_ops
 from my_ops import reference
@@ -237,28 +238,39 @@ def taken(device="cuda"):
         return counts
 
 
+def torchs(*tensors, **options):
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True):
+        return F.scaled_dot_product_attention(*tensors, **options)
+
+
+def check_beside_torch(call, tensors, options):
+    """Beside float64, no less accurate than torch's."""
+    grad, results = torch.randn_like(tensors[0]), []
+    options = {"is_causal": options[0], "scale": options[1]}
+    for one, dtype in (
+        (call, torch.float32),
+        (torchs, torch.float32),
+        (reference.attention, torch.float64),
+    ):
+        given = leaves([None if t is None else t.to(dtype) for t in tensors])
+        out = one(*given, **options)
+        inputs = [t for t in given if t is not None]
+        results.append([out, *torch.autograd.grad(out, inputs, grad.to(dtype))])
+    for ours, theirs, one in zip(*results, strict=True):
+        assert apart(ours, one) <= 1.2 * apart(theirs, one) + LIMIT[torch.float32] / 10
+
+
 @cuda
 @pytest.mark.parametrize("case", CASES)
 def test_on_a_gpu(case):
-    """Beside float64, no less accurate than torch's, and by our kernels with the switch off."""
+    """By our kernels, with the switch off."""
     tensors, options = problem(case, torch.float32, "cuda", LARGE)
     hopper = torch.cuda.get_device_capability()[0] == 9
-    grad = torch.randn_like(tensors[0])
-    before, results = taken(), []
-    for call in (my_ops.attention, F.scaled_dot_product_attention):
-        given = leaves(tensors)
-        out = call(*given, is_causal=options[0], scale=options[1])
-        inputs = [t for t in given if t is not None]
-        results.append([out, *torch.autograd.grad(out, inputs, grad)])
+    before = taken()
+    check_beside_torch(my_ops.attention, tensors, options)
     after = taken()
     for op in ("attention", "attention_backward"):
         assert after.get(op, 0) == before.get(op, 0) + hopper
-    wide = leaves([None if t is None else t.double() for t in tensors])
-    out = exact(wide, options)
-    inputs = [t for t in wide if t is not None]
-    want = [out, *torch.autograd.grad(out, inputs, grad.double())]
-    for ours, theirs, one in zip(*results, want, strict=True):
-        assert apart(ours, one) <= 1.2 * apart(theirs, one) + LIMIT[torch.float32] / 10
 
 
 @cuda
@@ -283,16 +295,7 @@ def test_ops_that_torch_serves_on_a_gpu(case, sizes, monkeypatch):
     """torch's efficient attention in place of our kernels, as on other GPUs."""
     monkeypatch.setattr(module, "load_kernels", lambda: False)
     tensors, options = problem(case, torch.float32, "cuda", sizes)
-    given, wide = leaves(tensors), leaves([None if t is None else t.double() for t in tensors])
-    out, want = of_op(given, options), exact(wide, options)
-    assert apart(out, want) < LIMIT[torch.float32]
-    inputs, exacts = ([t for t in ts if t is not None] for ts in (given, wide))
-    for ours, theirs in zip(
-        torch.autograd.grad(out.sum(), inputs),
-        torch.autograd.grad(want.sum(), exacts),
-        strict=True,
-    ):
-        assert float((ours.double() - theirs).norm()) < 1e-5 * (1 + float(theirs.norm()))
+    check_beside_torch(OPS.attention, tensors, options)
 
 
 @cuda
