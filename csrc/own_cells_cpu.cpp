@@ -275,8 +275,10 @@ MY_OPS_EXPORT const char* my_ops_level_of_own_cell() {
 #ifdef MY_OPS_LEVELS
   if (__builtin_cpu_supports("x86-64-v4")) return "x86-64-v4";
   if (__builtin_cpu_supports("x86-64-v3")) return "x86-64-v3";
-#endif
+  return "x86-64";
+#else
   return "";
+#endif
 }
 
 // Returns the number by which the ops know the cell. entry: OwnCellEntry, which stays loaded.

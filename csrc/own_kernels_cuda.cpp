@@ -1,9 +1,10 @@
 // What my_ops/recurrent/_own_kernels.py asks of the module, through ctypes, for cells that programs
-// define: it has the same structs. The current device is the tensors'.
+// define: it has the same structs. Kernels run on the current device, which is the tensors'.
 #include <cstring>
 #include <string>
 
 #include "../include/recurrent.h"
+#include "explain.h"
 
 #define MY_OPS_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -16,6 +17,7 @@ struct AskedKernel {
   const char* type;
   int gates, terms, state, width, backward;
   int64_t steps, batch, hidden;
+  const AskedDevice* device;  // null: the current one
 };
 
 constexpr int64_t kStepByStep = -1;
@@ -30,11 +32,12 @@ MY_OPS_EXPORT int64_t my_ops_plan_own_kernel(const my_ops::AskedKernel* asked, v
                                              char* name, int64_t size) {
   using namespace my_ops;
   const Pass pass = asked->backward ? Pass::kBackward : Pass::kForward;
+  const auto facts = (asked->device ? *asked->device : AskedDevice{}).facts();
   cuda::RecurrentPlan plan;
   cuda::KernelName kernel;
-  const auto status = cuda::plan_recurrent_kernel({asked->gates, asked->terms, asked->state, false},
-                                                  pass, asked->width, asked->steps, asked->batch,
-                                                  asked->hidden, &plan, &kernel);
+  const auto status = cuda::plan_recurrent_kernel(
+      {asked->gates, asked->terms, asked->state, false}, pass, asked->width, asked->steps,
+      asked->batch, asked->hidden, asked->device ? &facts : nullptr, &plan, &kernel);
   if (status != cudaSuccess || kernel.family == nullptr) return kStepByStep;
   std::string text = "my_ops::cuda::";
   text += kernel.family;

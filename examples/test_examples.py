@@ -255,6 +255,25 @@ def test_first_operator(tmp_path):
     compile_for_cuda(tmp_path, source / "square_cuda.cu", include=[])
 
 
+def test_own_cell_package(tmp_path):
+    """Built and tested as its README says; then without compilers and where nothing can be kept.
+    What is not in the wheel would be compiled or run step by step, and a line would say so."""
+    source, site = tmp_path / "source", tmp_path / "site"
+    shutil.copytree(EXAMPLES / "own_cell_package", source)
+    commands = "\n".join(re.findall("^    (.*)", (source / "README.md").read_text(), re.MULTILINE))
+    found = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    scripts = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
+    here = {"cwd": source, "PYTHONPATH": found, "PYTEST_ADDOPTS": ""}
+    to_site = {"PIP_TARGET": str(site), "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
+    run("bash", "-ec", commands, **here, **to_site, PATH=scripts)
+    assert len(list(source.glob("dist/my_cells-*-py3-none-*.whl"))) == 1
+    (tmp_path / "file").touch()  # root may write to read-only folders
+    bare = {"PATH": "/nowhere", "CXX": "", "MY_OPS_CACHE": str(tmp_path / "file/cache")}
+    command = f"exec {sys.executable} -m pytest -sq test.py 2>&1"
+    printed = run("/bin/sh", "-c", command, **here, **bare, CUDA_VISIBLE_DEVICES="")
+    assert "3 passed" in printed and "my_ops: " not in printed
+
+
 def test_pybind11(tmp_path):
     lines = output_of("pybind11/d_sigmoid.py", TORCH_EXTENSIONS_DIR=str(tmp_path)).splitlines()
     assert lines == [

@@ -480,14 +480,15 @@ cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args
 // The same for a cell that a program has defined, whose kernels are compiled at run time, from
 // kernels/recurrent/nvrtc.cuh. The plan is one of kernels other than warpgroups', and its kernel is
 // FAMILY_forward_kernel or FAMILY_backward_kernel<Cell, T, sizes...>; family is null for kSteps,
-// and a size of 0 is none.
+// and a size of 0 is none. A null device is the current one.
+struct DeviceFacts;  // device.h
 struct KernelName {
   const char* family;
   int sizes[3];
 };
 cudaError_t plan_recurrent_kernel(const CellFacts& cell, Pass pass, int width, int64_t steps,
-                                  int64_t batch, int64_t hidden, RecurrentPlan* plan,
-                                  KernelName* name);
+                                  int64_t batch, int64_t hidden, const DeviceFacts* device,
+                                  RecurrentPlan* plan, KernelName* name);
 // `kernel` was loaded, for this plan, from such machine code, and its pass is that of the
 // arguments, whose arrays have its types. The code stays loaded. A plan that the device does not
 // hold is refused (cudaErrorNotSupported).

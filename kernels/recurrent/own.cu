@@ -8,10 +8,14 @@
 namespace my_ops::cuda {
 
 cudaError_t plan_recurrent_kernel(const CellFacts& cell, Pass pass, int width, int64_t steps,
-                                  int64_t batch, int64_t hidden, RecurrentPlan* plan,
-                                  KernelName* name) {
+                                  int64_t batch, int64_t hidden, const DeviceFacts* given,
+                                  RecurrentPlan* plan, KernelName* name) {
   DeviceFacts device;
-  if (auto err = current_device(&device); err != cudaSuccess) return err;
+  if (given) {
+    device = *given;
+  } else if (auto err = current_device(&device); err != cudaSuccess) {
+    return err;
+  }
   device.hopper_code = false;  // no warpgroups
   *plan = plan_recurrent({cell, pass, width, steps, batch, hidden}, device);
   switch (plan->kernel) {
@@ -39,12 +43,13 @@ cudaError_t load_recurrent_kernel(const void* code, const char* name, const Recu
                                   const void** kernel) {
 #if CUDART_VERSION >= 12080
   cudaLibrary_t library;
-  if (auto err = cudaLibraryLoadData(&library, code, nullptr, nullptr, 0, nullptr, nullptr, 0);
-      err != cudaSuccess) {
+  cudaKernel_t loaded;
+  auto err = cudaLibraryLoadData(&library, code, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (err == cudaSuccess) err = cudaLibraryGetKernel(&loaded, library, name);
+  if (err != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // the error is returned; clear it
     return err;
   }
-  cudaKernel_t loaded;
-  if (auto err = cudaLibraryGetKernel(&loaded, library, name); err != cudaSuccess) return err;
   *kernel = loaded;
   if (plan.kernel == RecurrentKernel::kCluster && count_resident(loaded, plan.cluster) == 0) {
     return cudaErrorNotSupported;

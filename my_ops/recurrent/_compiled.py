@@ -1,5 +1,5 @@
-"""What is compiled at run time for the cells of programs: what is said of it, and the folder that
-keeps it."""
+"""What is compiled for the cells of programs: what is said of it, the folder that keeps what was
+compiled at run time, and those that packages bring (my_ops.build)."""
 
 from __future__ import annotations
 
@@ -65,9 +65,14 @@ def cache_folder() -> Path:
     return Path(home) / "my_ops"
 
 
+def file_name(suffix: str, *asked: str) -> str:
+    """Of what is compiled of ``asked``."""
+    return f"{hashlib.sha256(chr(0).join(asked).encode()).hexdigest()}{suffix}"
+
+
 def place_of(suffix: str, *asked: str) -> Path:
     """Where the folder has what was compiled of ``asked``."""
-    return cache_folder() / f"{hashlib.sha256(chr(0).join(asked).encode()).hexdigest()}{suffix}"
+    return cache_folder() / file_name(suffix, *asked)
 
 
 def read(path: Path) -> bytes | None:
@@ -96,3 +101,24 @@ def write(path: Path, data: bytes) -> bool:
         Path(temporary).unlink(missing_ok=True)
         return False
     return True
+
+
+# -------------------------------------------------------------------------------- ahead of time
+
+
+def built_folder(module: str) -> Path | None:
+    """Where a package has the cells of a module that it has compiled: NAME.compiled beside NAME.py.
+    None if the module is no file."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return Path(file).with_suffix(".compiled") if file else None
+
+
+def built(cell: Any, suffix: str, *asked: str) -> Path | None:
+    """What the cell's package has compiled of ``asked``, if it has."""
+    path = cell.built and Path(cell.built, file_name(suffix, *asked))
+    return path if path and path.is_file() else None
+
+
+def lacking(cell: Any) -> str:
+    """After the name of what has to be compiled at run time: that the cell's package lacks it."""
+    return f", which {cell.built} lacks," if cell.built and cell.built.is_dir() else ""

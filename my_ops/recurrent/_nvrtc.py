@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 
-from my_ops.recurrent._compiled import CannotCompile, place_of, read, say, write
+from my_ops.recurrent._compiled import CannotCompile, built, file_name, place_of, read, say, write
 
 _OPTIONS = ["--std=c++20", "--device-as-default-execution-space", "--disable-warnings"]
 _OPTIONS += ["-DMY_OPS_WITH_CUDA"]
+
+
+def architecture_of(major: int, minor: int) -> str:
+    """That NVRTC compiles for, of a GPU's compute capability."""
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
 def machine_code(source: str, kernel: str, what: str) -> tuple[bytes, bytes]:
@@ -25,16 +30,42 @@ def machine_code(source: str, kernel: str, what: str) -> tuple[bytes, bytes]:
     Raises:
         CannotCompile: it is not in the cache, and cannot be compiled.
     """
-    major, minor = torch.cuda.get_device_capability()
-    architecture = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    architecture = architecture_of(*torch.cuda.get_device_capability())
     path = place_of(".cubin", source, kernel, architecture, str(torch.version.cuda), *_OPTIONS)
     found = read(path)
     if found is None:
         say(f"compiling {what} for this GPU, {architecture}")
         found = _compile(source, kernel, architecture)
         write(path, found)
-    name, _, code = found.partition(b"\0")
+    return _apart(found)
+
+
+def _apart(compiled: bytes) -> tuple[bytes, bytes]:
+    name, _, code = compiled.partition(b"\0")
     return code, name
+
+
+def _asked(source: str, kernel: str, architecture: str) -> tuple[str, ...]:
+    """What names a kernel's code in the folder of a package. The release of CUDA is not in it: the
+    driver decides whether it takes the code."""
+    return (source, kernel, architecture, *_OPTIONS)
+
+
+def built_code(cell: Any, source: str, kernel: str) -> tuple[bytes, bytes] | None:
+    """The same as machine_code from the cell's package, if that has it."""
+    architecture = architecture_of(*torch.cuda.get_device_capability())
+    path = built(cell, ".cubin", *_asked(source, kernel, architecture))
+    return None if path is None else _apart(path.read_bytes())
+
+
+def build(source: str, kernel: str, architecture: str, folder: Path) -> None:
+    """Compiles a kernel into a folder of a package.
+
+    Raises:
+        CannotCompile: NVRTC is missing or refuses.
+    """
+    path = folder / file_name(".cubin", *_asked(source, kernel, architecture))
+    path.write_bytes(_compile(source, kernel, architecture))
 
 
 def _library() -> Any:

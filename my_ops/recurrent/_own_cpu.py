@@ -20,13 +20,23 @@ from torch import Tensor
 
 from my_ops.ops._common import ops
 from my_ops.recurrent import _compiled
-from my_ops.recurrent._compiled import CannotCompile, body_of, place_of, say, shown, struct_of
+from my_ops.recurrent._compiled import (
+    CannotCompile,
+    body_of,
+    file_name,
+    lacking,
+    place_of,
+    say,
+    shown,
+    struct_of,
+)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCE = _PACKAGE / "_recurrent.hpp"  # which the build makes of kernels/recurrent/cpu/own.h
 # As setup.py: no traps, or loops that compute both sides of a choice stay scalar.
 _OPTIONS = ["-std=c++20", "-O3", "-fno-trapping-math", "-fPIC", "-shared", "-fvisibility=hidden"]
 _OPTIONS += ["-w", "-DMY_OPS_ONE_LEVEL"]
+_LEVELS = ("x86-64", "x86-64-v3", "x86-64-v4")  # of my_ops_level_of_own_cell, on x86-64
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _numbers: dict[tuple[str, bool], int | None] = {}  # by a cell's name and whether it is for double
 _refused = set[str]()  # cells of which it has been said
@@ -73,10 +83,10 @@ def _add(cell: Any, double: bool) -> int | None:
     except ValueError:  # the kernels lack a function
         return None
     try:
-        library = _library(source, f"{shown(cell)}{' in float64' if double else ''}")
+        library = _library(cell, source, f"{shown(cell)}{' in float64' if double else ''}")
     except CannotCompile as error:
         if cell.name not in _refused:
-            say(f"{shown(cell)} runs step by step: {error}")
+            say(f"{shown(cell)}{lacking(cell)} runs step by step: {error}")
         _refused.add(cell.name)
         return None
     _libraries.append(library)
@@ -108,22 +118,54 @@ def _run(command: list[str], text: str | None = None) -> Any:
     return result
 
 
-def _library(source: str, what: str) -> Any:
-    """From the cache, or compiled."""
+def _level() -> str:
+    return str(_module().my_ops_level_of_own_cell().decode())
+
+
+def _options(level: str) -> list[str]:
+    return [*_OPTIONS, *([f"-march={level}"] if level else [])]
+
+
+def _compile(source: str, options: Sequence[str], path: Path) -> None:
+    command, _ = _compiler()
+    _run([*command, *options, "-x", "c++", "-", "-o", str(path)], source)
+
+
+def _library(cell: Any, source: str, what: str) -> Any:
+    """From the cell's package, from the cache, or compiled."""
+    level = _level()
+    options = _options(level)
+    built = _compiled.built(cell, ".so", source, *options)
+    if built is not None:
+        try:
+            return _load(built)
+        except CannotCompile as error:  # the system is older than the one that built it
+            say(f"{what} is compiled again: {error}")
     command, version = _compiler()
-    level = _module().my_ops_level_of_own_cell().decode()
-    options = [*_OPTIONS, *([f"-march={level}"] if level else [])]
     path = place_of(".so", source, *command, version, *options)
     if _compiled.read(path) is not None:
         return _load(path)
-    say(f"compiling {what} for this CPU{f', {level}' if level else ''}")
+    say(f"compiling {what}{lacking(cell)} for this CPU{f', {level}' if level else ''}")
     try:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder, "cell.so")
-            _run([*command, *options, "-x", "c++", "-", "-o", str(made)], source)
+            _compile(source, options, made)
             return _load(path if _compiled.write(path, made.read_bytes()) else made)
     except OSError as error:
         raise CannotCompile(f"no temporary file can be written: {error}") from None
+
+
+def build(header: str, folder: Path) -> None:
+    """Compiles a cell for all processors of this kind, into a folder of a package.
+
+    Raises:
+        CannotCompile: the C++ compiler is missing or refuses.
+    """
+    for double in (False, True):
+        source = source_of(header, double)
+        for level in _LEVELS if _level() in _LEVELS else ("",):
+            options = _options(level)
+            _compile(source, options, folder / file_name(".so", source, *options))
 
 
 def _load(path: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from my_ops.ops._common import ops
 from my_ops.recurrent import _compiled, _nvrtc
-from my_ops.recurrent._compiled import CannotCompile, body_of, say, shown, struct_of
+from my_ops.recurrent._compiled import CannotCompile, body_of, lacking, say, shown, struct_of
 from my_ops.recurrent._formulas import Rows
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCE = _PACKAGE / "_recurrent.cuh"  # which the build makes of kernels/recurrent/nvrtc.cuh
-_TYPES = {
+TYPES = {
     torch.float32: b"float",
     torch.float16: b"__half",
     torch.bfloat16: b"__nv_bfloat16",
@@ -37,7 +38,14 @@ class _Asked(ctypes.Structure):
         *((name, ctypes.c_char_p) for name in ("cell", "type")),
         *((name, ctypes.c_int) for name in ("gates", "terms", "state", "width", "backward")),
         *((name, ctypes.c_int64) for name in ("steps", "batch", "hidden")),
+        ("device", ctypes.POINTER(ctypes.c_int)),
     ]
+
+
+class _Planned(NamedTuple):
+    plan: Any
+    workspace: int  # bytes
+    name: bytes
 
 
 def _pointers(*names: str) -> list[tuple[str, Any]]:
@@ -109,7 +117,7 @@ def kernel_of(
     """The kernel that runs all steps of a layer on the current device, or None if they run one by
     one. It is compiled and loaded at the first call."""
     module = _module()
-    if module is None or dtype not in _TYPES or cell.header is None:
+    if module is None or dtype not in TYPES or cell.header is None:
         return None
     with _compiled.lock:
         if cell.name in _refused:
@@ -119,38 +127,91 @@ def kernel_of(
         except ValueError:  # the kernels lack a function
             _refused.add(cell.name)
             return None
-        state = len(cell.carried) + cell.reads_h
-        facts = (cell.gates, cell.terms, state, dtype.itemsize, backward, steps, batch, hidden)
-        asked = _Asked(struct_of(header).encode(), _TYPES[dtype], *facts)
-        plan = ctypes.create_string_buffer(_PLAN_BYTES)
-        name = ctypes.create_string_buffer(512)
-        workspace = module.my_ops_plan_own_kernel(ctypes.byref(asked), plan, name, len(name))
-        if workspace < 0:
+        planned = _plan(module, cell, header, dtype, backward, (steps, batch, hidden))
+        if planned is None:
             return None
-        source = source_of(header)
         try:
-            return _Kernel(plan, workspace, _load(module, source, name.value, plan, cell, backward))
+            handle = _load(module, source_of(header), planned, cell, backward)
         except CannotCompile as error:
             _refused.add(cell.name)
-            say(f"{shown(cell)} runs step by step: {error}")
+            say(f"{shown(cell)}{lacking(cell)} runs step by step: {error}")
             return None
+        return _Kernel(planned.plan, planned.workspace, handle)
+
+
+def _plan(
+    module: Any,
+    cell: Any,
+    header: str,
+    dtype: torch.dtype,
+    backward: bool,
+    sizes: tuple[int, int, int],
+    gpu: Sequence[int] | None = None,
+) -> _Planned | None:
+    """For the current device, or the one of these numbers; None if it runs step by step."""
+    state = len(cell.carried) + cell.reads_h
+    facts = (cell.gates, cell.terms, state, dtype.itemsize, backward, *sizes)
+    device = None if gpu is None else (ctypes.c_int * len(gpu))(*gpu)
+    asked = _Asked(struct_of(header).encode(), TYPES[dtype], *facts, device)
+    plan = ctypes.create_string_buffer(_PLAN_BYTES)
+    name = ctypes.create_string_buffer(512)
+    workspace = module.my_ops_plan_own_kernel(ctypes.byref(asked), plan, name, len(name))
+    return None if workspace < 0 else _Planned(plan, workspace, name.value)
 
 
 def _load(
-    module: Any, source: str, name: bytes, plan: Any, cell: Any, backward: bool
+    module: Any, source: str, planned: _Planned, cell: Any, backward: bool
 ) -> ctypes.c_void_p:
+    """From the cell's package, from the cache, or compiled."""
     capability = torch.cuda.get_device_capability()
-    key = f"{capability}{source}", name
+    key = f"{capability}{source}", planned.name
     if key not in _loaded:
-        what = f"{shown(cell)}{' backward' if backward else ''}"
-        code, lowered = _nvrtc.machine_code(source, name.decode(), what)
-        handle = ctypes.c_void_p()
-        status = module.my_ops_load_own_kernel(code, lowered, plan, ctypes.byref(handle))
-        _loaded[key] = status, handle
+        kernel, what = planned.name.decode(), f"{shown(cell)}{' backward' if backward else ''}"
+        built = _nvrtc.built_code(cell, source, kernel)
+        loaded = _load_code(module, planned.plan, built) if built else None
+        if loaded and loaded[0] != 0:  # the driver is older than the release of CUDA
+            say(f"{what} is compiled again: {cell.built}: {_error(module, loaded[0])}")
+        if not loaded or loaded[0] != 0:
+            code = _nvrtc.machine_code(source, kernel, f"{what}{lacking(cell)}")
+            loaded = _load_code(module, planned.plan, code)
+        _loaded[key] = loaded
     status, handle = _loaded[key]
     if status != 0:
         raise CannotCompile(f"its kernel does not load: {_error(module, status)}")
     return handle
+
+
+def _load_code(module: Any, plan: Any, code: tuple[bytes, bytes]) -> tuple[int, ctypes.c_void_p]:
+    handle = ctypes.c_void_p()
+    return module.my_ops_load_own_kernel(*code, plan, ctypes.byref(handle)), handle
+
+
+def build(
+    cell: Any,
+    header: str,
+    folder: Path,
+    gpu: Sequence[int],
+    dtype: torch.dtype,
+    hidden_size: int,
+    batch_sizes: Sequence[int],
+) -> None:
+    """Compiles the kernels of a cell for layers of these sizes on a GPU of these numbers, those of
+    AskedDevice in csrc/explain.h, into a folder of a package.
+
+    Raises:
+        CannotCompile: there are no such kernels, or NVRTC is missing or refuses.
+    """
+    module = _module()
+    if module is None:
+        raise CannotCompile("this my_ops is built for the CPU")
+    kernels = set[str]()
+    for batch, backward in itertools.product(batch_sizes, (False, True)):
+        planned = _plan(module, cell, header, dtype, backward, (1, batch, hidden_size), gpu)
+        kernels |= {planned.name.decode()} if planned else set()
+    if not kernels:
+        raise CannotCompile("it runs step by step")
+    for kernel in sorted(kernels):
+        _nvrtc.build(source_of(header), kernel, _nvrtc.architecture_of(*gpu[:2]), folder)
 
 
 # -------------------------------------------------------------------------------------- launches

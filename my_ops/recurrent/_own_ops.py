@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -26,11 +27,13 @@ class OwnCell(Cell):
     """``advance`` computes what is carried after a step from the saved values and what was carried
     before it. ``header`` prints the cell in C++, or raises ValueError; ``shares`` are the input's
     shares of the gates in a row that has ended. Both are None if the kernels cannot run the cell.
+    ``built`` is where a package may have it compiled.
     """
 
     advance: Callable[[Values, Values], Values] = lambda saved, previous: previous
     header: Callable[[], str] | None = None
     shares: tuple[float, ...] | None = None
+    built: Path | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)  # it says what the cell computes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from my_ops.recurrent._calls import (
     parameters_by_head,
     states_by_head,
 )
+from my_ops.recurrent._compiled import built_folder
 from my_ops.recurrent._derived import Derived
 from my_ops.recurrent._header import header, with_header
 from my_ops.recurrent._own_ops import define_once
@@ -101,6 +103,7 @@ class CellDefinition:
             described = self._derived.cell()
             self._derived.check(described)
             described = with_header(self._derived, described)
+        described = replace(described, built=built_folder(self.__module__))
         self._cell, self._run_step, self._run = define_once(described)
 
     def __reduce__(self) -> str:

@@ -1,0 +1,3 @@
+from my_cells.units import minimal
+
+__all__ = ["minimal"]
