@@ -2,7 +2,7 @@
 
 What a program needs first::
 
-    my_ops.fast_fp32()  # float32 products, attention, 1x1 convolutions: faster on Hopper GPUs
+    my_ops.fast_fp32()  # float32 products, attention, convolutions: faster on Hopper GPUs
     my_ops.convert(model)  # faster LSTM and GRU layers; my_ops.revert(model) undoes it
     layer = my_ops.nn.LSTM(64, 128)  # or build the model of these layers
 

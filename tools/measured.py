@@ -54,6 +54,7 @@ class Results(Reliability, Layers, Gains):
         self.steps = load("nvidia-h200-programs")
         self.attention = load("attention")
         self.points = load("nvidia-h200-convolutions")
+        self.windows = load("nvidia-h200-convolution_windows")
         self.routed = load("nvidia-h200-routers")
         self.host = load("cpu")
         self.host_layers = load("cpu-layers")
@@ -282,7 +283,13 @@ class Results(Reliability, Layers, Gains):
     def routers_environment(self) -> str:
         return environment(self.routed)
 
-    def convolutions(self) -> str:
+    def convolution_points(self) -> str:
+        return self.of_convolutions(self.points["convolutions of single points"])
+
+    def convolution_windows(self) -> str:
+        return self.of_convolutions(self.windows["convolutions of windows"])
+
+    def of_convolutions(self, found: list[dict[str, Any]]) -> str:
         ways = "strict", "tf32", "switch"
         rows = [
             [
@@ -290,12 +297,15 @@ class Results(Reliability, Layers, Gains):
                 *(f"{row[f'forward {way} us']:.0f} / {row[f'all {way} us']:.0f}" for way in ways),
                 f"{row['forward x strict']:.2f} / {row['all x strict']:.2f}",
             ]
-            for row in self.points["convolutions of single points"]
+            for row in found
         ]
         return table(["us", "cuDNN, strict", "TF32", "under the switch", "x strict"], rows)
 
-    def convolutions_environment(self) -> str:
+    def convolution_points_environment(self) -> str:
         return environment(self.points)
+
+    def convolution_windows_environment(self) -> str:
+        return environment(self.windows)
 
     def programs(self) -> str:
         ways = "torch", "switch", "both", "tf32"

@@ -17,6 +17,7 @@ class Gains:
         self.gains_h200, self.gains_h100 = load("nvidia-h200"), load("nvidia-h100")
         self.gains_attention = load("attention")["sweep"]
         self.gains_points = load("nvidia-h200-convolutions")["convolutions of single points"]
+        self.gains_windows = load("nvidia-h200-convolution_windows")["convolutions of windows"]
         self.gains_layers = load("nvidia-h200-recurrent")["sweep"]
         self.gains_cpu = load("cpu-sweep")
         self.gains_steps = load("nvidia-h200-programs")
@@ -51,6 +52,11 @@ class Gains:
                 "fp32 1x1 convolutions with gradients, H200",
                 "cuDNN, strict",
                 [r["all x strict"] for r in self.gains_points],
+            ),
+            (
+                "the same of windows",
+                "cuDNN, strict",
+                [r["all x strict"] for r in self.gains_windows],
             ),
             ("LSTM, GRU in bf16, H200", "cuDNN", layers("bfloat16")),
             ("LSTM, GRU in fp16, H200", "cuDNN", layers("float16")),

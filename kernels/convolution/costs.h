@@ -20,6 +20,8 @@ struct ConvolutionCosts {
   // TFLOP/s that cuDNN has at most: at all, or where it can transform windows (3 x 3, other sizes).
   double cudnn, cudnn_forward, cudnn_grad_input, cudnn_grad_weight, cudnn_grad_weight_narrow;
   double cudnn_by_channels, cudnn_large_grad_input, cudnn_large_grad_weight;
+  // The same at 3 x 3, for few images or points, and for few points.
+  double cudnn_few_grad_input, cudnn_few_grad_weight;
   double margin;  // by which ours must be faster
 };
 
@@ -40,6 +42,8 @@ inline constexpr ConvolutionCosts kFittedConvolutionCosts = {
     .cudnn_by_channels = 60,
     .cudnn_large_grad_input = 165,
     .cudnn_large_grad_weight = 180,
+    .cudnn_few_grad_input = 50,
+    .cudnn_few_grad_weight = 100,
     .margin = 1.1,
 };
 
@@ -53,15 +57,18 @@ inline double cudnn_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
   if (!transforms) return c.cudnn;
   const double by_channels =
       c.cudnn_by_channels + 0.25 * std::sqrt(static_cast<double>(a.channels) * a.outputs);
+  const bool few = static_cast<int64_t>(a.output_size[0]) * a.output_size[1] < 24 * 24;
   switch (a.pass) {
     case ConvolutionPass::kForward:
       return c.cudnn_forward;
     case ConvolutionPass::kGradInput:
-      return small ? std::min(c.cudnn_grad_input, by_channels) : c.cudnn_large_grad_input;
+      if (!small) return c.cudnn_large_grad_input;
+      return std::min(few || a.batch < 32 ? c.cudnn_few_grad_input : c.cudnn_grad_input,
+                      by_channels);
     default:
       if (!small) return c.cudnn_large_grad_weight;
-      return std::max(a.channels, a.outputs) <= 64 ? c.cudnn_grad_weight_narrow
-                                                   : std::min(c.cudnn_grad_weight, by_channels);
+      if (std::max(a.channels, a.outputs) <= 64) return c.cudnn_grad_weight_narrow;
+      return std::min(few ? c.cudnn_few_grad_weight : c.cudnn_grad_weight, by_channels);
   }
 }
 
