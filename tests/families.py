@@ -50,6 +50,12 @@ LINEAR = [(300, 80, 304, "float32", True), (260, 300, 270, "float32", True)]
 LINEAR += [(33, 40, 50, "float32", True), (260, 64, 136, "bfloat16", True)]
 FEW_OUTPUTS = (24, 2000, 1000)  # cuBLAS's sums, and an epilogue
 LINEAR += [(2800, 1024, 3072, "bfloat16", False), (*FEW_OUTPUTS, "bfloat16", False)]
+# batch, heads, queries, keys, size, and what is added to the scores
+ATTENTION = [(2, 32, 300, 330, 64, "nothing"), (2, 32, 301, 333, 48, "a bias")]
+ATTENTION += [(2, 16, 520, 520, 128, "a causal mask")]
+# batch, channels, outputs, space, kernel, dilation, and the data's range
+WINDOWS = [(8, 256, 250, (40, 41), (3, 3), 2, ""), (4, 256, 60, (2001,), (5,), 1, "")]
+WINDOWS += [(4, 256, 250, (2001,), (5,), 1, range_) for range_ in ("wide", "infinite")]
 BY_TMA, READS_TMA = "stored by TMA", "reads what TMA stored for cuBLAS"
 
 
@@ -93,6 +99,33 @@ def cases(device):
             else (drawn(m, k), drawn(k, n, dtype=wide))
         )
         return my_ops.gemm(a, b)
+
+    def attention(batch, heads, queries, keys, size, added):
+        """And the gradients."""
+        lengths = (queries, keys, keys)
+        given = [drawn(batch, heads, length, size) for length in lengths]
+        if added == "a bias":
+            given.append(drawn(1, heads, queries, keys))
+        given = [t.requires_grad_() for t in given]
+        out = my_ops.attention(*given, is_causal=added == "a causal mask")
+        return [out.detach(), *torch.autograd.grad(out, given, drawn(*out.shape))]
+
+    def windows(batch, channels, outputs, space, kernel, dilation, range_):
+        """And the gradients, under the switch."""
+        x, w = drawn(batch, channels, *space), drawn(outputs, channels, *kernel)
+        if range_:
+            x *= torch.exp2(torch.randint(-30, 30, (channels, *[1] * len(space)))).to(device)
+        if range_ == "infinite":
+            x[0, 0, 0] = torch.inf
+        given = x.requires_grad_(), w.requires_grad_()
+        run = torch.nn.functional.conv1d if len(space) == 1 else torch.nn.functional.conv2d
+        allowed = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = False
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), my_ops.fast_fp32():
+            y = run(*given, padding=dilation, dilation=dilation)
+            results = [y.detach(), *torch.autograd.grad(y, given, drawn(*y.shape))]
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        return results
 
     def prepacked():
         weight = my_ops.prepack(drawn(600, 520))
@@ -153,6 +186,10 @@ def cases(device):
         by_tma = READS_TMA if (m, k, n) == FEW_OUTPUTS else BY_TMA
         name += f", {by_tma}" * (dtype == "bfloat16")
         yield name, call(epilogue, m, k, n, dtype, residual, **how)
+    for *sizes, added in ATTENTION:
+        yield f"attention float32 {tuple(sizes)} and {added}", call(attention, *sizes, added)
+    for case in WINDOWS:
+        yield f"windows float32 {case}", call(windows, *case)
     for dtype in ("float64", "float32", "bfloat16", "float16"):
         yield f"recurrent_weights_backward {dtype}", call(weights_backward, dtype)
     for dtype, sizes in RECURRENT:
