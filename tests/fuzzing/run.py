@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import my_ops
-from fuzzing import attention, elementwise, layers, products, recurrent
+from fuzzing import attention, convolutions, elementwise, layers, products, recurrent
 from fuzzing.case import Case, Excess, Tensors, bits, make, unchanged
 from fuzzing.tensors import T
 from my_ops import reference
 
-FAMILIES = (elementwise, products, attention, recurrent, layers)
+FAMILIES = (elementwise, products, attention, convolutions, recurrent, layers)
 OPS = {op.name: op for family in FAMILIES for op in family.OPS}
 NAMES, WEIGHTS = list(OPS), [op.weight for op in OPS.values()]
 BITS = {"cpu": 20.0, "cuda": 32.0}  # the most multiplications of a call; mostly far fewer
