@@ -2,8 +2,9 @@
 
     python benchmarks/convolutions.py [CASE ...] [--budget SECONDS] [--output results.json]
 
-A case's name has the images, channels, outputs, points and, if they are not 1, the kernel, which is
-padded by half its size, and the stride; then the order of the channels in memory. Times are median
+A case's name has the images, channels, outputs, points and, if they are not 1, the kernel and the
+stride; then the order of the channels in memory. Padding is half the kernel, without a stride as
+long as that; of transposed ones half of what the kernel is longer than the stride. Times are median
 GPU microseconds of forward, and of all passes with the gradients of input and weight, with cuDNN's
 fastest algorithms (``benchmark=True``). Errors are the largest of forward and of the gradients,
 relative to the largest exact value. Needs an NVIDIA GPU.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +60,25 @@ WINDOWS: list[Case] = [
     (16, 32, 32, (128, 128), 3, 1),
     (16, 512, 512, (4096,), 7, 1),
     (8, 256, 512, (3000,), 3, 1),
+    (64, 96, 192, (56, 56), 2, 2),  # ConvNeXt's
+    (64, 384, 768, (14, 14), 2, 2),
+    (16, 256, 512, (56, 56), 4, 4),  # patches
+    (8, 512, 512, (3199,), 10, 5),  # wav2vec 2.0's
+    (8, 512, 512, (1599,), 3, 2),
+    (8, 512, 512, (799,), 2, 2),
+]
+TRANSPOSED: list[Case] = [
+    (16, 256, 128, (64, 64), 4, 2),  # a decoder's
+    (16, 512, 256, (32, 32), 2, 2),  # a U-Net's
+    (16, 512, 256, (500,), 16, 8),  # a vocoder's
 ]
 CASES: dict[str, list[Case]] = {
     "convolutions of single points": [(*case[:4], 1, case[4]) for case in POINTS],
     "convolutions of windows": WINDOWS,
+    "transposed convolutions": TRANSPOSED,
 }
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
-CONVOLUTIONS = {
-    1: torch.nn.functional.conv1d,
-    2: torch.nn.functional.conv2d,
-    3: torch.nn.functional.conv3d,
-}
+Layer = Callable[[Tensor, Tensor], Tensor]
 
 
 def named(case: Case, last: bool) -> str:
@@ -78,20 +88,26 @@ def named(case: Case, last: bool) -> str:
     return f"{text}{f', stride {stride}' if stride > 1 else ''}{', channels last' if last else ''}"
 
 
-def operands(case: Case, last: bool) -> tuple[list[Tensor], Tensor]:
-    """The input and the weight, and a gradient of the output."""
-    batch, channels, outputs, space, kernel, stride = case
-    kept = [-(-size // stride) for size in space]
-    shapes = [(batch, channels, *space), (outputs, channels, *[kernel] * len(space))]
-    tensors = [torch.randn(shape, device="cuda") for shape in [*shapes, (batch, outputs, *kept)]]
+def layer_of(case: Case, transposed: bool) -> Layer:
+    (*_, space, kernel, stride), functional = case, torch.nn.functional
+    name = f"conv{'_transpose' if transposed else ''}{len(space)}d"
+    padding = (kernel - stride if transposed else kernel if kernel != stride else 0) // 2
+    return partial(getattr(functional, name), stride=stride, padding=padding)
+
+
+def operands(case: Case, transposed: bool, last: bool) -> list[Tensor]:
+    """The input and the weight."""
+    batch, channels, outputs, space, kernel, _ = case
+    both = (channels, outputs) if transposed else (outputs, channels)
+    shapes = [(batch, channels, *space), (*both, *[kernel] * len(space))]
+    tensors = [torch.randn(shape, device="cuda") for shape in shapes]
     if last:
         tensors = [t.contiguous(memory_format=LAST[len(space)]) for t in tensors]
-    return [t.requires_grad_() for t in tensors[:2]], tensors[2]
+    return [t.requires_grad_() for t in tensors]
 
 
-def results(inputs: list[Tensor], grad: Tensor, stride: int) -> list[Tensor]:
-    padding = inputs[1].shape[-1] // 2
-    y = CONVOLUTIONS[len(grad.shape) - 2](*inputs, stride=stride, padding=padding)
+def results(layer: Layer, inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
+    y = layer(*inputs)
     return [y, *torch.autograd.grad(y, inputs, grad)]
 
 
@@ -111,29 +127,27 @@ def ways(run: Run) -> dict[str, Run]:
     }
 
 
-def errors(inputs: list[Tensor], grad: Tensor, stride: int) -> dict[str, float]:
-    exact = results([t.detach().double().requires_grad_() for t in inputs], grad.double(), stride)
+def errors(layer: Layer, inputs: list[Tensor], grad: Tensor) -> dict[str, float]:
+    exact = results(layer, [t.detach().double().requires_grad_() for t in inputs], grad.double())
     worst: dict[str, float] = {}
-    for way, run in ways(lambda: results(inputs, grad, stride)).items():
+    for way, run in ways(lambda: results(layer, inputs, grad)).items():
         pairs = zip(run(), exact, strict=True)
         each = [float((ours - value).abs().max() / value.abs().max()) for ours, value in pairs]
         worst[f"{way} error"] = float(f"{max(each):.1e}")
     return worst
 
 
-def row(case: Case, last: bool, budget: float) -> dict[str, Any]:
-    (*_, kernel, stride), (inputs, grad) = case, operands(case, last)
-    convolution: Callable[..., Tensor] = CONVOLUTIONS[len(case[3])]
+def row(case: Case, transposed: bool, last: bool, budget: float) -> dict[str, Any]:
+    layer, inputs = layer_of(case, transposed), operands(case, transposed, last)
     with torch.no_grad():
-        forward = gpu_times(
-            ways(lambda: convolution(*inputs, stride=stride, padding=kernel // 2)), budget=budget
-        )
-    both = gpu_times(ways(lambda: results(inputs, grad, stride)), budget=budget)
+        grad = torch.randn_like(layer(*inputs))
+        forward = gpu_times(ways(lambda: layer(*inputs)), budget=budget)
+    both = gpu_times(ways(lambda: results(layer, inputs, grad)), budget=budget)
     result: dict[str, Any] = {"case": named(case, last)}
     for passes, times in (("forward", forward), ("all", both)):
         result |= {f"{passes} {way} us": round(time, 1) for way, time in times.items()}
         result[f"{passes} x strict"] = round(times["strict"] / times["switch"], 3)
-    return result | errors(inputs, grad, stride)
+    return result | errors(layer, inputs, grad)
 
 
 def main() -> None:
@@ -148,7 +162,7 @@ def main() -> None:
             for last in (False, True) if len(case[3]) > 1 else (False,):
                 if any(part in f"{section}: {named(case, last)}" for part in arguments.case):
                     rows = sections.setdefault(section, [])
-                    rows.append(row(case, last, arguments.budget))
+                    rows.append(row(case, cases is TRANSPOSED, last, arguments.budget))
                     show(rows[-1])
                     if arguments.output:
                         save(arguments.output, sections)

@@ -11,6 +11,7 @@
 
 namespace my_ops::cuda {
 
+// A transposed convolution is the gradient of an input.
 enum class ConvolutionPass { kForward, kGradInput, kGradWeight };
 
 // A convolution over two dimensions of space, height and width, or one of its gradients:
@@ -27,11 +28,12 @@ struct ConvolutionArgs {
   bool input_last, weight_last, output_last;  // whether the channels are last in memory
   const float* input;
   const float* weight;
-  const float* bias;  // forward only; null: none
-  const float* grad;  // of the output; backward only
+  const float* bias;  // of the result, for each of its channels; null: none
+  const float* grad;  // of the output; gradients only
   float* result;      // the output, or the gradient of the input or of the weight
 };
 
+#ifdef MY_OPS_WITH_CUDA
 // Whether ours should be faster than cuDNN's strict kernels; false also where ours cannot run. It
 // does not look at the pointers.
 cudaError_t plan_convolution(const ConvolutionArgs& args, bool* ours);
@@ -43,5 +45,6 @@ int64_t convolution_workspace(const ConvolutionArgs& args);
 // that span 2^27 within an operand. The device looks at the data: beyond that it takes three bf16
 // parts, up to 2^90, and fp32 FMAs for anything else. Deterministic, safe to capture in a graph.
 cudaError_t convolution(const ConvolutionArgs& args, void* workspace, cudaStream_t stream);
+#endif
 
 }  // namespace my_ops::cuda

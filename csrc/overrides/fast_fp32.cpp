@@ -123,9 +123,8 @@ struct Convolutions {
   static Tensor forward(const Tensor& input, const Tensor& weight,
                         const std::optional<Tensor>& bias, Ints stride, Ints padding, Ints dilation,
                         bool transposed, Ints output_padding, int64_t groups) {
-    Convolution asked{
-        .stride = stride.data(), .padding = padding.data(), .dilation = dilation.data()};
-    if (may_be_taken(input, weight, stride, padding, dilation, transposed, groups, &asked)) {
+    Convolution asked{.transposed = transposed};
+    if (may_be_taken(input, weight, stride, padding, dilation, output_padding, groups, &asked)) {
       asked.pass = Convolution::kForward;
       asked.other = bias && bias->defined() ? handle(*bias) : nullptr;
       const Tensor result = taken(asked);
@@ -144,9 +143,8 @@ struct Convolutions {
                             Ints dilation, bool transposed, Ints output_padding, int64_t groups,
                             std::array<bool, 3> wanted) {
     Tensor ours[2];
-    Convolution asked{
-        .stride = stride.data(), .padding = padding.data(), .dilation = dilation.data()};
-    if (may_be_taken(input, weight, stride, padding, dilation, transposed, groups, &asked)) {
+    Convolution asked{.transposed = transposed};
+    if (may_be_taken(input, weight, stride, padding, dilation, output_padding, groups, &asked)) {
       asked.other = handle(grad);
       for (int i = 0; i < 2; ++i) {
         if (!wanted[i]) continue;
@@ -168,8 +166,9 @@ struct Convolutions {
  private:
   // Sets the rest of *asked, but for the pass and what belongs to it.
   static bool may_be_taken(const Tensor& input, const Tensor& weight, Ints stride, Ints padding,
-                           Ints dilation, bool transposed, int64_t groups, Convolution* asked) {
-    if (transposed || groups != 1 || !the_switch->on->load(std::memory_order_relaxed)) return false;
+                           Ints dilation, Ints output_padding, int64_t groups, Convolution* asked) {
+    if (groups != 1 || !the_switch->on->load(std::memory_order_relaxed)) return false;
+    const bool transposed = asked->transposed;
     int32_t dtype = -1;
     int64_t rank = 0, elements = 0, weights = 0, *sizes = nullptr;
     if (aoti_torch_get_dtype(handle(weight), &dtype) != 0 || dtype != aoti_torch_dtype_float32() ||
@@ -179,18 +178,22 @@ struct Convolutions {
     }
     const auto space = static_cast<size_t>(rank - 2);
     if (stride.size() != space || padding.size() != space || dilation.size() != space) return false;
+    if (transposed && output_padding.size() != space) return false;
     int64_t dropped = 1;
-    bool of_points = true;
+    bool of_points = !transposed;
     for (size_t d = 0; d < space; ++d) {
       of_points = of_points && sizes[d + 2] == 1 && padding[d] == 0;
       if (stride[d] < 1) return false;
-      dropped *= stride[d];
+      if (!transposed) dropped *= stride[d];
     }
     asked->input = handle(input), asked->weight = handle(weight);
+    asked->stride = stride.data(), asked->padding = padding.data();
+    asked->dilation = dilation.data(), asked->output_padding = output_padding.data();
     asked->space = rank - 2, asked->of_points = of_points;
+    const int64_t channels = sizes[transposed ? 0 : 1];  // of the input
     return aoti_torch_get_numel(handle(input), &elements) == 0 &&
            aoti_torch_get_numel(handle(weight), &weights) == 0 && elements > 0 && weights > 0 &&
-           sizes[1] > 1 && elements / dropped >= the_switch->least / weights * sizes[1];
+           channels > 1 && elements / dropped >= the_switch->least / weights * channels;
   }
 
   static Tensor taken(Convolution& asked) {

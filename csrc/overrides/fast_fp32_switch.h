@@ -9,15 +9,16 @@
 
 namespace my_ops::fast_fp32 {
 
-// A convolution with one group, or one of its gradients.
+// A convolution with one group, transposed or not, or one of its gradients.
 struct Convolution {
   enum Pass { kForward, kGradInput, kGradWeight } pass;
   AtenTensorHandle input, weight;
   AtenTensorHandle other;  // forward: the bias or null; otherwise the gradient of the output
   // One for each dimension of space, of which there are `space`.
-  const int64_t *stride, *padding, *dilation;
+  const int64_t *stride, *padding, *dilation, *output_padding;  // the last of transposed ones
   int64_t space;
-  bool of_points;  // kernels of a single point, and no padding
+  bool transposed;
+  bool of_points;  // not transposed, with kernels of a single point and no padding
   bool rounds;     // whether torch's settings allow TF32 in convolutions
 };
 

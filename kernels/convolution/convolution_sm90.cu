@@ -3,8 +3,9 @@
 // Plan: one launch splits the weight and finds the largest input, a second splits the input into
 // parts with the channels last, a third does it again for data that need bf16 parts. The product
 // reads windows of the input by TMA in its im2col mode, so nothing is unfolded. The gradient of the
-// input is a convolution of the output's with the weight turned around; that of the weight sums
-// over windows in slices, which a last launch adds.
+// input is a convolution of the output's with the weight turned around, or one for each class of
+// points, in the same launch; that of the weight sums over windows in slices, which a last launch
+// adds.
 // Bound by tensor cores, 3 * 2 * m * n * k fp16 flop; with few channels by the split, 12 bytes an
 // element.
 #include <cuda_runtime.h>
@@ -16,6 +17,7 @@
 #include "common/tensor_map.h"
 #include "convolution.h"
 #include "convolution/costs.h"
+#include "convolution/geometry.h"
 #include "convolution/plan.h"
 #include "convolution/product.cuh"
 #include "convolution/split.cuh"
@@ -64,16 +66,7 @@ Prepared prepare(const ConvolutionArgs& args, int sm_count, void* workspace) {
   const bool grads_input = args.pass == ConvolutionPass::kGradInput;
   Prepared prepared{};
   Product& p = prepared.product;
-  Geometry& g = p.geometry;
-  for (int d = 0; d < 2; ++d) {
-    const int reach = args.dilation[d] * (args.kernel[d] - 1);
-    g.image[d] = grads_input ? args.output_size[d] : args.input_size[d];
-    g.windows[d] = grads_input ? args.input_size[d] : args.output_size[d];
-    g.kernel[d] = args.kernel[d];
-    g.stride[d] = grads_input ? 1 : args.stride[d];
-    g.padding[d] = grads_input ? reach - args.padding[d] : args.padding[d];
-    g.dilation[d] = args.dilation[d];
-  }
+  const Geometry& g = p.geometry = geometry_of(args);
   const int image_points = g.image[0] * g.image[1], taps = g.taps();
   p.windows = args.batch * g.window_count();
   p.channels = grads_input ? args.outputs : args.channels;
@@ -123,9 +116,10 @@ Prepared prepare(const ConvolutionArgs& args, int sm_count, void* workspace) {
   } else {
     p.y = split.weights.x;
     p.y_at = {split.weights.row_stride, split.weights.channel_stride, split.weights.tap_stride};
-    p.out_at = places(p.n, g.window_count(), grads_input ? args.input_last : args.output_last);
+    p.out_at =
+        places(p.n, g.result[0] * g.result[1], grads_input ? args.input_last : args.output_last);
   }
-  p.bias = args.pass == ConvolutionPass::kForward ? args.bias : nullptr;
+  p.bias = args.bias;
   p.out = args.result;
 
   const auto plan_tiles = [&]<typename Tile>(Tile) {
@@ -179,8 +173,7 @@ cudaError_t make_maps(const SplitArgs& split, Product* p) {
     windows.image[d] = g.image[d];
     windows.stride[d] = g.stride[d];
     windows.before[d] = g.padding[d];
-    // After the image as far as the last window, from its first point.
-    windows.after[d] = (g.windows[d] - 1) * g.stride[d] - g.padding[d] - (g.image[d] - 1);
+    windows.after[d] = g.after(d);
   }
   const Points& x = split.points[0];
   const int box = kTaps ? Tile::kK : Tile::kM;
@@ -245,9 +238,10 @@ bool can_run(const ConvolutionArgs& args) {
   int64_t points = args.batch, windows = args.batch, taps = 1;
   for (int d = 0; d < 2; ++d) {
     const int64_t reach = int64_t{args.dilation[d]} * (args.kernel[d] - 1);
-    // The last window begins up to reach + stride - 1 before the image's end: 8 bits hold that.
-    if (args.stride[d] > 8 || args.padding[d] > 127 || reach + args.stride[d] > 128) return false;
-    if (args.pass == ConvolutionPass::kGradInput && args.stride[d] != 1) return false;
+    // The last window begins up to reach + stride - 1 before the image's end: 8 bits hold that, and
+    // where windows of classes begin and end.
+    if (args.stride[d] > kMaxStride || args.padding[d] > 127) return false;
+    if (reach + args.stride[d] > 128) return false;
     points *= args.input_size[d], windows *= args.output_size[d], taps *= args.kernel[d];
   }
   const int64_t channels = padded(args.channels), outputs = padded(args.outputs);
@@ -262,8 +256,11 @@ double predicted_us(const ConvolutionArgs& args, const Prepared& prepared, int s
   const Product& p = prepared.product;
   const bool narrow = p.n <= NarrowTile::kN;
   const auto waves = static_cast<double>(ceil_div(p.grid.cluster_tiles, sm_count / 2));
-  const double plane = static_cast<double>(p.m) * p.n;
-  double time = c.launch + waves * p.k_blocks_per_slice * (narrow ? c.narrow_block : c.block);
+  const Geometry& g = p.geometry;
+  const double plane = static_cast<double>(p.m) * p.n * g.class_count();
+  // A tile begins and ends once for each class, which may take as long as a block of k.
+  const int blocks = p.k_blocks_per_slice + g.class_count() - 1;
+  double time = c.launch + waves * blocks * (narrow ? c.narrow_block : c.block);
   for (int i = 0; i < prepared.split.operands; ++i) {
     const Points& x = prepared.split.points[i];
     const auto elements = static_cast<double>(x.elements());
@@ -272,10 +269,12 @@ double predicted_us(const ConvolutionArgs& args, const Prepared& prepared, int s
   if (args.pass == ConvolutionPass::kGradWeight) {
     return time + c.slices * 8 * p.slices * plane / kMillion;
   }
-  const double weights = static_cast<double>(p.geometry.taps()) * args.channels * args.outputs;
+  const double weights = static_cast<double>(g.taps()) * args.channels * args.outputs;
   const bool turned = args.pass == ConvolutionPass::kGradInput;
+  // Each class along the width may write every sector of memory again.
+  const int writes = p.out_at.channel == 1 ? 1 : g.classes[1];
   return time + (turned ? c.turned_weight : c.weight) * weights / kMillion +
-         c.output * 4 * plane / kMillion;
+         c.output * 4 * writes * plane / kMillion;
 }
 
 bool gains(const ConvolutionArgs& args, int sm_count, const ConvolutionCosts& costs) {

@@ -1,6 +1,8 @@
 // Whether our kernels for convolutions are faster than cuDNN's strict ones: our time, from a model
 // of what takes it, and the least that cuDNN was seen to take. Fitted to 237 random passes on an
-// H200. Host only.
+// H200, but for the gradient of the input of strided convolutions: ours is the model of the others
+// with upper bounds for what classes of points add, cuDNN's rate is near the peak of fp32. Host
+// only.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +24,8 @@ struct ConvolutionCosts {
   double cudnn_by_channels, cudnn_large_grad_input, cudnn_large_grad_weight;
   // The same at 3 x 3, for few images or points, and for few points.
   double cudnn_few_grad_input, cudnn_few_grad_weight;
-  double margin;  // by which ours must be faster
+  double cudnn_strided_grad_input;  // not fitted
+  double margin;                    // by which ours must be faster
 };
 
 inline constexpr ConvolutionCosts kFittedConvolutionCosts = {
@@ -44,16 +47,19 @@ inline constexpr ConvolutionCosts kFittedConvolutionCosts = {
     .cudnn_large_grad_weight = 180,
     .cudnn_few_grad_input = 50,
     .cudnn_few_grad_weight = 100,
+    .cudnn_strided_grad_input = 60,
     .margin = 1.1,
 };
 
 // What cuDNN has at most. Winograd's and Fourier's transforms gain with the number of channels.
 inline double cudnn_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
-  bool transforms = true, small = true;
+  bool transforms = true, small = true, strided = false;
   for (int d = 0; d < 2; ++d) {
     transforms = transforms && a.stride[d] == 1 && a.dilation[d] == 1 && a.kernel[d] > 1;
     small = small && a.kernel[d] == 3;
+    strided = strided || a.stride[d] > 1;
   }
+  if (strided && a.pass == ConvolutionPass::kGradInput) return c.cudnn_strided_grad_input;
   if (!transforms) return c.cudnn;
   const double by_channels =
       c.cudnn_by_channels + 0.25 * std::sqrt(static_cast<double>(a.channels) * a.outputs);

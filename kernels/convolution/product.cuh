@@ -1,36 +1,18 @@
 // The products of convolution_sm90.cu, by the main loop of fp32_sm90 (gemm/fp32_sm90/kernel.cuh).
 //
 // Forward and the gradient of the input: rows are windows, columns are the weight's rows, and k
-// runs over the taps of a window and, inside, the channels. Gradient of the weight: rows are taps
-// and channels, columns are outputs, and k runs over windows, in slices.
+// runs over the taps of a window and, inside, the channels. With strides that gradient has several
+// classes of points (geometry.h), and a tile has the sums of one after the other. Gradient of the
+// weight: rows are taps and channels, columns are outputs, and k runs over windows, in slices.
 #pragma once
 
+#include "convolution/geometry.h"
 #include "convolution/plan.h"
 #include "convolution/split.cuh"
 #include "gemm/fp32_sm90/kernel.cuh"
 
 namespace my_ops::cuda::convolution_sm90 {
 namespace {
-
-// Windows over images, height and width.
-struct Geometry {
-  int image[2], windows[2], kernel[2], stride[2], padding[2], dilation[2];
-
-  __host__ __device__ int window_count() const { return windows[0] * windows[1]; }
-  __host__ __device__ int taps() const { return kernel[0] * kernel[1]; }
-};
-
-// A window: its image and, there, its first point, which may lie outside.
-struct Window {
-  int n, y, x;
-
-  __device__ __forceinline__ Window(const Geometry& g, int m) {
-    n = m / g.window_count();
-    const int rest = m - n * g.window_count(), p = rest / g.windows[1];
-    y = p * g.stride[0] - g.padding[0];
-    x = (rest - p * g.windows[1]) * g.stride[1] - g.padding[1];
-  }
-};
 
 // Where a tensor's elements are: [n][channel][point].
 struct Places {
@@ -51,7 +33,7 @@ struct Product {
   Places x_at, y_at;   // y_at, of a weight: [row][channel][tap]
   const float* bias;
   float* out;
-  Places out_at;   // [n][output][window] or, of a weight, [output][channel][tap]
+  Places out_at;   // [n][output][point] or, of a weight, [output][channel][tap]
   float* partial;  // [slices][m][n]
 };
 
@@ -109,41 +91,55 @@ __device__ __noinline__ void multiply_by_fma(FmaSmem& smem, int m, int n, int k,
   }
 }
 
-// The point of a window's tap, 0 outside the image.
-__device__ __forceinline__ float point_of(const Product& p, int window, int tap, int channel) {
+// The point of a window's tap, 0 outside the image. `tap` counts the taps of the class.
+__device__ __forceinline__ float point_of(const Product& p, const PointClass& points, int window,
+                                          int tap, int channel) {
   const Geometry& g = p.geometry;
   const Window at(g, window);
-  const int y = at.y + tap / g.kernel[1] * g.dilation[0];
-  const int x = at.x + tap % g.kernel[1] * g.dilation[1];
+  const int y = at.first(g, 0) + points.offset(g, 0, tap / points.taps[1].count);
+  const int x = at.first(g, 1) + points.offset(g, 1, tap % points.taps[1].count);
   if (y < 0 || y >= g.image[0] || x < 0 || x >= g.image[1]) return 0.0f;
   return p.x[at.n * p.x_at.batch + channel * p.x_at.channel +
              (int64_t{y} * g.image[1] + x) * p.x_at.point];
 }
 
-__device__ __forceinline__ int64_t out_index(const Product& p, int window, int output) {
-  const int n = window / p.geometry.window_count();
-  return n * p.out_at.batch + output * p.out_at.channel +
-         int64_t{window - n * p.geometry.window_count()} * p.out_at.point;
+// Where a window's sum for a class and an output goes; null if the result has no such point.
+__device__ __forceinline__ float* out_of(const Product& p, const PointClass& points, int window,
+                                         int output) {
+  const Geometry& g = p.geometry;
+  const Window at(g, window);
+  const int y = at.point(g, points, 0), x = at.point(g, points, 1);
+  if (y >= g.result[0] || x >= g.result[1]) return nullptr;
+  return p.out + at.n * p.out_at.batch + output * p.out_at.channel +
+         (int64_t{y} * g.result[1] + x) * p.out_at.point;
 }
 
 __device__ __forceinline__ void convolve_by_fma(const Product& p, FmaSmem& smem) {
-  const int taps = p.geometry.taps();
-  multiply_by_fma(
-      smem, p.m, p.n, taps * p.channels,
-      [&](int row, int k) { return point_of(p, row, k % taps, k / taps); },
-      [&](int col, int k) {
-        return p.y[col * p.y_at.batch + k / taps * p.y_at.channel + k % taps * p.y_at.point];
-      },
-      [&](int row, int col, float sum) {
-        p.out[out_index(p, row, col)] = sum + (p.bias ? p.bias[col] : 0.0f);
-      });
+  const Geometry& g = p.geometry;
+  for (int i = 0; i < g.class_count(); ++i) {
+    const PointClass points(g, i);
+    const int taps = points.count();
+    multiply_by_fma(
+        smem, p.m, p.n, taps * p.channels,
+        [&](int row, int k) { return point_of(p, points, row, k % taps, k / taps); },
+        [&](int col, int k) {
+          const int across = points.taps[1].count, tap = k % taps;
+          return p.y[col * p.y_at.batch + k / taps * p.y_at.channel +
+                     points.weight_tap(g, tap / across, tap % across) * p.y_at.point];
+        },
+        [&](int row, int col, float sum) {
+          float* out = out_of(p, points, row, col);
+          if (out) *out = sum + (p.bias ? p.bias[col] : 0.0f);
+        });
+  }
 }
 
 __device__ __forceinline__ void sum_windows_by_fma(const Product& p, FmaSmem& smem) {
   const int taps = p.geometry.taps(), count = p.geometry.window_count();
+  const PointClass points(p.geometry, 0);
   multiply_by_fma(
       smem, taps * p.channels, p.n, p.windows,
-      [&](int row, int k) { return point_of(p, k, row % taps, row / taps); },
+      [&](int row, int k) { return point_of(p, points, k, row % taps, row / taps); },
       [&](int col, int k) {
         return p.y[k / count * p.y_at.batch + col * p.y_at.channel + k % count * p.y_at.point];
       },
@@ -168,22 +164,65 @@ __device__ __forceinline__ void produce_windows(const Product& p, ProductSmem& s
     const TilePlace origin =
         tile_place<Tile>(p.grid.cluster_tiles_m, p.grid.cluster_tiles_n, cluster_tile, place);
     const Window window(g, origin.m);
+    const int y = window.first(g, 0), x = window.first(g, 1);
     const int b_row = origin.n + place.m * kRowsB;
-    int k = 0;
-    for (int down = 0; down < g.kernel[0]; ++down) {
-      for (int right = 0; right < g.kernel[1]; ++right) {
+    for (int i = 0; i < g.class_count(); ++i) {
+      const PointClass points(g, i);
+      for (int tap = 0; tap < points.count(); ++tap) {
+        const int down = tap / points.taps[1].count, right = tap % points.taps[1].count;
+        const int below = points.offset(g, 0, down), beside = points.offset(g, 1, right);
+        int k = points.weight_tap(g, down, right) * p.padded;
         for (int block = 0; block < p.channel_blocks; ++block, k += Tile::kK) {
           fill_stage(at, smem.full, smem.empty, Layout::kBytes, [&](int stage, uint64_t* full) {
             unsigned char* const to = smem.ring + stage * Layout::kBytes;
 #pragma unroll
             for (int part = 0; part < Scheme::kParts; ++part) {
-              ptx::tma_load_im2col(to + Layout::a(part), &p.a[part], full, block * Tile::kK,
-                                   window.x, window.y, window.n, right * g.dilation[1],
-                                   down * g.dilation[0]);
+              ptx::tma_load_im2col(to + Layout::a(part), &p.a[part], full, block * Tile::kK, x, y,
+                                   window.n, beside, below);
               load_box<Tile::kClusterM>(to + Layout::b(part) + place.m * kRowsB * Tile::kK * 2,
                                         &p.b[0], full, k, part * p.n + b_row, same_n);
             }
           });
+        }
+      }
+    }
+  }
+}
+
+// Writes a thread's sums, of two windows.
+template <typename Tile>
+__device__ __forceinline__ void store_windows(const Product& p, const PointClass& points, int row0,
+                                              int col0, float (&sum)[Tile::kN / 2]) {
+  if (p.bias) {
+#pragma unroll
+    for (int j = 0; j < Tile::kN / 8; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float bias = p.bias[min(col0 + 8 * j + c, p.n - 1)];
+        sum[4 * j + c] += bias, sum[4 * j + 2 + c] += bias;
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = row0 + 8 * i;
+    if (row >= p.m) continue;
+    float* out = out_of(p, points, row, col0);
+    if (!out) continue;
+    if (p.out_at.channel == 1 && p.n % 2 == 0) {
+#pragma unroll
+      for (int j = 0; j < Tile::kN / 8; ++j) {
+        if (col0 + 8 * j < p.n) {
+          *reinterpret_cast<float2*>(out + 8 * j) = {sum[4 * j + 2 * i], sum[4 * j + 2 * i + 1]};
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < Tile::kN / 8; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          if (col0 + 8 * j + c < p.n) *out = sum[4 * j + 2 * i + c];
+          out += c == 0 ? p.out_at.channel : 7 * p.out_at.channel;
         }
       }
     }
@@ -199,53 +238,26 @@ __device__ __forceinline__ void consume_windows(const Product& p, ProductSmem& s
   TileExponents& exponents = smem.exponents[consumer];
   float sum[Tile::kN / 2];
   RingPlace<RingLayout<Scheme, Tile>::kStages> at;
-  for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < p.grid.cluster_tiles;
-       cluster_tile += cluster_tile_step<Tile>()) {
+  int i = 0;  // a class; one loop over tiles and classes needs fewer registers than two
+  for (int cluster_tile = first_cluster_tile<Tile>(); cluster_tile < p.grid.cluster_tiles;) {
     const TilePlace origin =
         tile_place<Tile>(p.grid.cluster_tiles_m, p.grid.cluster_tiles_n, cluster_tile, place);
-    TileExponents::wait(consumer);  // those of the previous tile have been read
+    TileExponents::wait(consumer);  // those of the previous sums have been read
     if (thread < 64) ptx::cp_async<4>(exponents.row + thread, p.a_exponent);
     for (int j = thread; j < Tile::kN; j += 128) {
       ptx::cp_async<4>(exponents.column + j, p.b_exponent + min(origin.n + j, p.n - 1));
     }
-    sum_parts<Scheme, Tile>(smem, release, consumer, false, p.k_blocks, at, sum);
-    TileExponents::wait(consumer);
-    exponents.unscale<Scheme>(sum);
-    const int col0 = origin.n + thread % 4 * 2;
-    if (p.bias) {
+    if (const int taps = PointClass(p.geometry, i).count(); taps > 0) {
+      sum_parts<Scheme, Tile>(smem, release, consumer, false, taps * p.channel_blocks, at, sum);
+      TileExponents::wait(consumer);
+      exponents.unscale<Scheme>(sum);
+    } else {
 #pragma unroll
-      for (int j = 0; j < Tile::kN / 8; ++j) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const float bias = p.bias[min(col0 + 8 * j + c, p.n - 1)];
-          sum[4 * j + c] += bias, sum[4 * j + 2 + c] += bias;
-        }
-      }
+      for (float& x : sum) x = 0.0f;
     }
     const int row0 = origin.m + consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = row0 + 8 * i;
-      if (row >= p.m) continue;
-      float* out = p.out + out_index(p, row, col0);
-      if (p.out_at.channel == 1 && p.n % 2 == 0) {
-#pragma unroll
-        for (int j = 0; j < Tile::kN / 8; ++j) {
-          if (col0 + 8 * j < p.n) {
-            *reinterpret_cast<float2*>(out + 8 * j) = {sum[4 * j + 2 * i], sum[4 * j + 2 * i + 1]};
-          }
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < Tile::kN / 8; ++j) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            if (col0 + 8 * j + c < p.n) *out = sum[4 * j + 2 * i + c];
-            out += c == 0 ? p.out_at.channel : 7 * p.out_at.channel;
-          }
-        }
-      }
-    }
+    store_windows<Tile>(p, PointClass(p.geometry, i), row0, origin.n + thread % 4 * 2, sum);
+    if (++i == p.geometry.class_count()) i = 0, cluster_tile += cluster_tile_step<Tile>();
   }
 }
 
@@ -273,6 +285,7 @@ __device__ __forceinline__ void produce_taps(const Product& p, ProductSmem& smem
     }
     for (int k = first * Tile::kK; k < (first + blocks) * Tile::kK; k += Tile::kK) {
       const Window window(g, k);
+      const int y = window.first(g, 0), x = window.first(g, 1);
       fill_stage(at, smem.full, smem.empty, Layout::kBytes, [&](int stage, uint64_t* full) {
         unsigned char* const to = smem.ring + stage * Layout::kBytes;
 #pragma unroll
@@ -280,7 +293,7 @@ __device__ __forceinline__ void produce_taps(const Product& p, ProductSmem& smem
 #pragma unroll
           for (int i = 0; i < Tile::kM / 64; ++i) {
             ptx::tma_load_im2col(to + Layout::a(part) + i * 64 * Tile::kK * 2, &p.a[part], full,
-                                 channel[i], window.x, window.y, window.n, right[i], down[i]);
+                                 channel[i], x, y, window.n, right[i], down[i]);
           }
 #pragma unroll
           for (int j = 0; j < Tile::kN; j += 64) {

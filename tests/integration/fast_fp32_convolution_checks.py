@@ -19,6 +19,7 @@ from fast_fp32_checks import (
 import my_ops
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d}
 LAST = {1: None, 2: torch.channels_last, 3: torch.channels_last_3d}
 # Points, enough for the stand-in's least product even of one image of every other point.
 SPACE = {1: (5000,), 2: (100, 81), 3: (26, 27, 28)} if DEVICE == "cpu" else {
@@ -44,10 +45,14 @@ def operands(space, batch=1, last=False, bias=True):
     return x, weight, randn(OUTPUTS) if bias else None
 
 
+def convolve(x, *others, transposed=False, **options):
+    return (TRANSPOSED if transposed else CONVOLUTIONS)[x.dim() - 2](x, *others, **options)
+
+
 def results(x, weight, bias, stride=1, grad=None, **options):
     """The output, and the gradients of all operands for a gradient of the output."""
     inputs = [t.detach().requires_grad_() for t in (x, weight, bias) if t is not None]
-    y = CONVOLUTIONS[x.dim() - 2](*inputs, stride=stride, **options)
+    y = convolve(*inputs, stride=stride, **options)
     grad = torch.linspace(-1, 1, y.numel(), device=DEVICE).view_as(y) if grad is None else grad
     return [y, *torch.autograd.grad(y, inputs, grad.to(y.dtype))]
 
@@ -154,10 +159,13 @@ def test_what_is_not_even_looked_at():
     windows = {
         "another kernel": lambda: F.conv2d(x, wide, bias),
         "padding": lambda: F.conv2d(x, weight, bias, padding=1),
+        "transposed": lambda: F.conv_transpose2d(x, weight.transpose(0, 1), bias),
     }
     calls = (windows if DEVICE == "cpu" else {}) | {
         "groups": lambda: F.conv2d(x, weight[:, : CHANNELS // 2], bias, groups=2),
-        "transposed": lambda: F.conv_transpose2d(x, weight.transpose(0, 1), bias),
+        "transposed groups": lambda: F.conv_transpose2d(
+            x, randn(CHANNELS, OUTPUTS // 2, 1, 1), bias, groups=2
+        ),
         "another dtype": lambda: F.conv2d(x.double(), weight.double(), bias.double()),
         "small": lambda: F.conv2d(x[:, :, :2, :2], weight, bias),
     }
@@ -235,17 +243,39 @@ WINDOWS = [
     (32, 128, 128, (64, 65), (3, 3), {"padding": 1}),
     (9, 130, 257, (50, 51), (5, 4), {"padding": (4, 3), "dilation": 2}),
     (16, 192, 256, (63, 64), (3, 3), {"padding": 1, "stride": 2}),
-    (8, 320, 160, (30, 70), (1, 7), {"stride": (1, 3)}),
+    (16, 320, 320, (30, 71), (1, 7), {"stride": (1, 3)}),
+    (16, 64, 256, (112, 113), (3, 3), {"padding": 1, "stride": 2}),
+    (16, 256, 512, (57, 58), (2, 2), {"stride": 2}),  # patches
+    (16, 512, 1024, (57, 58), (4, 4), {"stride": 4}),
+    (12, 255, 512, (40, 41), (5, 4), {"stride": (3, 2), "padding": (2, 3), "dilation": (1, 2)}),
+    (12, 320, 512, (41, 40), (3, 3), {"stride": 2, "padding": 2, "dilation": 2}),
+    (16, 1024, 1024, (44, 44), (2, 1), {"stride": (3, 2)}),  # points that no window reads
     (8, 256, 384, (3001,), (5,), {"padding": 4, "dilation": 2}),
+    (8, 512, 768, (1599,), (10,), {"stride": 5}),
+    (16, 512, 512, (1599,), (3,), {"stride": 2}),
+]
+TRANSPOSED_WINDOWS = [
+    (8, 256, 136, (33, 32), (4, 4), {"stride": 2, "padding": 1}),
+    (8, 256, 255, (33, 32), (4, 4), {"stride": 2, "padding": 1}),
+    (16, 384, 256, (33, 32), (3, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
+    (16, 512, 256, (33, 32), (2, 2), {"stride": 2}),
+    (16, 512, 256, (33, 32), (2, 4), {"stride": (2, 3), "padding": (0, 1), "output_padding": 1}),
+    (16, 256, 384, (41, 40), (3, 3), {"padding": 1, "dilation": 2}),
+    (16, 512, 256, (500,), (16,), {"stride": 8, "padding": 4}),
 ]
 
 
-def window_operands(images, channels, outputs, space, kernel, last, spread=0):
-    """spread: of the exponents of the input."""
+def spread_out(x, spread):
+    """spread: of the exponents."""
+    return x * torch.exp2(torch.randint(-spread, spread, x.shape, device=DEVICE).float())
+
+
+def window_operands(images, channels, outputs, space, kernel, last, spread=0, transposed=False):
     x = randn(images, channels, *space)
     if spread:
-        x = x * torch.exp2(torch.randint(-spread, spread, x.shape, device=DEVICE).float())
-    weight, bias = randn(outputs, channels, *kernel), randn(outputs)
+        x = spread_out(x, spread)
+    both = (channels, outputs) if transposed else (outputs, channels)
+    weight, bias = randn(*both, *kernel), randn(outputs)
     if last:
         x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
     return x, weight, bias
@@ -253,18 +283,26 @@ def window_operands(images, channels, outputs, space, kernel, last, spread=0):
 
 def gradient_of(given, options):
     with my_ops.fast_fp32(False):
-        return torch.randn_like(CONVOLUTIONS[given[0].dim() - 2](*given, **options))
+        return torch.randn_like(convolve(*given, **options))
 
 
 @ON_CUDA
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize(("images", "channels", "outputs", "space", "kernel", "options"), WINDOWS)
+@pytest.mark.parametrize(
+    ("images", "channels", "outputs", "space", "kernel", "options"),
+    [
+        *WINDOWS,
+        *((*case, {**options, "transposed": True}) for *case, options in TRANSPOSED_WINDOWS),
+    ],
+)
 def test_windows(images, channels, outputs, space, kernel, options, last):
     if last and len(space) == 1:
         pytest.skip("torch has no channels_last in 1-D")
-    given = window_operands(images, channels, outputs, space, kernel, last)
+    given = window_operands(
+        images, channels, outputs, space, kernel, last, transposed="transposed" in options
+    )
     grad = gradient_of(given, options)
-    with takes(*["convolution"] * (2 if "stride" in options else 3)):
+    with takes(*["convolution"] * 3):
         found = results(*given, grad=grad, **options)
     assert_as_exact(found, given, grad=grad, **options)
     with my_ops.fast_fp32(False):
@@ -294,6 +332,41 @@ def test_windows_of_wide_range(spread):
 
 
 @ON_CUDA
+@pytest.mark.parametrize("spread", [0, 10, 30, 60])
+def test_strided_gradient_of_wide_range(spread):
+    """So are the points of each class."""
+    given = window_operands(16, 256, 320, (45, 46), (3, 3), False)
+    options = {"stride": 2, "padding": 1}
+    grad = gradient_of(given, options)
+    if spread:
+        grad = spread_out(grad, spread)
+    with takes(*["convolution"] * 3):
+        found = results(*given, grad=grad, **options)[1]
+    with my_ops.fast_fp32(False):
+        exact = results(*(t.double() for t in given), grad=grad, **options)[1]
+        size = results(*(t.double().abs() for t in given), grad=grad.abs(), **options)[1]
+    assert ((found - exact).abs() <= LIMIT * size).all()
+
+
+@ON_CUDA
+@pytest.mark.parametrize("value", [1.0, torch.nan])
+def test_points_that_no_window_reads(value):
+    """Their gradient is zero, and in a transposed convolution they are the bias. NaN: by FMAs."""
+    x, weight, _ = window_operands(16, 1024, 1024, (44, 44), (2, 1), False)
+    bias, grad = randn(1024), torch.full((16, 1024, 15, 22), value, device=DEVICE)
+    rows, columns = (torch.arange(44, device=DEVICE) % n for n in (3, 2))
+    unread = (rows == 2)[:, None] | (columns == 1)
+    with takes(*["convolution"] * 2):
+        y = F.conv2d(x.requires_grad_(), weight, stride=(3, 2))
+        (found,) = torch.autograd.grad(y, x, grad)
+    assert (found[:, :, unread] == 0).all()
+    assert (found[:, :, ~unread] != 0).any(1).all()
+    with takes("convolution"):
+        found = F.conv_transpose2d(grad, weight, bias, (3, 2), output_padding=(0, 1))
+    assert torch.equal(found[:, :, unread], bias[:, None].expand_as(found[:, :, unread]))
+
+
+@ON_CUDA
 def test_windows_of_inf_and_nan():
     x, weight, bias = window_operands(16, 128, 192, (30, 31), (3, 3), False)
     x[3, 5, 20, 20], x[4, 6, 7, 8] = torch.nan, torch.inf
@@ -303,6 +376,18 @@ def test_windows_of_inf_and_nan():
         torch.testing.assert_close(
             found, F.conv2d(x, weight, bias, padding=1), rtol=1e-4, atol=1e-3, equal_nan=True
         )
+
+
+@ON_CUDA
+def test_strided_gradient_of_inf_and_nan():
+    given = window_operands(16, 256, 320, (45, 46), (3, 3), False)
+    options = {"stride": 2, "padding": 1}
+    grad = gradient_of(given, options)
+    grad[3, 5, 20, 20], grad[4, 6, 7, 8] = torch.nan, torch.inf
+    with takes(*["convolution"] * 3):
+        found = results(*given, grad=grad, **options)[1]
+    exact = results(*(t.double().cpu() for t in given), grad=grad.cpu(), **options)[1]
+    torch.testing.assert_close(found.cpu(), exact.float(), rtol=1e-4, atol=1e-3, equal_nan=True)
 
 
 @ON_CUDA
@@ -329,11 +414,14 @@ def test_random_windows():
         space = one(*space)
         kernel = tuple(one(1, 2, 3, 5) for _ in space)
         options = {name: tuple(one(*some) for _ in space) for name, some in (
-            ("stride", (1, 1, 2, 3)), ("padding", (0, 1, 2, 4)), ("dilation", (1, 1, 2)),
+            ("stride", (1, 1, 2, 3, 5)), ("padding", (0, 1, 2, 4)), ("dilation", (1, 1, 2)),
         )}  # fmt: skip
+        if transposed := one(False, False, True):
+            options |= {"transposed": True, "padding": one(0, 1)}
         last = len(space) == 2 and one(False, True)
+        channels, outputs = one(3, 60, 128, 250), one(2, 64, 100, 256)
         given = window_operands(
-            one(1, 8, 32), one(3, 60, 128, 250), one(2, 64, 100, 256), space, kernel, last
+            one(1, 8, 32), channels, outputs, space, kernel, last, transposed=transposed
         )
         grad = gradient_of(given, options)
         if one(False, True):

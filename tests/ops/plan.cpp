@@ -3,6 +3,12 @@
 //     VARIANT
 //   lltm, lstm or gru DEVICE BACKWARD WIDTH BATCH HIDDEN VARIANT
 //   packs DEVICE N K            1 if products gain from a packed weight
+//   windows DEVICE GRADS_INPUT, and for both dimensions INPUT OUTPUT KERNEL STRIDE PADDING
+//   DILATION:
+//     for both, where the first window begins, where the last one after the image's last point, and
+//     the largest offset of a tap; then, of each window and class, the point of the result, -1 if
+//     there is none, the number of taps, and of each the point of the image, -1 outside, and the
+//     weight's tap
 // DEVICE: major, minor, SMs, shared memory of a block, L2 cache, code, Hopper code. WIDTH: bytes of
 // a type. Answers to the first two: kernel, code, shared memory, cluster, blocks that run at once;
 // with VARIANT: a persistent kernel or half_sm90, and its three template arguments.
@@ -11,6 +17,7 @@
 #include <string>
 #include <type_traits>
 
+#include "convolution/geometry.h"
 #include "gemm/plan.h"
 #include "recurrent/cells/gru.h"
 #include "recurrent/cells/lltm.h"
@@ -108,6 +115,52 @@ void layer(std::istream& in, const DeviceFacts& device) {
   }
 }
 
+// Of one image.
+void windows(std::istream& in) {
+  bool grads_input;
+  in >> grads_input;
+  ConvolutionArgs args{};
+  args.pass = grads_input ? ConvolutionPass::kGradInput : ConvolutionPass::kForward;
+  for (int d = 0; d < 2; ++d) {
+    in >> args.input_size[d] >> args.output_size[d] >> args.kernel[d] >> args.stride[d] >>
+        args.padding[d] >> args.dilation[d];
+  }
+  using convolution_sm90::PointClass, convolution_sm90::Window;
+  const auto g = convolution_sm90::geometry_of(args);
+  const auto index = [](const int (&sizes)[2], int y, int x) {
+    const bool inside = y >= 0 && y < sizes[0] && x >= 0 && x < sizes[1];
+    return inside ? y * sizes[1] + x : -1;
+  };
+  std::cout << "windows";
+  for (int d = 0; d < 2; ++d) {
+    int largest = 0;
+    for (int i = 0; i < g.class_count(); ++i) {
+      const PointClass points(g, i);
+      if (points.taps[d].count > 0) {
+        largest = std::max(largest, points.offset(g, d, points.taps[d].count - 1));
+      }
+    }
+    std::cout << ' ' << -g.padding[d] << ' ' << g.after(d) << ' ' << largest;
+  }
+  for (int m = 0; m < g.window_count(); ++m) {
+    const Window window(g, m);
+    for (int i = 0; i < g.class_count(); ++i) {
+      const PointClass points(g, i);
+      std::cout << ' ' << index(g.result, window.point(g, points, 0), window.point(g, points, 1))
+                << ' ' << points.count();
+      for (int down = 0; down < points.taps[0].count; ++down) {
+        for (int right = 0; right < points.taps[1].count; ++right) {
+          std::cout << ' '
+                    << index(g.image, window.first(g, 0) + points.offset(g, 0, down),
+                             window.first(g, 1) + points.offset(g, 1, right))
+                    << ' ' << points.weight_tap(g, down, right);
+        }
+      }
+    }
+  }
+  std::cout << '\n';
+}
+
 struct UnboundedCell : GruCell {
   static constexpr bool kBounded = false;
 };
@@ -125,6 +178,8 @@ int main() {
       in >> args.n >> args.k;
       args.row_stride = 1, args.col_stride = args.k;
       std::cout << fp32_sm90::packs(args, device, costs_of(device).fp32_sm90) << '\n';
+    } else if (question == "windows") {
+      windows(in);
     } else if (question == "lltm") {
       layer<LltmCell>(in, device);
     } else if (question == "lstm") {

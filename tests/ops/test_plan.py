@@ -382,6 +382,84 @@ def test_weights_worth_packing(name, n, k, want, plan):
     assert plan([("packs", *DEVICES[name], n, k)]) == [(str(want),)]
 
 
+def dimension(size, kernel, stride, padding, dilation):
+    """Of a convolution: input, output, kernel, stride, padding and dilation."""
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    return (size, room // stride + 1, kernel, stride, padding, dilation) if room >= 0 else None
+
+
+def drawn(largest):
+    while True:
+        sizes = (
+            int(torch.randint(*bounds, ())) for bounds in zip((1, 1, 1, 0, 1), largest, strict=True)
+        )
+        if found := dimension(*sizes):
+            return found
+
+
+def reads(dimension):
+    """Points of the input, outputs that read them, and with which tap."""
+    size, outputs, kernel, stride, padding, dilation = dimension
+    for output, tap in product(range(outputs), range(kernel)):
+        point = output * stride - padding + tap * dilation
+        if 0 <= point < size:
+            yield point, output, tap
+
+
+def assert_windows_as_defined(plan, high, wide, grads_input):
+    sums = {i: [] for i in range(high[0] * wide[0] if grads_input else high[1] * wide[1])}
+    for (y, p, r), (x, q, s) in product(reads(high), reads(wide)):
+        point, output, tap = y * wide[0] + x, p * wide[1] + q, r * wide[2] + s
+        if grads_input:  # by the weight turned around
+            sums[point].append((output, high[2] * wide[2] - 1 - tap))
+        else:
+            sums[output].append((point, tap))
+    ((_, *answer),) = plan([("windows", *DEVICES["H200"], grads_input, *high, *wide)])
+    for first, last, offset in (answer[:3], answer[3:6]):  # what TMA's instructions can hold
+        assert -128 <= first < 128
+        assert -128 <= last < 128
+        assert 0 <= offset < 256
+    found, rest = {}, iter(answer[6:])
+    for result in rest:
+        pairs = [(next(rest), next(rest)) for _ in range(next(rest))]
+        if result >= 0:
+            assert result not in found
+            found[result] = sorted(pair for pair in pairs if pair[0] >= 0)
+    assert found == {i: sorted(pairs) for i, pairs in sums.items()}
+
+
+@pytest.mark.parametrize("grads_input", [False, True])
+@pytest.mark.parametrize(
+    ("high", "wide"),
+    [
+        ((56, 3, 2, 1, 1), (56, 3, 2, 1, 1)),
+        ((12, 4, 4, 0, 1), (12, 4, 4, 0, 1)),  # patches
+        ((11, 2, 2, 0, 1), (9, 2, 2, 0, 1)),  # and points that no window reads
+        ((1, 1, 1, 0, 1), (400, 10, 5, 0, 1)),
+        ((13, 2, 5, 0, 1), (14, 1, 3, 0, 1)),  # classes without taps
+        ((15, 3, 4, 2, 2), (17, 4, 6, 3, 4)),  # taps in every other class
+        ((2, 3, 7, 4, 2), (3, 5, 8, 9, 1)),  # fewer points than classes
+    ],
+)
+def test_windows_of_convolutions(high, wide, grads_input, plan):
+    assert_windows_as_defined(plan, dimension(*high), dimension(*wide), grads_input)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grads_input", [False, True])
+def test_windows_of_random_convolutions(grads_input, plan):
+    for _ in range(100):
+        both = [drawn((16, 6, 9, 5, 5)) for _ in range(2)]
+        assert_windows_as_defined(plan, *both, grads_input)
+    for stride in range(1, 9):  # up to the longest reach and padding that the kernels support
+        for _ in range(10):
+            long = drawn((300, 130 - stride, 2, 128, 2))
+            room = (128 - stride) // max(1, long[2] - 1)
+            dilation = int(torch.randint(1, max(1, room) + 1, ()))
+            if wide := dimension(long[0], long[2], stride, long[4], dilation):
+                assert_windows_as_defined(plan, dimension(3, 2, 2, 1, 1), wide, grads_input)
+
+
 PLANNED = {  # kernels that request shared memory at launch; others have up to 48 KiB, static
     "gemm_small_kernel": "at most 32 KiB",
     "fp32_skinny_kernel": "fp32_skinny::kNeeds",
