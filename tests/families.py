@@ -98,7 +98,7 @@ def cases(device):
             if m > n
             else (drawn(m, k), drawn(k, n, dtype=wide))
         )
-        return my_ops.gemm(a, b)
+        return my_ops.gemm(a, b, precision="highest")
 
     def attention(batch, heads, queries, keys, size, added):
         """And the gradients."""
