@@ -67,30 +67,45 @@ class Attention {
   // For the kernels in C++: the output, its log-sum-exp, and a seed and an offset of random
   // numbers.
   static bool run(const AttentionCall& call, bool needs_logsumexp, AtenTensorHandle* results) {
-    const Tensor q = tensor(call.q);
-    auto [out, logsumexp] = forward(q, tensor(call.k), tensor(call.v), optional_tensor(call.bias),
-                                    call.dropout, call.causal, call.scale);
-    if (!out) return false;
-    if (!needs_logsumexp) logsumexp = empty(q, {q.size(0), q.size(1), 0});
-    const std::optional<Tensor> seed = no_random_state(q), offset = no_random_state(q);
-    const std::optional<Tensor>* const found[] = {&out, &logsumexp, &seed, &offset};
-    put(found, results);
-    return true;
+    return or_torchs([&] {
+      const Tensor q = tensor(call.q);
+      auto [out, logsumexp] = forward(q, tensor(call.k), tensor(call.v), optional_tensor(call.bias),
+                                      call.dropout, call.causal, call.scale);
+      if (!out) return false;
+      if (!needs_logsumexp) logsumexp = empty(q, {q.size(0), q.size(1), 0});
+      const std::optional<Tensor> seed = no_random_state(q), offset = no_random_state(q);
+      const std::optional<Tensor>* const found[] = {&out, &logsumexp, &seed, &offset};
+      put(found, results);
+      return true;
+    });
   }
 
   // And the gradients of q, k, v and, if it is asked for, of bias.
   static bool run_backward(const AttentionCall& call, const AttentionSaved& saved,
                            AtenTensorHandle* results) {
-    const auto [q, k, v, bias] =
-        backward(tensor(saved.grad), tensor(call.q), tensor(call.k), tensor(call.v),
-                 optional_tensor(call.bias), tensor(saved.out), tensor(saved.logsumexp),
-                 call.dropout, call.causal, call.scale, saved.needs_bias);
-    const std::optional<Tensor>* const found[] = {&q, &k, &v, &bias};
-    put(found, results);
-    return q.has_value();
+    return or_torchs([&] {
+      const auto [q, k, v, bias] =
+          backward(tensor(saved.grad), tensor(call.q), tensor(call.k), tensor(call.v),
+                   optional_tensor(call.bias), tensor(saved.out), tensor(saved.logsumexp),
+                   call.dropout, call.causal, call.scale, saved.needs_bias);
+      const std::optional<Tensor>* const found[] = {&q, &k, &v, &bias};
+      put(found, results);
+      return q.has_value();
+    });
   }
 
  private:
+  // No exception leaves the module: it is torch's then, as where ours does not serve.
+  template <typename F>
+  static bool or_torchs(const F& compute) {
+    try {
+      return compute();
+    } catch (const std::exception&) {
+      count(Left::kFailed);
+      return false;
+    }
+  }
+
   static void put(const std::optional<Tensor>* const (&found)[4], AtenTensorHandle* results) {
     for (int i = 0; i < 4; ++i) {
       if (*found[i]) results[i] = new_handle((*found[i])->get());

@@ -119,13 +119,13 @@ def cases(device):
             x[0, 0, 0] = torch.inf
         given = x.requires_grad_(), w.requires_grad_()
         run = torch.nn.functional.conv1d if len(space) == 1 else torch.nn.functional.conv2d
-        allowed = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = False
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), my_ops.fast_fp32():
-            y = run(*given, padding=dilation, dilation=dilation)
-            results = [y.detach(), *torch.autograd.grad(y, given, drawn(*y.shape))]
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-        return results
+        try:
+            with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), my_ops.fast_fp32():
+                y = run(*given, padding=dilation, dilation=dilation)
+                return [y.detach(), *torch.autograd.grad(y, given, drawn(*y.shape))]
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = True  # as main sets it
 
     def prepacked():
         weight = my_ops.prepack(drawn(600, 520))

@@ -289,6 +289,9 @@ class Results(Reliability, Layers, Gains):
     def convolution_windows(self) -> str:
         return self.of_convolutions(self.windows["convolutions of windows"])
 
+    def transposed_convolutions(self) -> str:
+        return self.of_convolutions(self.windows["transposed convolutions"])
+
     def of_convolutions(self, found: list[dict[str, Any]]) -> str:
         ways = "strict", "tf32", "switch"
         rows = [

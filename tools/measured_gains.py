@@ -17,7 +17,11 @@ class Gains:
         self.gains_h200, self.gains_h100 = load("nvidia-h200"), load("nvidia-h100")
         self.gains_attention = load("attention")["sweep"]
         self.gains_points = load("nvidia-h200-convolutions")["convolutions of single points"]
-        self.gains_windows = load("nvidia-h200-convolution_windows")["convolutions of windows"]
+        windows = load("nvidia-h200-convolution_windows")
+        self.gains_windows = [
+            *windows["convolutions of windows"],
+            *windows["transposed convolutions"],
+        ]
         self.gains_layers = load("nvidia-h200-recurrent")["sweep"]
         self.gains_cpu = load("cpu-sweep")
         self.gains_steps = load("nvidia-h200-programs")
@@ -54,7 +58,7 @@ class Gains:
                 [r["all x strict"] for r in self.gains_points],
             ),
             (
-                "the same of windows",
+                "the same of windows, transposed ones too",
                 "cuDNN, strict",
                 [r["all x strict"] for r in self.gains_windows],
             ),

@@ -183,7 +183,7 @@ struct Convolutions {
     bool of_points = !transposed;
     for (size_t d = 0; d < space; ++d) {
       of_points = of_points && sizes[d + 2] == 1 && padding[d] == 0;
-      if (stride[d] < 1) return false;
+      if (stride[d] < 1 || dilation[d] < 1) return false;
       if (!transposed) dropped *= stride[d];
     }
     asked->input = handle(input), asked->weight = handle(weight);

@@ -1,6 +1,6 @@
 // Whether our kernels for convolutions are faster than cuDNN's strict ones: our time, from a model
 // of what takes it, and the least that cuDNN was seen to take. Fitted to 237 random passes on an
-// H200, and cuDNN's rate of strided gradients of the input to 31 more; what their classes of points
+// H200, and cuDNN's rate of strided gradients of the input to 30 more; what their classes of points
 // add to ours is an estimate. Host only.
 #pragma once
 

@@ -147,9 +147,9 @@ __device__ __forceinline__ void split_row(const Weights& w, int row) {
   }
 }
 
-// At most so many of a block's elements may be tiny: a window reads several blocks, and far more
-// elements of each.
-constexpr uint32_t kMaxTiny = 4;
+// Of so many nonzero elements of a block one may be tiny: 4 of a whole block. What reads it reads
+// far more than these.
+constexpr uint32_t kNonzeroPerTiny = 1024;
 
 // Copies a block to shared memory, with all loads in flight at once; zeros outside.
 __device__ __forceinline__ void hold_points(const Points& p, const float* x, int channel0,
@@ -249,9 +249,9 @@ __device__ __forceinline__ void split_points(const Points& p, const RowScale& sc
   }
   if (__syncthreads_or(counts.tiny_fp16)) {
     const uint32_t tiny_fp16 = block_sum(counts.tiny_fp16), tiny_bf16 = block_sum(counts.tiny_bf16);
-    if (threadIdx.x == 0 && tiny_fp16 > kMaxTiny) {
-      atomicOr(path,
-               static_cast<uint32_t>(tiny_bf16 > kMaxTiny ? SplitPath::kFma : SplitPath::kBf16));
+    const uint32_t most = block_sum(counts.nonzero) / kNonzeroPerTiny;
+    if (threadIdx.x == 0 && tiny_fp16 > most) {
+      atomicOr(path, static_cast<uint32_t>(tiny_bf16 > most ? SplitPath::kFma : SplitPath::kBf16));
     }
   }
 }

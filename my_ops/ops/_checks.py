@@ -333,6 +333,7 @@ def check_attention(
         check_same_device(t, name, query, "query", op)
         check_same_dtype(t, name, query, "query", op)
     check(query.dim() == 4, f"{op}: query must be (batch, heads, queries, size), got {show(query)}")
+    check(query.shape[3] > 0, f"{op}: query must have a size of at least 1, got {show(query)}")
     for name, t, size in (("key", key, query.shape[3]), ("value", value, value.shape[-1])):
         want = (*query.shape[:2], key.shape[-2], size)
         check_shape(t, name, want, "(batch, heads, keys, size)", op)
@@ -369,6 +370,12 @@ def check_attention_backward(
     for name, t in (("grad", grad), ("out", out), ("logsumexp", logsumexp)):
         check_same_device(t, name, query, "query", op)
         check_same_dtype(t, name, query, "query", op)
-        if t is not logsumexp:  # whose length is the kernels' own
+        if t is not logsumexp:
             check_shape(t, name, want, "(batch, heads, queries, size)", op)
+    rows = (query.shape[2] + 31) // 32 * 32
+    check(
+        tuple(logsumexp.shape) in ((*query.shape[:2], 0), (*query.shape[:2], rows)),
+        f"{op}: logsumexp must be (batch, heads, 0) or (batch, heads, queries in whole groups of "
+        f"32), got {tuple(logsumexp.shape)}",
+    )
     check(bias is not None or not needs_bias, f"{op}: needs_bias must be False without a bias")

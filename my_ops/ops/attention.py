@@ -39,18 +39,29 @@ library.define(
 _efficient, _efficient_backward = (getattr(torch.ops.aten, op).default for op in ATTENTION)
 
 
-def _saves_logsumexp(query: Tensor) -> bool:
-    return query.device.type == "cuda" and query.dtype is torch.float32
+def _saves_logsumexp(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether torch's efficient attention computes what our kernels leave: of whole groups of 4."""
+    if query.device.type != "cuda" or query.dtype is not torch.float32:
+        return False
+    sizes = (*query.shape, *key.shape, *value.shape)
+    return 0 not in sizes and query.shape[3] % 4 == 0 and value.shape[3] % 4 == 0
 
 
-def _for_torchs(bias: Tensor | None) -> Tensor | None:
-    """In rows of whole groups of 16, which torch's efficient attention asks for."""
+def _aligned(t: Tensor, unit: int = 4) -> Tensor:
+    """As torch's efficient attention asks for: contiguous rows that begin at 16 bytes and at whole
+    groups of ``unit`` elements."""
+    size, *strides = t.size(-1), *t.stride()[:-1]
+    fits = t.stride(-1) == 1 and all(stride % unit == 0 for stride in strides)
+    if fits and size % unit == 0 and t.data_ptr() % 16 == 0:
+        return t
+    rows = t.new_zeros(*t.shape[:-1], size + -size % unit)[..., :size]
+    return rows.copy_(t)
+
+
+def _aligned_bias(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     if bias is None:
         return None
-    keys = bias.size(-1)
-    if keys % 16 == 0 and bias.stride(-1) == 1:
-        return bias
-    return F.pad(bias, (0, -keys % 16)).contiguous()[..., :keys]
+    return _expanded(_aligned(bias.expand(*bias.shape[:3], key.shape[2]), 16), query, key)
 
 
 def _no_random_numbers(device: torch.device) -> tuple[Tensor, Tensor]:
@@ -78,18 +89,18 @@ def _forward(
     _checks.check_attention(query, key, value, bias, is_causal)
     _checks.check_storages("attention", query=query, key=key, value=value, bias=bias)
     added = _expanded(bias, query, key)
-    if _saves_logsumexp(query) and load_kernels():
+    saves = _saves_logsumexp(query, key, value)
+    if saves and load_kernels():
         out, logsumexp = ops.fast_fp32_attention(query, key, value, added, 0.0, is_causal, scale)
         if out is not None:
             return out, logsumexp
-    if not _saves_logsumexp(query):
+    if not saves:
         out = F.scaled_dot_product_attention(
             query, key, value, bias, is_causal=is_causal, scale=scale
         )
         return out.contiguous(), query.new_empty(*query.shape[:2], 0)
-    out, logsumexp, *_ = _efficient(
-        query, key, value, _for_torchs(added), True, 0.0, is_causal, scale=scale
-    )
+    operands = *map(_aligned, (query, key, value)), _aligned_bias(bias, query, key)
+    out, logsumexp, *_ = _efficient(*operands, True, 0.0, is_causal, scale=scale)
     return out, logsumexp
 
 
@@ -111,17 +122,19 @@ def _backward(
     saved = {"key": key, "value": value, "bias": bias, "out": out, "logsumexp": logsumexp}
     _checks.check_storages("attention_backward", grad=grad, query=query, **saved)
     added = _expanded(bias, query, key)
-    if _saves_logsumexp(query) and load_kernels():
+    saves = _saves_logsumexp(query, key, value) and logsumexp.shape[2] > 0
+    if saves and load_kernels():
         grads = ops.fast_fp32_attention_backward(
             grad, query, key, value, added, out, logsumexp, 0.0, *options
         )
         if grads[0] is not None:
             return grads
-    if not _saves_logsumexp(query):
+    if not saves:
         *grads, of_bias = _grads(grad, *operands, is_causal, scale)
         return (*grads, of_bias if needs_bias else None)
     numbers = _no_random_numbers(query.device)
-    forward = (query, key, value, _for_torchs(added), out, logsumexp, *numbers)
+    grad, query, key, value, out = map(_aligned, (grad, query, key, value, out))
+    forward = (query, key, value, _aligned_bias(bias, query, key), out, logsumexp, *numbers)
     mask = [True, True, True, needs_bias]
     *grads, of_bias = _efficient_backward(grad, *forward, 0.0, mask, is_causal, scale=scale)
     return (*grads, of_bias.contiguous() if needs_bias else None)
@@ -143,8 +156,9 @@ def _fake_forward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     _checks.check_attention(query, key, value, bias, is_causal)
-    out = _like(query, value.shape[3])
-    rows = (query.shape[2] + 31) // 32 * 32 if _saves_logsumexp(query) else 0
+    saves = _saves_logsumexp(query, key, value)
+    out = _like(query, value.shape[3], saves)
+    rows = (query.shape[2] + 31) // 32 * 32 if saves else 0
     return out, query.new_empty(*query.shape[:2], rows)
 
 
@@ -169,14 +183,15 @@ def _(
     _checks.check_attention_backward(
         grad, query, key, value, bias, out, logsumexp, is_causal, scale, needs_bias
     )
-    q, k, v = (_like(t, t.shape[3]) for t in (query, key, value))
+    saves = _saves_logsumexp(query, key, value)
+    q, k, v = (_like(t, t.shape[3], saves) for t in (query, key, value))
     return q, k, v, query.new_empty(*query.shape[:3], key.shape[2]) if needs_bias else None
 
 
-def _like(operand: Tensor, size: int) -> Tensor:
+def _like(operand: Tensor, size: int, saves: bool) -> Tensor:
     """New, in the order of the results: of kernels for CUDA by length before heads."""
     batch, heads, length, _ = operand.shape
-    if not _saves_logsumexp(operand):
+    if not saves:
         return operand.new_empty(batch, heads, length, size)
     return operand.new_empty(batch, length, heads, size).transpose(1, 2)
 

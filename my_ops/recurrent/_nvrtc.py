@@ -55,7 +55,10 @@ def built_code(cell: Any, source: str, kernel: str) -> tuple[bytes, bytes] | Non
     """The same as machine_code from the cell's package, if that has it."""
     architecture = architecture_of(*torch.cuda.get_device_capability())
     path = built(cell, ".cubin", *_asked(source, kernel, architecture))
-    return None if path is None else _apart(path.read_bytes())
+    try:
+        return None if path is None else _apart(path.read_bytes())
+    except OSError:  # nobody may read it
+        return None
 
 
 def build(source: str, kernel: str, architecture: str, folder: Path) -> None:

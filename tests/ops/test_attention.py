@@ -283,9 +283,40 @@ def test_compiled_on_a_gpu(backend):
         return my_ops.attention(*tensors).square().sum()
 
     want = torch.autograd.grad(loss(*given), given)
-    compiled = torch.compile(loss, backend=backend, fullgraph=True)
+    compiled, before = torch.compile(loss, backend=backend, fullgraph=True), taken()
     for ours, theirs in zip(torch.autograd.grad(compiled(*given), given), want, strict=True):
         torch.testing.assert_close(ours, theirs)
+    if torch.cuda.get_device_capability()[0] == 9:
+        assert taken() != before
+
+
+@cuda
+@pytest.mark.parametrize("size", [1, 6, 16])
+@pytest.mark.parametrize("case", ["plain", "bias", "broadcast", "one key", "no keys"])
+def test_op_of_any_strides_on_a_gpu(case, size):
+    """Those that torch's efficient attention refuses too: rows with gaps, or at odd places."""
+    keys = {"one key": 1, "no keys": 0}.get(case, 33)
+    tensors, options = problem(case, torch.float32, "cuda", (2, 3, 5, keys, size))
+
+    def spread(t):
+        if t is None:
+            return None
+        return torch.empty(3, *t.shape, 2, device="cuda")[1, ..., 1].copy_(t)
+
+    for given in (
+        [spread(t) for t in tensors],
+        [None if t is None else t.mT.contiguous().mT for t in tensors],
+    ):
+        given, wide = leaves(given), leaves([None if t is None else t.double() for t in given])
+        out, want = of_op(given, options), exact(wide, options)
+        torch.testing.assert_close(out, want.float())
+        inputs, exacts = ([t for t in ts if t is not None] for ts in (given, wide))
+        for ours, theirs in zip(
+            torch.autograd.grad(out.square().sum(), inputs),
+            torch.autograd.grad(want.square().sum(), exacts),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5)
 
 
 @cuda
@@ -295,7 +326,9 @@ def test_ops_that_torch_serves_on_a_gpu(case, sizes, monkeypatch):
     """torch's efficient attention in place of our kernels, as on other GPUs."""
     monkeypatch.setattr(module, "load_kernels", lambda: False)
     tensors, options = problem(case, torch.float32, "cuda", sizes)
+    before = taken()
     check_beside_torch(OPS.attention, tensors, options)
+    assert taken() == before
 
 
 @cuda
