@@ -11,6 +11,8 @@ leaves its kernels registered:
     both     the same under the switch, after my_ops.convert(model)
     tf32     with TF32 allowed in products, convolutions and recurrent layers
 
+Where ``convert`` finds no layer, "both" has the figures of the switch: it is the same program.
+
 Times are medians in milliseconds, from the call to the end of the GPU's work; "spread" is the
 largest distance between the quartiles of a way, as a part of its median. The loss and a sample of
 the gradients are compared with those of torch. "gpu ms" is the GPU's time in one step by kind of
@@ -58,9 +60,9 @@ one_step: Run | None = None  # of the program that this process has prepared
 # ------------------------------------------------------------------------- in the process of a way
 
 
-def prepare(way: str, name: str, compiled: bool) -> tuple[float, list[float]]:
+def prepare(way: str, name: str, compiled: bool) -> tuple[float, list[float]] | None:
     """Makes the program whose steps ``step_times`` times. Returns its loss and a sample of its
-    gradients."""
+    gradients, or None if it is that of another way."""
     global one_step
     one_step = None
     gc.collect()
@@ -72,8 +74,8 @@ def prepare(way: str, name: str, compiled: bool) -> tuple[float, list[float]]:
     model.to(DEVICE)
     if way in ("switch", "both"):
         my_ops.fast_fp32()
-    if way == "both":
-        my_ops.convert(model)
+    if way == "both" and not my_ops.convert(model).converted:
+        return None
     if compiled:
         model.compile()
     update = optimizer(model.parameters()).step if optimizer else lambda: None
@@ -163,14 +165,19 @@ def row(
     processes: dict[str, ProcessPoolExecutor], name: str, compiled: bool, budget: float
 ) -> dict[str, Any]:
     made = {way: process.submit(prepare, way, name, compiled) for way, process in processes.items()}
-    results = {way: future.result() for way, future in made.items()}
-    found: dict[str, list[float]] = {way: [] for way in processes}
+    prepared = {way: future.result() for way, future in made.items()}
+    results = {way: result for way, result in prepared.items() if result}
+    found: dict[str, list[float]] = {way: [] for way in results}
     begin = time.monotonic()
-    order = list(processes)
+    order = list(results)
     while time.monotonic() - begin < budget or len(found["torch"]) < 6:
         for way in order:
             found[way] += processes[way].submit(step_times).result()
         order.append(order.pop(0))  # a step is faster or slower by what ran before it
+    if "both" not in results:
+        processes, results, found = (
+            {**d, "both": d["switch"]} for d in (processes, results, found)
+        )
     ms = {way: statistics.median(times) for way, times in found.items()}
     result: dict[str, Any] = {"case": f"{name} {'compiled' if compiled else 'eager'}"}
     result |= {f"{way} ms": round(ms[way], 3) for way in WAYS}
