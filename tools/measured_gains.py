@@ -100,9 +100,9 @@ class Gains:
         steps, speeds = self.gains_steps["training step"], self.gains_steps["speeds"]
         switch, both, tf32 = (speeds[way] for way in ("switch", "both", "tf32"))
         return (
-            f"**{len(steps)} [programs of others](docs/performance.md#programs-of-others) train "
-            f"{switch['geometric mean']:.2f} times as fast in fp32** under the switch, "
-            f"{both['geometric mean']:.2f} with `convert` too (with TF32 "
-            f"{tf32['geometric mean']:.2f}), in geometric mean; the slowest "
-            f"{switch['slowest']:.2f} and {both['slowest']:.2f}."
+            f"**{len(steps)} programs of others train {both['geometric mean']:.2f} times as fast "
+            f"in strict fp32** on an NVIDIA H200 with the first two lines, in geometric mean, and "
+            f"{tf32['geometric mean']:.2f} with TF32, which rounds; {switch['geometric mean']:.2f} "
+            f"with the first alone. The slowest have {both['slowest']:.2f}, {tf32['slowest']:.2f} "
+            f"and {switch['slowest']:.2f}."
         )

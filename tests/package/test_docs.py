@@ -59,7 +59,7 @@ def test_pages_of_the_switch_begin_with_its_gpus(page, heading):
 
 def test_the_first_page_begins_with_what_there_is_to_gain():
     text = (REPOSITORY / "docs/index.md").read_text()
-    parts = "products_headline", "<picture>", "recurrent_headline", "```python", "`d_sigmoid`"
+    parts = "programs_headline", "<picture>", "recurrent_headline", "```python", "`d_sigmoid`"
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
 
