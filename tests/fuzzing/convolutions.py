@@ -17,13 +17,11 @@ from fuzzing.elementwise import with_gradient
 from fuzzing.judge import excess, of_sum
 from fuzzing.tensors import MODERATE, T, draw_size, draw_tensor
 
-CONVOLUTIONS = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d}
-
 
 def draw_sizes(choose: random.Random, bits: float, reach: list[int]) -> tuple[int, ...]:
     """Images, channels, outputs and points, with at most 2^bits products of an image's point."""
     if bits >= 30 and choose.random() < 0.4:  # large enough for ours
-        points = 2 ** choose.uniform(10, 14)
+        points = 2 ** choose.uniform(9, 13)
         space = [round(points ** (1 / len(reach)) + choose.random()) for _ in reach]
         return (choose.randint(1, 8), choose.randint(60, 300), choose.randint(30, 300), *space)
     while True:
@@ -43,25 +41,34 @@ def draw_operand(choose: random.Random, shape: tuple[int, ...], values: str) -> 
 
 
 def draw(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
-    rank = choose.choice([1, 2, 2])
-    kernel = [choose.choice([1, 1, 2, 3, 3, 3, 4, 5, 7]) for _ in range(rank)]
-    stride, dilation = (choose.choice([1, 1, 1, 2, 3]) for _ in range(2))
-    reach = [dilation * (n - 1) + 1 for n in kernel]
+    space = range(choose.choice([1, 2, 2]))
+    kernel = [choose.choice([1, 1, 2, 3, 3, 3, 4, 5, 7]) for _ in space]
+    stride, dilation = ([choose.choice([1, 1, 1, 2, 3]) for _ in space] for _ in range(2))
+    if choose.random() < 0.5:  # the same along both
+        stride, dilation = stride[:1] * len(kernel), dilation[:1] * len(kernel)
+    padding = [choose.choice([0, n // 2]) for n in kernel]
+    transposed = choose.random() < 0.3
+    reach = [d * (n - 1) + 1 for d, n in zip(dilation, kernel, strict=True)]
     batch, channels, outputs, *space = draw_sizes(choose, bits, reach)
     x = draw_operand(choose, (batch, channels, *space), choose.choice(MODERATE))
-    tensors = {"input": x, "weight": draw_operand(choose, (outputs, channels, *kernel), "normal")}
+    both = (channels, outputs) if transposed else (outputs, channels)
+    tensors = {"input": x, "weight": draw_operand(choose, (*both, *kernel), "normal")}
     if choose.random() < 0.5:
         tensors["bias"] = draw_tensor(choose, (outputs,), "float32")
-    padding = choose.choice([0, *(n // 2 for n in kernel)])
-    return {**tensors, "stride": stride, "padding": padding, "dilation": dilation}, True
+    options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
+    if transposed:
+        options["output_padding"] = [choose.randrange(n) for n in stride]
+    return {**tensors, **options}, True
 
 
 def judge(case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
     operands = [t[name] for name in ("input", "weight", "bias") if name in t]
-    options = {name: t[name] for name in ("stride", "padding", "dilation")}
+    names = ("stride", "padding", "dilation", "output_padding")
+    options, transposed = {n: t[n] for n in names if n in t}, "output_padding" in t
+    name = f"conv{'_transpose' if transposed else ''}{t['input'].dim() - 2}d"
 
     def call(*tensors: Tensor) -> Tensor:
-        return CONVOLUTIONS[t["input"].dim() - 2](*tensors, **options)
+        return getattr(torch.nn.functional, name)(*tensors, **options)
 
     with contextlib.ExitStack() as settings:
         settings.enter_context(torch.backends.cudnn.flags(enabled=True, allow_tf32=False))
@@ -72,12 +79,14 @@ def judge(case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
     total, *totals = _in_double(
         call, [x.abs() for x in operands], None if grad is None else grad.abs()
     )
-    terms = t["weight"][0].numel()
+    of_each = t["weight"][0].numel()  # products of a point: of the output, or transposed the input
+    products = (t["input"] if transposed else got).numel() * of_each
+    terms = t["weight"][:, 0].numel() if transposed else of_each
     yield "result", excess(got, want, of_sum(terms + 1, got.dtype) * total)
     if not grads:
         return
     for ours, one, scale, operand in zip(grads, exact, totals, operands, strict=True):
-        terms = got.numel() * t["weight"][0].numel() // max(operand.numel(), 1)
+        terms = products // max(operand.numel(), 1)
         yield "gradient", excess(ours, one, of_sum(terms, got.dtype) * scale)
 
 
