@@ -127,3 +127,12 @@ def test_one_launch_of_weight_gradients_is_one_rule():
     shift = int(costs.work["cuda"]).bit_length() - 1
     assert costs.work["cuda"] == 1 << shift
     assert found == f"int64_t rows = {costs.rows}, work = int64_t{{1}} << {shift}"
+
+
+@needs_source
+def test_attention_is_asked_for_what_its_kernels_take():
+    header = (ROOT / "include/attention.h").read_text()
+    plan = (ROOT / "kernels/attention/plan.h").read_text()
+    bits = re.search(r"kAttentionMinWork = int64_t\{1\} << (\d+)", header)[1]
+    assert 1 << int(bits) == _costs.ATTENTION.least_work
+    assert int(re.search(r"kMaxDim = (\d+)", plan)[1]) == _costs.ATTENTION.largest_head
