@@ -163,7 +163,8 @@ inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Narrow& costs
   if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";
   const int slices = choose_slices(wide, p.k, device.sm_count);
   const double own = cost(wide, p.k, slices, device.sm_count, costs);
-  if (own > cost_of_library(p, wide, costs)) return "too small to pay for its launches";
+  if (own + p.preparation > cost_of_library(p, wide, costs))
+    return "too small to pay for its launches";
   if (sm90_accepts && own > cost_of_split(p, costs)) return "so wide that a split beforehand pays";
   plan->kernel = GemmKernel::kFp32Narrow;
   plan->slices = slices;

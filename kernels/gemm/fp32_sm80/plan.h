@@ -36,6 +36,7 @@ inline const char* plan(const GemmProblem& p, GemmPlan* plan) {
   if (!p.library_too_inaccurate()) {
     if (!device.is(8, 0)) return "six bf16 products cost more than the library's one of float";
     if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";
+    if (p.preparation > 0) return "its gain is not known well enough to pay for a preparation";
     // k is not sliced.
     if (blocks < device.sm_count) return "fewer tiles than SMs";
   }
