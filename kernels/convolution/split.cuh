@@ -59,6 +59,8 @@ constexpr int kSplitThreads = 256;
 constexpr int kSplitBlocks = 5;
 constexpr int kNotFinite = 128;  // the exponent of Inf and NaN
 
+// As fp32/split_device.cuh.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 __device__ __forceinline__ uint32_t block_max(uint32_t x) {
   __shared__ uint32_t of_warps[kSplitThreads / 32];
   x = __reduce_max_sync(~0u, x);
@@ -261,6 +263,7 @@ __device__ __forceinline__ RowScale scale_of(const Points& p) {
   for (int i = threadIdx.x; i < p.largest_count; i += kSplitThreads) most = max(most, p.largest[i]);
   return RowScale(block_max(most));
 }
+#endif
 
 // The parts of the weight, and the largest of the rest.
 __global__ void __launch_bounds__(kSplitThreads)
@@ -276,6 +279,7 @@ __global__ void __launch_bounds__(kSplitThreads)
 #endif
 }
 
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <typename Parts>
 __device__ __forceinline__ void split_all_points(const SplitArgs& p) {
 #pragma unroll 1
@@ -291,6 +295,7 @@ __device__ __forceinline__ void split_all_points(const SplitArgs& p) {
     }
   }
 }
+#endif
 
 __global__ void __launch_bounds__(kSplitThreads, kSplitBlocks)
     split_kernel(const __grid_constant__ SplitArgs p) {
