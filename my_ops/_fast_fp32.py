@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from my_ops._library import cpp_module
+from my_ops._library import MODULE, cpp_module, start_fast_fp32
 from my_ops._private import dispatch_table
 
 # Only compiled kernels replace torch's convolutions and attention.
@@ -81,12 +81,6 @@ class Report(NamedTuple):
         return "\n".join(lines)
 
 
-class _NativeSwitch(ctypes.Structure):
-    """The first fields of ``Switch`` in csrc/overrides/fast_fp32_switch.h."""
-
-    _fields_ = (("on", ctypes.c_void_p), ("least", ctypes.c_int64))
-
-
 def _registered_at(op: str, key: str) -> Path | None:
     """The file that registered the kernel of an op at a key, if torch says so."""
     found = re.search(rf"^{key}: registered at (\S*)", dispatch_table(f"aten::{op}"), re.MULTILINE)
@@ -130,20 +124,8 @@ class Switch:
         """Whether the module has kernels of this key. Known once the switch has been on."""
         return self._module is not None
 
-    def load(self) -> tuple[Any, Any] | None:
-        """The module, and its switch in C++, if it has kernels of this key: their ops exist from
-        then on. torch's ops stay as they are."""
-        module = ctypes.CDLL(str(self._path))
-        if not hasattr(module, "my_ops_fast_fp32_start"):
-            return None  # my_ops for the CPU only
-        if self._key == "CUDA" and not torch.backends.cuda.is_built():
-            return None  # torch for the CPU only
-        module.my_ops_fast_fp32_report.restype = ctypes.c_int64
-        module.my_ops_fast_fp32_start.restype = ctypes.POINTER(_NativeSwitch)
-        return module, module.my_ops_fast_fp32_start()
-
     def _register(self) -> None:
-        loaded = self.load()
+        loaded = start_fast_fp32(self._path, self._key)
         if loaded is None:
             return
         module, native = loaded
@@ -229,13 +211,7 @@ class Switch:
 
 
 OVERRIDES = Path(__file__).with_name("_overrides.so")
-_switch = Switch(Path(__file__).with_name("_C.so"), "CUDA")
-
-
-@functools.cache
-def load_kernels() -> bool:
-    """Whether this build has the switch's kernels for CUDA; makes their ops exist."""
-    return _switch.load() is not None
+_switch = Switch(MODULE, "CUDA")
 
 
 def _no_function(decorated: object) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import json
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 
 from my_ops._install_hint import check_system
+
+MODULE = Path(__file__).with_name("_C.so")
 
 
 def _load() -> None:
@@ -29,15 +32,15 @@ def _load() -> None:
             "my_ops: the operators of namespace 'my_ops' are registered already, by another copy "
             "of this package or by torch.ops.load_library; one process can hold one copy"
         )
-    path = Path(__file__).with_name("_C.so")
-    if not path.exists():
-        raise ImportError(f"my_ops: {path.name} is missing beside {__file__}: {_why_missing(path)}")
+    if not MODULE.exists():
+        why = _why_missing(MODULE)
+        raise ImportError(f"my_ops: {MODULE.name} is missing beside {__file__}: {why}")
     try:
-        torch.ops.load_library(str(path))
+        torch.ops.load_library(str(MODULE))
     except OSError as error:
         reason = error.__cause__ or error  # the linker's own words; torch's only name the file
         raise ImportError(
-            f"my_ops: {path.name} does not load: {reason}. `python -m my_ops` says what does not "
+            f"my_ops: {MODULE.name} does not load: {reason}. `python -m my_ops` says what does not "
             "fit on this machine"
         ) from error
 
@@ -70,6 +73,31 @@ def cpp_module(
     oldest, newest = tested
     fits = all(oldest <= release <= newest for release in releases)
     return module if fits or releases[0] == releases[1] else None
+
+
+class FastFp32Switch(ctypes.Structure):
+    """The first fields of ``Switch`` in csrc/overrides/fast_fp32_switch.h."""
+
+    _fields_ = (("on", ctypes.c_void_p), ("least", ctypes.c_int64))
+
+
+def start_fast_fp32(path: Path, key: str) -> tuple[Any, Any] | None:
+    """The module at ``path``, and its switch in C++, if it has kernels for ``fast_fp32`` at this
+    dispatch key: the ops of those exist from then on. torch's ops stay as they are."""
+    module = ctypes.CDLL(str(path))
+    if not hasattr(module, "my_ops_fast_fp32_start"):
+        return None  # my_ops for the CPU only
+    if key == "CUDA" and not torch.backends.cuda.is_built():
+        return None  # torch for the CPU only
+    module.my_ops_fast_fp32_report.restype = ctypes.c_int64
+    module.my_ops_fast_fp32_start.restype = ctypes.POINTER(FastFp32Switch)
+    return module, module.my_ops_fast_fp32_start()
+
+
+@functools.cache
+def has_fast_fp32() -> bool:
+    """Whether this build has the kernels of ``fast_fp32`` for CUDA; makes their ops exist."""
+    return start_fast_fp32(MODULE, "CUDA") is not None
 
 
 def version() -> str:

@@ -119,6 +119,16 @@ def address(t: Tensor) -> int | None:
     return getattr(t, "_cdata", None)
 
 
+# --------------------------------------------------------------------------------------- attention
+
+# The op in which float32's scaled_dot_product_attention ends on CUDA, and that of its gradients.
+# None if torch lacks them: attention is then torch's own.
+efficient_attention: Any = getattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", None)
+efficient_attention_backward: Any = getattr(
+    torch.ops.aten, "_scaled_dot_product_efficient_attention_backward", None
+)
+
+
 # ------------------------------------------------------------------------------------------ layers
 
 # The tensor classes that torch traces with. Without them a traced nn.Linear is torch's linear.

@@ -50,13 +50,14 @@ ENVIRONMENT = os.environ | {
 
 EVERY_OP = "registration autograd compile vmap storage array_bounds"
 ELEMENTWISE = f"elementwise memory c_api integration bounds faults {EVERY_OP}"
-GEMM = "error_classes gemm gemm_options gemm_mixed gemm_half gemm_tf32 gemm_accuracy linear bounds"
-GEMM += f" weight_gradients torchs_products integration autocast nn {EVERY_OP}"
+GEMM = "error_classes gemm gemm_options gemm_mixed gemm_half gemm_narrow gemm_tf32 gemm_accuracy"
+GEMM += f" linear bounds weight_gradients torchs_products integration autocast nn {EVERY_OP}"
 LLTM = f"error_classes lltm memory lltm_layer autocast integration bounds {EVERY_OP}"
 OF_TORCH = f"recurrent torch_layers torch_layer_tools zoneout autocast {EVERY_OP}"
 LAYERS = "error_classes nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
 PLAIN = "plain plain_errors plain_calls"
-OWN_CELL = "own_cell_definition own_cell heads own_cell_cpu own_cell_nvrtc own_cell_kernels"
+OWN_CELL = "own_cell_definition own_cell heads own_cell_cpu own_cell_nvrtc"
+OWN_CELL += " own_cell_kernels own_cell_built"
 OF_OWN_CELLS = "_derived", "_expressions", "_header", "_nvrtc", "_own_", "_trace", "own_cell"
 TESTS = {  # the first prefix that fits counts
     "my_ops/__main__": "report run",
@@ -74,9 +75,11 @@ TESTS = {  # the first prefix that fits counts
     "my_ops/_plain": PLAIN,
     "my_ops/_private": "private_names autograd registration distributed",
     "my_ops/_vmap": "vmap lltm_layer autocast",
+    "my_ops/build": "build own_cell_built",
     "my_ops/distributed": "distributed train_distributed",
     "my_ops/nn": LAYERS,
     "my_ops/ops/_": "fake_kernels elementwise gemm lltm registration",
+    "my_ops/ops/attention": f"attention fake_kernels {EVERY_OP}",
     "my_ops/ops/elementwise": f"{ELEMENTWISE} fake_kernels overrides",
     "my_ops/ops/gemm": f"{GEMM} fake_kernels overrides",
     "my_ops/ops/linear": f"{GEMM} fake_kernels overrides",

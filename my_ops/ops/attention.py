@@ -20,7 +20,8 @@ from torch.utils.flop_counter import register_flop_formula
 from my_ops import _autocast, reference
 from my_ops._autograd import differentiated, register_gradient, save
 from my_ops._costs import ATTENTION as COSTS
-from my_ops._fast_fp32 import ATTENTION, load_kernels
+from my_ops._library import has_fast_fp32
+from my_ops._private import efficient_attention, efficient_attention_backward
 from my_ops._vmap import Dims, front, register_rule, unfold
 from my_ops.ops import _checks
 from my_ops.ops._checks import Sizes
@@ -36,12 +37,11 @@ library.define(
     f"attention_backward(Tensor grad, {_OPERANDS}, Tensor out, Tensor logsumexp, bool is_causal, "
     "float? scale, bool needs_bias) -> (Tensor query, Tensor key, Tensor value, Tensor? bias)"
 )
-_efficient, _efficient_backward = (getattr(torch.ops.aten, op).default for op in ATTENTION)
 
 
 def _saves_logsumexp(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether torch's efficient attention computes what our kernels leave: of whole groups of 4."""
-    if query.device.type != "cuda" or query.dtype is not torch.float32:
+    if query.device.type != "cuda" or query.dtype is not torch.float32 or not efficient_attention:
         return False
     sizes = (*query.shape, *key.shape, *value.shape)
     return 0 not in sizes and query.shape[3] % 4 == 0 and value.shape[3] % 4 == 0
@@ -90,7 +90,7 @@ def _forward(
     _checks.check_storages("attention", query=query, key=key, value=value, bias=bias)
     added = _expanded(bias, query, key)
     saves = _saves_logsumexp(query, key, value)
-    if saves and load_kernels():
+    if saves and has_fast_fp32():
         out, logsumexp = ops.fast_fp32_attention(query, key, value, added, 0.0, is_causal, scale)
         if out is not None:
             return out, logsumexp
@@ -100,7 +100,7 @@ def _forward(
         )
         return out.contiguous(), query.new_empty(*query.shape[:2], 0)
     operands = *map(_aligned, (query, key, value)), _aligned_bias(bias, query, key)
-    out, logsumexp, *_ = _efficient(*operands, True, 0.0, is_causal, scale=scale)
+    out, logsumexp, *_ = efficient_attention(*operands, True, 0.0, is_causal, scale=scale)
     return out, logsumexp
 
 
@@ -123,7 +123,7 @@ def _backward(
     _checks.check_storages("attention_backward", grad=grad, query=query, **saved)
     added = _expanded(bias, query, key)
     saves = _saves_logsumexp(query, key, value) and logsumexp.shape[2] > 0
-    if saves and load_kernels():
+    if saves and has_fast_fp32():
         grads = ops.fast_fp32_attention_backward(
             grad, query, key, value, added, out, logsumexp, 0.0, *options
         )
@@ -136,7 +136,9 @@ def _backward(
     grad, query, key, value, out = map(_aligned, (grad, query, key, value, out))
     forward = (query, key, value, _aligned_bias(bias, query, key), out, logsumexp, *numbers)
     mask = [True, True, True, needs_bias]
-    *grads, of_bias = _efficient_backward(grad, *forward, 0.0, mask, is_causal, scale=scale)
+    *grads, of_bias = efficient_attention_backward(
+        grad, *forward, 0.0, mask, is_causal, scale=scale
+    )
     return (*grads, of_bias.contiguous() if needs_bias else None)
 
 
@@ -422,7 +424,7 @@ def _takes(
             return False
     if is_compiling():
         return True
-    return torch.backends.cuda.mem_efficient_sdp_enabled() and load_kernels()
+    return torch.backends.cuda.mem_efficient_sdp_enabled() and has_fast_fp32()
 
 
 def attention(

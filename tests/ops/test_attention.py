@@ -325,7 +325,7 @@ def test_op_of_any_strides_on_a_gpu(case, size):
 @pytest.mark.parametrize("case", CASES)
 def test_ops_that_torch_serves_on_a_gpu(case, sizes, monkeypatch):
     """torch's efficient attention in place of our kernels, as on other GPUs."""
-    monkeypatch.setattr(module, "load_kernels", lambda: False)
+    monkeypatch.setattr(module, "has_fast_fp32", lambda: False)
     tensors, options = problem(case, torch.float32, "cuda", sizes)
     before = taken()
     check_beside_torch(OPS.attention, tensors, options)

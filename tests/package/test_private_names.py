@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import my_ops
 from my_ops import _autocast, _private
@@ -87,7 +88,8 @@ def test_private_names_stand_in_one_place():
     found = foreign_names()
     of_objects = {"_cdata", "_compiled_autograd_key", "_current_level", "_dynamo_marked_constant"}
     of_objects |= {"_all_weights", "_flat_weights_names", "_init_flat_weights", "_parameters"}
-    of_objects |= {"_op_dispatcher", "_version"}
+    of_objects |= {"_op_dispatcher", "_version", "_scaled_dot_product_efficient_attention"}
+    of_objects.add("_scaled_dot_product_efficient_attention_backward")
     assert found.pop("_private.py") == of_objects
     # TorchScript reads a layer's parameters there, and cannot read them through another module.
     assert found.pop("recurrent/_torch_layers.py") == {"_flat_weights"}
@@ -235,6 +237,20 @@ def test_compile_without_the_mark_of_a_constant(monkeypatch, allowed):
     assert torch.equal(got, my_ops.gemm(a, a))
     torch.set_float32_matmul_precision("highest")
     assert precisions == ["tf32" if allowed else None]
+
+
+def test_attention_without_torchs_efficient_one(monkeypatch):
+    """Nothing is kept for a backward of either side's kernels."""
+    attention = sys.modules["my_ops.ops.attention"]
+
+    def kept():
+        with FakeTensorMode():
+            heads = [torch.empty(1, 2, size, 4, device="cuda") for size in (3, 5, 5)]
+            return torch.ops.my_ops.attention_forward(*heads)[1].shape[2]
+
+    assert kept() > 0
+    monkeypatch.setattr(attention, "efficient_attention", None)
+    assert kept() == 0
 
 
 def test_without_the_version_of_a_tensor(monkeypatch):
