@@ -101,7 +101,7 @@ build/wheel: build/tools build/wheel.inputs
 	then printf '\nCompiling for the CPU: about 1 minute on two cores\n'; \
 	else printf '\nCompiling for the CPU and all GPUs: 5 to 10 minutes on two cores\n'; \
 	fi; $(WHEEL) -w dist
-	$(PY) tools/check_wheel.py dist/*.whl
+	$(PY) tools/release/check_wheel.py dist/*.whl
 	@touch $@
 
 build/tools: build/environment tools/requirements/audit.txt tools/requirements/make.txt
@@ -128,7 +128,7 @@ lint: build/tools
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python tools/measured.py --check
+	$(VENV)/bin/python tools/docs/measured.py --check
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard csrc/*.cpp csrc/*.h csrc/*/* kernels/*/*.* kernels/*/*/*.* include/*) \
 	  $(wildcard my_ops/include/my_ops/*)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -138,7 +138,7 @@ lint: build/tools
 	$(VENV)/bin/zizmor -q --offline --min-severity medium .github
 
 gpu-check:
-	tools/gpu_check.sh
+	tools/testing/gpu_check.sh
 
 # The CPU kernels and their bindings under GCC's sanitizers: of addresses and undefined behaviour, and
 # of threads, which watches what is compiled for it alone: not torch.
@@ -179,22 +179,22 @@ coverage: CFLAGS := --coverage -fprofile-update=atomic
 coverage: LDFLAGS := --coverage
 coverage: build/tools
 	$(BUILD_WITH_CFLAGS) && rm -f build/.coverage*
-	$(IN_BUILD) PYTHONPATH=$(CURDIR)/build/coverage $(COVERAGE) run --rcfile=../tools/coverage.toml \
+	$(IN_BUILD) PYTHONPATH=$(CURDIR)/build/coverage $(COVERAGE) run --rcfile=../tools/testing/coverage.toml \
 	  -m $(subst python -m ,,$(PYTEST_HERE)) ../tests \
 	  $(addprefix --deselect ../tests/,$(ABOUT_THE_MODULE)) $(PYTEST)
 	$(IN_BUILD) $(COVERAGE) combine -q && \
 	  $(COVERAGE) json -q --include='coverage/my_ops/*' -o coverage/python.json
-	PYTHONPATH=build/coverage $(PY) tools/line_coverage.py build/coverage/python.json build/temp.* \
+	PYTHONPATH=build/coverage $(PY) tools/testing/line_coverage.py build/coverage/python.json build/temp.* \
 	  benchmarks/results/coverage.json
 
 # Makes random mistakes, one at a time, and lists those that no test notices:
 # make mutants MUTANTS='--python 100 --cpp 40 --seed 7'
 mutants: build/tools
-	$(PY) tools/mutants.py $(MUTANTS)
+	$(PY) tools/testing/mutants.py $(MUTANTS)
 
 # Cross-compiles a wheel for aarch64, and tests it under qemu.
 aarch64: build/tools
-	tools/aarch64.sh $(PYTEST)
+	tools/testing/aarch64.sh $(PYTEST)
 
 clean:
 	rm -rf build dist

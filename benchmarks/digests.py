@@ -5,7 +5,7 @@
 The calls are those of repetitions.py, and random products and layers with their gradients, all of
 the same data on every GPU. The digest of the launches is over the names, grids, blocks and shared
 memory of all kernels, cuBLAS's too. Where it is the same on two GPUs, so should be that of the
-results: tools/measured.py compares them.
+results: tools/docs/measured.py compares them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trains a recurrent cell of one's own on the adding problem.
 
-    python tools/new_op.py --cell leaky
+    python tools/new_op --cell leaky
     MY_OPS_WITH_CUDA=0 pip install --no-build-isolation -e .
     python examples/own_cell.py [--steps N] [--output FILE] [--device cpu|cuda]
 

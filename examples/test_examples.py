@@ -311,7 +311,7 @@ def copied(folder):
 
 
 def new_op(here, *arguments):
-    return run(sys.executable, "tools/new_op.py", *arguments, **here)
+    return run(sys.executable, "tools/new_op", *arguments, **here)
 
 
 def check_generated(name, printed, here, *for_cuda):
@@ -462,7 +462,7 @@ HEADERS = ["features", "locale", "endian", "strings", "errno", "pthread"]
     ],
 )
 def test_new_op_refuses(name, rule):
-    command = (sys.executable, ROOT / "tools/new_op.py", *name.split())
+    command = (sys.executable, ROOT / "tools/new_op", *name.split())
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("new_op: NAME must be ")

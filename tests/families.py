@@ -1,4 +1,4 @@
-"""Small calls that together launch kernels of every family, for tools/sanitize.py and the profiler:
+"""Small calls that together launch kernels of every family, for compute-sanitizer and the profiler:
 
 python tests/families.py --part 1/4         every fourth of them, from the second on
 python tests/families.py --only "gemm f"    those whose name holds this

@@ -4,7 +4,7 @@ PYTHONPATH=tests pytest -p record_kernels --kernels FILE tests
 
 One name a line; a worker of pytest-xdist adds its name to the file's. Kernels of processes that a
 test starts are not seen, and a test that profiles cannot run under it: -k "not profiler".
-tools/kernel_coverage.py compares the names with what is compiled.
+tools/testing/kernel_coverage.py compares the names with what is compiled.
 """
 
 from pathlib import Path

@@ -11,7 +11,7 @@ import my_ops  # noqa: F401  registers the ops
 
 pytestmark = pytest.mark.slow
 
-TABLE = Path(__file__).resolve().parents[2] / "tools" / "op_table.py"
+TABLE = Path(__file__).resolve().parents[2] / "tools/docs/op_table.py"
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from my_ops import _explain
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (REPOSITORY / "docs").is_dir(), reason="needs the repository")
 
-sys.path.insert(0, str(REPOSITORY / "tools"))
+sys.path.insert(0, str(REPOSITORY / "tools/docs"))
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 SHOWN = [
@@ -66,7 +66,7 @@ def test_the_first_page_begins_with_what_there_is_to_gain():
 
 @pytest.mark.parametrize("tool", ["which_kernel", "drawings"])
 def test_what_tools_write_is_current(tool):
-    """If this fails, run python tools/which_kernel.py, or drawings.py."""
+    """If this fails, run python tools/docs/which_kernel.py, or drawings.py."""
     files = importlib.import_module(tool).files()
     assert len(files) > 2
     for path, content in files.items():
@@ -75,12 +75,13 @@ def test_what_tools_write_is_current(tool):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_read_in_plain_markdown(page):
-    """Each picture stands once, in the form that docs_hooks.py turns into the site's two images,
-    and both files are there. Entries of the reference are lists. Tests that it names are there."""
-    docs_hooks = importlib.import_module("docs_hooks")
+    """Each picture stands once, in the form that tools/docs/hooks.py turns into the site's two
+    images, and both files are there. Entries of the reference are lists. Tests that it names are
+    there."""
+    hooks = importlib.import_module("hooks")
     text = page.read_text()
-    docs_hooks.check_tests(page.name, text)
-    pictures = docs_hooks.PICTURE.findall(text)
+    hooks.check_tests(page.name, text)
+    pictures = hooks.PICTURE.findall(text)
     assert "#only-" not in text
     assert not re.search("^:::", text, re.MULTILINE)  # mkdocstrings' directives
     assert text.count("<picture>") == len(pictures)
@@ -95,10 +96,20 @@ def test_pages_read_in_plain_markdown(page):
 
 def test_every_tool_is_listed_by_its_job():
     folder = REPOSITORY / "tools"
-    listed = re.findall(r"`([\w.]+)/?`", (folder / "README.md").read_text().partition("| for |")[2])
-    locks = {path.stem for path in folder.glob("requirements/*.in")}
-    tools = {path.name for path in folder.iterdir() if not path.name.startswith(("__", "README"))}
-    assert set(listed) == {*tools, *locks}
+    text = (folder / "README.md").read_text()
+    parts = re.split(r"^## `(\w+)/`$", text, flags=re.MULTILINE)[1:]
+    listed = {
+        name: set(re.findall(r"`([\w.]+)/?`", part.partition("| for |")[2]))
+        for name, part in zip(parts[::2], parts[1::2], strict=True)
+    }
+    written = ("__pycache__", "README")
+    rooms = [path for path in folder.iterdir() if not path.name.startswith(written)]
+    tools = {
+        room.name: {path.name for path in room.iterdir() if not path.name.startswith(written)}
+        for room in rooms
+    }
+    tools["requirements"] = {path.stem for path in folder.glob("requirements/*.in")}
+    assert listed == tools
 
 
 def test_gallery_shows_what_its_programs_draw():

@@ -1,4 +1,4 @@
-"""The repository for Hugging Face's Kernel Hub: tools/hub_kernel.py."""
+"""The repository for Hugging Face's Kernel Hub: tools/release/hub_kernel.py."""
 
 import ast
 import base64
@@ -18,7 +18,7 @@ import torch
 
 import my_ops
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
+TOOLS = Path(__file__).resolve().parents[2] / "tools/release"
 PACKAGE = Path(my_ops.__file__).parent
 pytestmark = pytest.mark.skipif(not TOOLS.is_dir(), reason="needs the repository")
 

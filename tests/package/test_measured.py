@@ -1,4 +1,4 @@
-"""Tables that tools/measured.py writes about layers and gains, from a few made-up results."""
+"""Tables that tools/docs/measured.py writes about layers and gains, from a few made-up results."""
 
 import importlib
 import itertools
@@ -24,7 +24,7 @@ def lines(text):
 
 @pytest.fixture
 def layers(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools/docs"))
     shutil.copy(RESULTS, tmp_path)
     return importlib.import_module("measured_layers").Layers(tmp_path)
 
@@ -101,7 +101,7 @@ def test_layers_on_the_clock_of_the_host(layers):
 
 
 def test_gains_count_slow_cases(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools/docs"))
     gains = importlib.import_module("measured_gains").Gains(RESULTS.parent)
     ratios = (0.5, 0.96, 0.98, 2.0, 3.0)
     products = [
@@ -135,7 +135,7 @@ def test_gains_count_slow_cases(monkeypatch):
 
 
 def test_gains_of_programs(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools/docs"))
     gains = importlib.import_module("measured_gains").Gains(RESULTS.parent)
     ways = {"x switch": 2.0, "x both": 1.5, "x tf32": 0.9}
     speeds = {
@@ -159,7 +159,7 @@ def test_gains_of_programs(monkeypatch):
 
 
 def test_gpu_time_of_programs(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools/docs"))
     results = importlib.import_module("measured").Results(RESULTS.parent)
     times = {
         "torch gpu ms": {"products": 3.0, "copies": 1.0},

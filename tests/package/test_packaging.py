@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
     not (REPOSITORY / "setup.py").exists(), reason="needs the source tree"
 )
-sys.path[:0] = [str(REPOSITORY / name) for name in ("tools", "tools/build")]
+sys.path[:0] = [str(REPOSITORY / name) for name in ("tools/release", "tools/build")]
 
 import check_release  # noqa: E402
 import preflight  # noqa: E402
@@ -196,7 +196,9 @@ def test_two_builds_give_the_same_wheel(two_builds):
 )
 def test_wheel_of_the_next_version_passes_every_check(two_builds, next_version):
     assert two_builds[0].name.startswith(f"my_ops-{next_version}-py3-none-")
-    said = run([sys.executable, REPOSITORY / "tools/check_wheel.py", two_builds[0]], REPOSITORY)
+    said = run(
+        [sys.executable, REPOSITORY / "tools/release/check_wheel.py", two_builds[0]], REPOSITORY
+    )
     assert "FAILED" not in said
 
 

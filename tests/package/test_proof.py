@@ -37,7 +37,7 @@ def test_kernels_never_launched_are_named(prefixes, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     # As the profiler writes them; and one of torch's.
     names.write_text("void add<float>(float*)\n(anonymous namespace)::fill(int*)\ncublas\n")
-    command = [sys.executable, str(ROOT / "tools/kernel_coverage.py"), "_C.so", str(names)]
+    command = [sys.executable, str(ROOT / "tools/testing/kernel_coverage.py"), "_C.so", str(names)]
     subprocess.run([*command, "--output", str(output)], check=True, capture_output=True)
     found = json.loads(output.read_text())
     assert (found["compiled"], found["launched"]) == (3, 2)
@@ -82,7 +82,7 @@ def test_lines_of_templates_are_reached_once(tmp_path):
     python = tmp_path / "python.json"
     python.write_text('{"files": {}}')
     output = tmp_path / "found.json"
-    tool = str(ROOT / "tools/line_coverage.py")
+    tool = str(ROOT / "tools/testing/line_coverage.py")
     subprocess.run([sys.executable, tool, str(python), str(tmp_path), str(output)], check=True)
     (found,) = (row for row in json.loads(output.read_text())["coverage"] if row["files"])
     assert (found["group"], found["lines"], found["lines reached"]) == ("csrc", 5, 5)
@@ -120,14 +120,14 @@ def test_what_is_flat(sizes, speeds, memory, speed, monkeypatch):
 
 
 def test_every_family_of_kernels_is_sanitized(cuda, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools/testing"))
     sanitize = importlib.import_module("sanitize")
     _, names = sanitize.launched(tmp_path)
     assert sanitize.not_reached(names) == ["probe_kernel"]
 
 
 def test_what_the_sanitizers_leave_out_is_called(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools/testing"))
     without = importlib.import_module("sanitize").WITHOUT
     names = [name for name, _ in importlib.import_module("families").cases("cpu")]
     assert all(any(part in name for name in names) for parts in without.values() for part in parts)
@@ -156,8 +156,8 @@ call: gru
 
 
 def test_mutants_meet_every_test_of_the_code(monkeypatch):
-    """A file that tools/mutants.py does not name would let its mutants live."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    """A file that tools/testing/mutants.py does not name would let its mutants live."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools/testing"))
     mutants = pytest.importorskip("mutants", reason="needs cosmic-ray", exc_type=ImportError)
     named = {name for names in mutants.TESTS.values() for name in names.split()}
     folders = ("ops", "layers", "integration")
@@ -168,7 +168,7 @@ def test_mutants_meet_every_test_of_the_code(monkeypatch):
 
 
 def test_what_a_sanitizer_says_is_counted(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools/testing"))
     sanitize = importlib.import_module("sanitize")
     found = sanitize.summary("racecheck", [RACECHECK, CRASHED], 3.04)
     reports = found.pop("reports")
@@ -215,7 +215,7 @@ def test_launches_of_each_call(monkeypatch, tmp_path):
 
 
 def test_tables_of_what_two_gpus_and_the_sanitizers_found(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools/docs"))
     reliability = importlib.import_module("measured_reliability")
     for name in ("coverage", "kernels-nvidia-h200"):
         shutil.copy(ROOT / f"benchmarks/results/{name}.json", tmp_path)
@@ -246,7 +246,7 @@ def test_tables_of_what_two_gpus_and_the_sanitizers_found(monkeypatch, tmp_path)
 
 
 def test_what_a_run_of_the_suite_found(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools/testing"))
     record_tests = importlib.import_module("record_tests")
     (tmp_path / "junit.xml").write_text("""<testsuites><testsuite>
       <testcase classname="tests.test_gemm" name="test_values[cpu-3]" time="1.5"/>

@@ -17,9 +17,7 @@ pytestmark = pytest.mark.skipif(
     not (REPOSITORY / ".github").is_dir(), reason="needs the repository"
 )
 
-sys.path.insert(0, str(REPOSITORY / "tools/build"))
-
-sys.path.insert(0, str(REPOSITORY / "tools"))
+sys.path[:0] = [str(REPOSITORY / f"tools/{room}") for room in ("build", "release", "testing")]
 
 import preflight  # noqa: E402
 
@@ -62,7 +60,7 @@ def test_wheels_of_the_workflow_are_those_of_the_table():
 
 
 def test_recipe_asks_for_what_the_package_asks_for():
-    recipe = (REPOSITORY / "tools/recipe/recipe.yaml").read_text()
+    recipe = (REPOSITORY / "tools/release/recipe.yaml").read_text()
     project = (REPOSITORY / "pyproject.toml").read_text()
     (torch,) = re.findall(r'"torch(>=[\d.]+)"', project)
     (setuptools,) = re.findall(r'^requires = \["setuptools(>=.*)"\]', project, re.MULTILINE)
@@ -162,7 +160,7 @@ def index(tmp_path):
     folder.mkdir()
     for version in ("0.1.0", "0.1.0+cu130"):
         wheel(folder, version)
-    subprocess.run([sys.executable, REPOSITORY / "tools/make_index.py", folder], check=True)
+    subprocess.run([sys.executable, REPOSITORY / "tools/release/make_index.py", folder], check=True)
     with make_index.served(folder) as url:
         yield folder, url
 
@@ -346,7 +344,7 @@ def test_the_next_version_passes_the_same_checks(tmp_path):
     now, other = check_release.source_version(REPOSITORY), "9.8.7"
     for name, text in (
         ("setup.py", f'VERSION = "{now}"'),
-        ("tools/recipe/recipe.yaml", f'version: "{now}"'),
+        ("tools/release/recipe.yaml", f'version: "{now}"'),
         ("CHANGELOG.md", f"## {now} ("),
     ):
         source = (folder / name).read_text()

@@ -1,4 +1,4 @@
-"""The jobs of the release: tools/noxfile.py, and the workflows that run them."""
+"""The jobs of the release: tools/release/noxfile.py, and the workflows that run them."""
 
 import itertools
 import json
@@ -67,12 +67,12 @@ class Session:
 
 @pytest.fixture
 def jobs(monkeypatch):
-    """tools/noxfile.py, with a stand-in for nox: each job is a function."""
+    """tools/release/noxfile.py, with a stand-in for nox: each job is a function."""
     nox = types.SimpleNamespace(
         session=lambda job: job, parametrize=lambda *_, **__: lambda job: job, options=Session
     )
     monkeypatch.setitem(sys.modules, "nox", nox)
-    names = runpy.run_path(str(REPOSITORY / "tools/noxfile.py"))
+    names = runpy.run_path(str(REPOSITORY / "tools/release/noxfile.py"))
     return {name: job for name, job in names.items() if callable(job)}
 
 
@@ -163,13 +163,13 @@ def steps(path):
 def test_jobs_run_what_a_developer_runs(path):
     """A make target or a nox session, because nobody tries the shell code of a workflow."""
     sessions = re.findall(
-        r"^def (\w+)\(session", (REPOSITORY / "tools/noxfile.py").read_text(), re.M
+        r"^def (\w+)\(session", (REPOSITORY / "tools/release/noxfile.py").read_text(), re.M
     )
     makefile = (REPOSITORY / "Makefile").read_text()
     targets = re.findall(r"^([\w-]+):|^(\w+ :)=", makefile, re.MULTILINE)
     targets = {target or variable.removesuffix(" :") for target, variable in targets}
     for step in steps(path):
-        if match := re.match(r"nox -f tools/noxfile\.py -s \"?(\w+)", step):
+        if match := re.match(r"nox -f tools/release/noxfile\.py -s \"?(\w+)", step):
             assert match[1] in sessions
         elif step.startswith("make "):
             words = re.sub(r"\$\{\{.*?\}\}", "", step).split()[1:]
@@ -205,9 +205,12 @@ def workflow(name):
 # What a job must say; without any of these a wheel reaches an index unseen.
 GATES = {
     "ci": ["if: github.ref_type == 'tag'", "uses: ./.github/workflows/ci.yml"],
-    "wheel": ["- run: nox -f tools/noxfile.py -s wheel"],
-    "smoke": ["needs: wheel", '- run: nox -f tools/noxfile.py -s "suite($TORCH)"'],
-    "rehearse": ["needs: [sdist, smoke]", "- run: nox -f tools/noxfile.py -s publish -- dist"],
+    "wheel": ["- run: nox -f tools/release/noxfile.py -s wheel"],
+    "smoke": ["needs: wheel", '- run: nox -f tools/release/noxfile.py -s "suite($TORCH)"'],
+    "rehearse": [
+        "needs: [sdist, smoke]",
+        "- run: nox -f tools/release/noxfile.py -s publish -- dist",
+    ],
     "publish": ["needs: [ci, rehearse]", "if: github.ref_type == 'tag'", "environment: pypi"],
     "testpypi": [
         *("needs: rehearse", "if: github.event_name == 'workflow_dispatch'"),
@@ -238,7 +241,7 @@ def test_steps_of_a_release_are_written_down():
     jobs = [job for path in WORKFLOWS for job in workflow(path.stem).values()]
     named = re.findall(r"^    environment:(?:\n      name:)? (\S+)$", "\n".join(jobs), re.MULTILINE)
     assert sorted(named) == ["github-pages", "pypi", "testpypi"]
-    files = ("wheels.yml", "setup.py", "tools/recipe/recipe.yaml", "CHANGELOG.md")
+    files = ("wheels.yml", "setup.py", "tools/release/recipe.yaml", "CHANGELOG.md")
     assert [name for name in (*named, *files) if f"`{name}`" not in text] == []
 
 
@@ -246,7 +249,9 @@ def test_every_wheel_of_a_release_is_audited_and_tested(jobs, tmp_path):
     """By cibuildwheel in its container, and again before anything is published."""
     text = (REPOSITORY / "pyproject.toml").read_text()
     said = dict(re.findall(r'^([\w-]+) = (?:"{3}\\?\n)?(.*?)"*$', text, re.MULTILINE))
-    assert said["audit-command"] == ('"python {package}/tools/check_wheel.py --glibc 2.28 {wheel}')
+    assert said["audit-command"] == (
+        '"python {package}/tools/release/check_wheel.py --glibc 2.28 {wheel}'
+    )
     assert said["audit-requires"] == '["-r", "tools/requirements/audit.txt"]'
     assert "python -m pytest {package}/tests -c {package}/pyproject.toml" in said["test-command"]
     assert "auditwheel repair --exclude libtorch.so" in said["repair-wheel-command"]
@@ -288,7 +293,11 @@ def test_jobs_of_every_push_keep_what_they_downloaded():
         assert all("cache:" not in text for text in workflow(name).values())
 
 
-SCRIPTS = [".ci/run", "Makefile", *(f"tools/{name}" for name in ("aarch64.sh", "bare_root.sh"))]
+SCRIPTS = [
+    ".ci/run",
+    "Makefile",
+    *(f"tools/testing/{name}" for name in ("aarch64.sh", "bare_root.sh")),
+]
 
 
 def test_packages_are_verified():
@@ -296,8 +305,10 @@ def test_packages_are_verified():
     for name in [*SCRIPTS, *(path.relative_to(REPOSITORY) for path in (*WORKFLOWS, *ACTIONS))]:
         text = (REPOSITORY / name).read_text()
         assert not re.search(r"trusted=yes|unauthenticated|--no-check-gpg|--insecure|curl -k", text)
-    assert "[signed-by=" in (REPOSITORY / "tools/aarch64.sh").read_text()
-    assert "debootstrap --force-check-gpg" in (REPOSITORY / "tools/bare_root.sh").read_text()
+    assert "[signed-by=" in (REPOSITORY / "tools/testing/aarch64.sh").read_text()
+    assert (
+        "debootstrap --force-check-gpg" in (REPOSITORY / "tools/testing/bare_root.sh").read_text()
+    )
 
 
 @pytest.fixture
@@ -305,12 +316,12 @@ def ci(tmp_path):
     """Runs a copy of .ci/run with stand-ins for all that it calls; returns it and their calls."""
 
     def run(bare_root=0, **stand_ins):
-        for name in (".ci/run", "tools/bare_root.sh", "build/venv/bin/python"):
+        for name in (".ci/run", "tools/testing/bare_root.sh", "build/venv/bin/python"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / ".ci/run", tmp_path / ".ci/run")
         tools = {"make": 0, "apt-get": 1, **stand_ins}
         paths = {f"bin/{name}": status for name, status in tools.items()}
-        paths |= {"tools/bare_root.sh": bare_root, "build/venv/bin/python": 0}
+        paths |= {"tools/testing/bare_root.sh": bare_root, "build/venv/bin/python": 0}
         (tmp_path / "bin").mkdir()
         for name in ("bash", "dirname", "env"):
             (tmp_path / "bin" / name).symlink_to(shutil.which(name))
@@ -361,7 +372,7 @@ def test_bare_debian_needs_root_and_a_command(tmp_path, user, arguments, status)
     (tmp_path / "id").write_text(f"#!/bin/sh\necho {user}\n")
     (tmp_path / "id").chmod(0o755)
     done = subprocess.run(
-        [REPOSITORY / "tools/bare_root.sh", *arguments],
+        [REPOSITORY / "tools/testing/bare_root.sh", *arguments],
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -372,7 +383,7 @@ def test_bare_debian_needs_root_and_a_command(tmp_path, user, arguments, status)
         reason = "no bare Debian can be made here: it needs root"
         assert done.stderr == f"bare_root.sh: {reason}\n"
     else:
-        assert "tools/bare_root.sh make test" in done.stdout
+        assert "tools/testing/bare_root.sh make test" in done.stdout
 
 
 def test_ci_fails_where_the_bare_debian_fails(ci):
@@ -388,7 +399,7 @@ def test_newest_torch_and_python_are_tried_every_week():
 
 
 def test_version_matrix_is_that_of_the_table():
-    session = (REPOSITORY / "tools/noxfile.py").read_text()
+    session = (REPOSITORY / "tools/release/noxfile.py").read_text()
     versions = re.search(r"^TORCH = (\[.*\])$", session, re.MULTILINE)
     page = (REPOSITORY / "docs/compatibility.md").read_text()
     listed = set(re.findall(r"^\| (2\.\d+\.\d+)(?:\+cpu)? \|", page, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""tools/check_wheel.py on the installed package as a wheel, and on wheels with planted defects."""
+"""check_wheel.py on the installed package as a wheel, and on wheels with planted defects."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ from planted_wheel import DISTRIBUTION, MODULE, RECORD, SBOM, TOOLS, Wheel, info
 
 import my_ops
 
-CHECK = Path(__file__).resolve().parents[2] / "tools/check_wheel.py"
+CHECK = Path(__file__).resolve().parents[2] / "tools/release/check_wheel.py"
 
 pytestmark = pytest.mark.skipif(
     not CHECK.exists() or any(importlib.util.find_spec(tool) is None for tool in TOOLS),

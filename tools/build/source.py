@@ -19,7 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("csrc", "include", "kernels", "my_ops", "tools/build")
 FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
-CHECKS = tuple(f"tools/{name}.py" for name in ("check_wheel", "wheel_text", "check_release"))
+CHECKS = tuple(
+    f"tools/release/{name}.py" for name in ("check_wheel", "wheel_text", "check_release")
+)
 CHECKS += ("tools/requirements/audit.txt",)
 BUILT = (".pyc", ".so", "_build.json", "_recurrent.cuh", "_recurrent.hpp")
 

@@ -1,7 +1,7 @@
 """Adds a run of the tests to the compatibility table: record_suite.py JUNIT.xml WHAT
 
 Must run with the Python that ran the tests. A run replaces an earlier one with the same torch,
-Python and processor. tools/measured.py writes the table.
+Python and processor. tools/docs/measured.py writes the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from packaging.version import Version
 
-RUNS = Path(__file__).resolve().parents[1] / "benchmarks/results/compatibility.json"
+RUNS = Path(__file__).resolve().parents[2] / "benchmarks/results/compatibility.json"
 
 
 def counts(junit: Path) -> dict[str, int]:

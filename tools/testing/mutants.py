@@ -1,6 +1,6 @@
 """Does the test suite notice a mistake? Makes random ones, one at a time, and runs the tests.
 
-    python tools/mutants.py --python 100 --cpp 40 --seed 7 --since v0.1.0
+    python tools/testing/mutants.py --python 100 --cpp 40 --seed 7 --since v0.1.0
 
 Mutants of Python are those of cosmic-ray, statements left out, tests negated or without one of
 their conditions, other defaults of parameters, and calls without an optional argument. Mutants of
@@ -35,12 +35,12 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 COPY = HERE / "build/mutants"
 FOUND = HERE / "build/mutants.json"  # written by watch_tests.py
 LOG = HERE / "build/mutants.log"
 ENVIRONMENT = os.environ | {
-    "PYTHONPATH": f"{COPY}{os.pathsep}{COPY / 'tools'}",
+    "PYTHONPATH": f"{COPY}{os.pathsep}{COPY / 'tools/testing'}",
     "PYTHONDONTWRITEBYTECODE": "1",
     "MY_OPS_WITH_CUDA": "0",
     "OMP_NUM_THREADS": "1",

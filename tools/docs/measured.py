@@ -1,8 +1,8 @@
 """Writes measurements and test results from benchmarks/results into README.md and the guide.
 
-python tools/measured.py            rewrite the text between <!-- NAME --> and <!-- end -->,
+python tools/docs/measured.py            rewrite the text between <!-- NAME --> and <!-- end -->,
                                     and the time after <!-- now SECTION: CASE -->
-python tools/measured.py --check    fail if that would change anything
+python tools/docs/measured.py --check    fail if that would change anything
 """
 
 import argparse
@@ -18,7 +18,7 @@ from measured_layers import SHORT, Layers
 from measured_reliability import Reliability
 from tables import environment, figure, loader, table
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "attention",
     "index",
@@ -506,7 +506,7 @@ def main() -> int:
         after = re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", fill, before, flags=re.DOTALL)
         after = re.sub(r"<!-- now (\w+): (.*?) -->[\d.]*", now, after)
         if check and after != before:
-            print(f"{path.name} differs from the results; run tools/measured.py")
+            print(f"{path.name} differs from the results; run tools/docs/measured.py")
             stale = True
         elif after != before:
             path.write_text(after)

@@ -1,6 +1,6 @@
 """Which of the CUDA kernels compiled into a module the tests launch.
 
-    python tools/kernel_coverage.py my_ops/_C.so build/kernels* --architecture sm_90a
+    python tools/testing/kernel_coverage.py my_ops/_C.so build/kernels* --architecture sm_90a
 
 The files after the module hold the names that tests/record_kernels.py recorded on a GPU of that
 architecture. Prints the share of each kernel template, and every kernel that was never launched.
@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import measure
 

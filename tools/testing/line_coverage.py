@@ -1,6 +1,6 @@
 """Which share of lines and branches a run under coverage.py and gcov reached: of make coverage.
 
-python tools/line_coverage.py PYTHON.json OBJECTS OUTPUT.json
+python tools/testing/line_coverage.py PYTHON.json OBJECTS OUTPUT.json
 
 PYTHON.json is what `coverage json` wrote, OBJECTS the folder of the compiler's .gcno and .gcda. A
 line or branch of a template counts as reached where one of its instantiations reached it. Branches
@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import measure  # noqa: E402

@@ -4,8 +4,8 @@
 # ///
 """Writes the recipe of an sdist for conda-forge: conda_recipe.py SDIST FOLDER
 
-FOLDER/recipe.yaml is tools/recipe/recipe.yaml with the sdist's version and hash. Then rattler-build
-renders it for every platform and CUDA release.
+FOLDER/recipe.yaml is the recipe.yaml of this folder with the sdist's version and hash. Then
+rattler-build renders it for every platform and CUDA release.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import rattler_build
 from packaging.utils import parse_sdist_filename
 
-RECIPE = Path(__file__).resolve().parents[1] / "tools/recipe/recipe.yaml"
+RECIPE = Path(__file__).with_name("recipe.yaml")
 PLATFORMS = ["linux-64", "linux-aarch64"]
 COMPILERS = ["None", "12.9", "13.0"]  # CUDA releases; None is a build for the CPU
 

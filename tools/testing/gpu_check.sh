@@ -10,7 +10,7 @@
 #
 # STEPS="test sanitizer examples bench" picks some of them; RESULTS names another folder.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 steps=${STEPS:-test sanitizer examples bench}
 results=${RESULTS:-$root/benchmarks/results}
 work=$(mktemp -d)
@@ -38,7 +38,7 @@ for step in $steps; do
     test)
       "${pytest[@]}" --durations=5 ;;
     sanitizer)
-      python3 "$root/tools/sanitize.py" --output "$results/sanitizer-$gpu.json" ;;
+      python3 "$root/tools/testing/sanitize.py" --output "$results/sanitizer-$gpu.json" ;;
     examples)
       python3 -m pytest "$root/examples" "${options[@]}" ;;
     bench)

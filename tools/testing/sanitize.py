@@ -1,6 +1,6 @@
 """Runs compute-sanitizer's four tools over calls that reach every family of CUDA kernels.
 
-    python tools/sanitize.py --output benchmarks/results/sanitizer-nvidia-h200.json
+    python tools/testing/sanitize.py --output benchmarks/results/sanitizer-nvidia-h200.json
 
 The calls are those of tests/families.py, shared by several processes for each tool. A first run,
 without a tool, records which kernels they launch. memcheck, racecheck and synccheck watch the
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 PROGRAM = ROOT / "tests/families.py"

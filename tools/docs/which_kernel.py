@@ -16,7 +16,7 @@ from tables import table
 
 from my_ops import _explain
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/which_kernel.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/which_kernel.md"
 COLORS = {
     "small": "green",
     "fp32_skinny": "purple",

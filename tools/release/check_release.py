@@ -24,7 +24,7 @@ from pathlib import Path
 
 from packaging.utils import parse_sdist_filename, parse_wheel_filename
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CUDA = ["", "13.0", "13.2"]  # "" is the plain wheel, which goes to PyPI
 PLAIN_CUDA = "12.9"  # old enough for every driver that the code supports
 PROCESSORS = ["x86_64", "aarch64"]

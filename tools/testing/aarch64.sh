@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Builds a wheel for aarch64 on another processor, and runs tests on it under qemu:
 #
-#   tools/aarch64.sh [pytest arguments]          default: the elementwise ops and the C interface
+#   tools/testing/aarch64.sh [pytest arguments]   default: the elementwise ops and the C interface
 #
 # Needs Debian, with g++-aarch64-linux-gnu and qemu-user-static, and `make build/tools`. Python and torch
 # for aarch64 come from Debian and PyPI, and are unpacked in build/aarch64; torch 2.10.0 there has no
 # CUDA. With MY_OPS_WITH_CUDA=1 it also compiles the CUDA kernels, with the toolkit of CUDA_HOME
 # (/usr/local/cuda). They are audited, not run.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 PATH=$PWD/build/venv/bin:$PATH
 work=$PWD/build/aarch64
 export MY_OPS_WITH_CUDA=${MY_OPS_WITH_CUDA:-0}
@@ -51,7 +51,7 @@ rm -rf dist/aarch64 build/{lib,temp}.linux-aarch64*
 CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ LDFLAGS=$libraries \
   _PYTHON_HOST_PLATFORM=linux-aarch64 \
   python -m pip --disable-pip-version-check wheel -q --no-build-isolation --no-deps -w dist/aarch64 .
-python tools/check_wheel.py dist/aarch64/*.whl
+python tools/release/check_wheel.py dist/aarch64/*.whl
 "${install[@]}" --no-deps --reinstall dist/aarch64/*.whl
 
 tests=$PWD/tests config=$PWD/pyproject.toml
@@ -61,4 +61,4 @@ export PYTHONPATH=$work/site OMP_NUM_THREADS=1
 python=(qemu-aarch64-static -L "$work/root" "$work/root/usr/bin/python3.11")
 "${python[@]}" -m pytest -c "$config" --rootdir "$tests/.." -p no:cacheprovider -q \
   --junitxml=suite.xml "$@"
-echo "for the compatibility table: PYTHONPATH=$PYTHONPATH ${python[*]} tools/record_suite.py $work/suite.xml WHAT"
+echo "for the compatibility table: PYTHONPATH=$PYTHONPATH ${python[*]} tools/testing/record_suite.py $work/suite.xml WHAT"

@@ -1,4 +1,4 @@
-"""A wheel for tools/check_wheel.py, and the checks of what can be read in it: names and text."""
+"""A wheel for check_wheel.py, and the checks of what can be read in it: names and text."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-sys.path.append(str(Path(__file__).resolve().parent / "build"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "build"))
 
 import kernel_text
 import page
 import source
 from check_release import PLAIN_CUDA
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MODULE = "my_ops/_C.so"
 CALLS = "my_ops/_calls.so"  # fits some releases of torch, without GPU code
 OVERRIDES = "my_ops/_overrides.so"  # with CUDA only; fits some releases of torch, without GPU code

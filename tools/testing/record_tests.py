@@ -1,10 +1,10 @@
 """Records a run of the whole suite, or of a part, for the page on reliability:
 
-    python tools/record_tests.py benchmarks/results/tests-nvidia-h200.json JUNIT.xml ...
+    python tools/testing/record_tests.py benchmarks/results/tests-nvidia-h200.json JUNIT.xml ...
 
 Must run with the Python and on the machine that ran the tests. Several files are the parts of one
 run. A test that stands in two of them ran again, with fewer beside it: it counts as it ended then,
-and is named. tools/measured.py writes the table: all tests, and those of faults by name.
+and is named. tools/docs/measured.py writes the table: all tests, and those of faults by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 FAULTS = ("test_faults", "test_a_refused_launch", "test_a_process_that_dies", "test_out_of_memory")
 

@@ -1,6 +1,6 @@
-"""Writes a new operator: python tools/new_op.py NAME, or a recurrent cell: --cell NAME
+"""Writes a new operator: python tools/new_op NAME, or a recurrent cell: --cell NAME
 
-It writes the operator's files from a template in tools/new_op, and its lines in the files that name
+It writes the operator's files from a template beside it, and its lines in the files that name
 every op, as in the steps of CONTRIBUTING.md. At first NAME(x) is x * x, and a cell has three gates.
 Both are complete and tested, for CPU and CUDA, with two gradients; then you edit them.
 Needs: pip install copier clang-format ruff
@@ -24,11 +24,11 @@ from pathlib import Path
 
 import copier
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools/build"))
 import preflight  # noqa: E402
 
-TEMPLATE = ROOT / "tools/new_op"
+TEMPLATE = Path(__file__).resolve().parent
 C_HEADERS = {"cerrno", "cassert", "cmath", "csignal", "cstdarg", "cstddef", "cstdio", "ctime"}
 MAX_NAME = 32  # comments of the templates leave room for this length
 END_OF_SCHEMAS = "}\n\nSTABLE_TORCH_LIBRARY_IMPL(my_ops, CompositeExplicitAutograd, m)"
@@ -81,7 +81,7 @@ that test file, as the comment there says.
 If it takes other arguments than one tensor x, also change the schemas in csrc/bindings.cpp and the
 call in tests/samples.py. Then it needs its own rules in my_ops/_vmap.py and my_ops/distributed.py
 instead of the two names in my_ops/ops/_common.py.
-Not written: rows in benchmarks/bench.py and tools/measured.py, a line in CHANGELOG.md.""",
+Not written: rows in benchmarks/bench.py and tools/docs/measured.py, a line in CHANGELOG.md.""",
 )
 
 # Arguments of the ops of a step and of all steps.
@@ -177,8 +177,8 @@ Then build, and run pytest tests/layers/test_{name}.py, then pytest -k {name}.
 If the cell carries no c, or reads more in backward, also change the schemas in csrc/bindings.cpp;
 GRU's are an example. With another number of gates, also change the rest of
 tests/layers/test_{name}.py.
-Not written: functions in my_ops/include/my_ops/ops.h, rows in benchmarks and tools/measured.py,
-a line in CHANGELOG.md.""",
+Not written: functions in my_ops/include/my_ops/ops.h, rows in benchmarks and
+tools/docs/measured.py, a line in CHANGELOG.md.""",
 )
 
 
@@ -317,7 +317,7 @@ def rendered(name: str, kind: Kind) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser("new_op", description=__doc__.split("\n", 1)[0])
     parser.add_argument("name", metavar="NAME", help="in lower_case: my_ops.NAME")
     parser.add_argument("--cell", action="store_true", help="a recurrent cell")
     arguments = parser.parse_args()

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/docs"))
 
 PICTURE = re.compile(
     r'<picture>\n  <source media="\(prefers-color-scheme: dark\)" srcset="(.*)">\n'
@@ -47,7 +47,7 @@ def entries(match: re.Match[str]) -> str:
 
 
 def operators() -> str:
-    sys.path.insert(0, str(ROOT / "tools"))  # MkDocs removes the first one again
+    sys.path.insert(0, str(ROOT / "tools/docs"))  # MkDocs removes the first one again
     import op_table
 
     return op_table.main()

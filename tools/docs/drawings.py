@@ -10,7 +10,7 @@ from pathlib import Path
 
 from svg import Drawing
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def fused() -> Drawing:

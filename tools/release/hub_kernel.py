@@ -6,7 +6,7 @@
 
 FOLDER/build has a variant for each backend, for every torch from 2.10 on (its stable ABI). A wheel
 with GPU code gives the variant of its CUDA, and a plain wheel that of the CPU too. A variant holds
-_C.so and the modules of tools/hub, with those of my_ops that they import. It may be loaded beside
+_C.so and the modules of hub/, with those of my_ops that they import. It may be loaded beside
 other versions and beside my_ops itself, so its ops have a namespace of their own, and its imports
 are relative. FOLDER/README.md is the repository's card.
 """
@@ -54,7 +54,7 @@ def imported(text: str, depth: int, place: Path) -> set[Path]:
 
 
 def modules(package: Path) -> dict[Path, str]:
-    """The modules of a variant by their place: those of tools/hub, and what they import."""
+    """The modules of a variant by their place: those of hub/, and what they import."""
     texts: dict[Path, str] = {}
     wanted = {Path(path.stem) for path in OWN.glob("*.py")}
     while wanted:

@@ -40,7 +40,7 @@ from pathlib import Path
 from elftools.elf.constants import P_FLAGS
 from packaging.version import Version
 
-sys.path.append(str(Path(__file__).resolve().parent / "build"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "build"))
 
 import preflight
 import wheel_text

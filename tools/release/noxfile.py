@@ -1,14 +1,15 @@
-"""The jobs of the release workflow: one session for each, to run there and here.
+"""The jobs of the release workflow: one session for each, to run there and here,
+by nox -f tools/release/noxfile.py -s
 
-    nox -f tools/noxfile.py -s sdist                      dist/*.tar.gz
-    nox -f tools/noxfile.py -s wheel                      wheelhouse/*.whl, in its container
-    nox -f tools/noxfile.py -s audit -- WHEEL             every check of check_wheel.py
-    nox -f tools/noxfile.py -s suite -- WHEEL [pytest arguments]
-    nox -f tools/noxfile.py -s trainers -- WHEEL [pytest arguments]
-    nox -f tools/noxfile.py -s index -- FOLDER            its indexes; pip and uv install from them
-    nox -f tools/noxfile.py -s recipe -- SDIST            the recipe for conda-forge, in dist/recipe
-    nox -f tools/noxfile.py -s hub -- FOLDER              the one for the Kernel Hub, in dist/hub
-    nox -f tools/noxfile.py -s publish -- FOLDER [TAG]    everything except the upload
+    sdist                      dist/*.tar.gz
+    wheel                      wheelhouse/*.whl, in its container
+    audit -- WHEEL             every check of check_wheel.py
+    suite -- WHEEL [pytest arguments]
+    trainers -- WHEEL [pytest arguments]
+    index -- FOLDER            its indexes; pip and uv install from them
+    recipe -- SDIST            the recipe for conda-forge, in dist/recipe
+    hub -- FOLDER              the one for the Kernel Hub, in dist/hub
+    publish -- FOLDER [TAG]    everything except the upload
 
 With MY_OPS_CUDA=13.2, `wheel` builds X.Y.Z+cu132. It needs docker, or CIBW_CONTAINER_ENGINE=podman.
 `suite` installs the same file with one torch after another; `-s 'suite(torch-2.10.0)'` takes one of
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import nox
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 AUDIT, RELEASE = (f"{ROOT}/tools/requirements/{name}.txt" for name in ("audit", "release"))
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.envdir = f"{ROOT}/.nox"  # not in tools/, all of which goes into the sdist
@@ -82,7 +83,7 @@ def wheel(session):
     session.install("-r", RELEASE)
     env = {"SOURCE_DATE_EPOCH": commit_time(session)}
     if (os.environ.get("MY_OPS_CUDA") or "12.9").startswith("12."):
-        # nvcc 12 needs an older g++ than the image's; tools/install_cuda12.sh installs it.
+        # nvcc 12 needs an older g++ than the image's; tools/release/install_cuda12.sh installs it.
         toolset = "/opt/rh/gcc-toolset-13/root/usr/bin"
         env |= {"CC": f"{toolset}/gcc", "CXX": f"{toolset}/g++"}
     session.chdir(ROOT)
@@ -94,7 +95,7 @@ def wheel(session):
 def audit(session):
     file, arguments = named(session, "WHEEL")
     session.install("-r", AUDIT)
-    session.run("python", f"{ROOT}/tools/check_wheel.py", file, *arguments)
+    session.run("python", f"{ROOT}/tools/release/check_wheel.py", file, *arguments)
 
 
 @nox.session
@@ -115,7 +116,7 @@ def suite(session, torch):
         *("--rootdir", ROOT, "-p", "no:cacheprovider", "-q", "--junitxml=suite.xml", *arguments),
     )
     if not arguments:  # part of the suite would replace the record of all of it
-        session.run("python", f"{ROOT}/tools/record_suite.py", "suite.xml", "all")
+        session.run("python", f"{ROOT}/tools/testing/record_suite.py", "suite.xml", "all")
 
 
 @nox.session
@@ -132,8 +133,8 @@ def trainers(session):
 def index(session):
     folder, _ = named(session, "FOLDER")
     session.install("-r", RELEASE)
-    session.run("python", f"{ROOT}/tools/make_index.py", folder)
-    sys.path.insert(0, f"{ROOT}/tools")
+    session.run("python", f"{ROOT}/tools/release/make_index.py", folder)
+    sys.path.insert(0, f"{ROOT}/tools/release")
     import make_index
 
     tools = {"pip": ("python", "-m", "pip", "--isolated"), "uv": ("uv", "pip")}
@@ -153,7 +154,7 @@ def index(session):
 def recipe(session):
     sdist, _ = named(session, "SDIST")
     session.install("-r", RELEASE)
-    session.run("python", f"{ROOT}/tools/conda_recipe.py", sdist, f"{ROOT}/dist/recipe")
+    session.run("python", f"{ROOT}/tools/release/conda_recipe.py", sdist, f"{ROOT}/dist/recipe")
 
 
 @nox.session
@@ -162,9 +163,9 @@ def hub(session):
     folder, _ = named(session, "FOLDER")
     session.install("torch", "kernels>=0.17", "kernel-abi-check", "packaging", "numpy")
     wheels = sorted(Path(folder).glob("*.whl"))
-    session.run("python", f"{ROOT}/tools/hub_kernel.py", f"{ROOT}/dist/hub", *wheels)
+    session.run("python", f"{ROOT}/tools/release/hub_kernel.py", f"{ROOT}/dist/hub", *wheels)
     session.chdir(session.create_tmp())  # not beside the source's kernels/
-    session.run("python", f"{ROOT}/tools/try_hub_kernel.py", f"{ROOT}/dist/hub")
+    session.run("python", f"{ROOT}/tools/release/try_hub_kernel.py", f"{ROOT}/dist/hub")
 
 
 @nox.session
@@ -172,10 +173,12 @@ def publish(session):
     folder, arguments = named(session, "FOLDER")
     session.install("-r", AUDIT)
     session.install("-r", RELEASE)
-    session.run("python", f"{ROOT}/tools/check_release.py", folder, *filter(None, arguments))
+    session.run(
+        "python", f"{ROOT}/tools/release/check_release.py", folder, *filter(None, arguments)
+    )
     wheels = sorted(Path(folder).glob("*.whl"))
     for path in wheels:
-        session.run("python", f"{ROOT}/tools/check_wheel.py", path, "--glibc", "2.28")
+        session.run("python", f"{ROOT}/tools/release/check_wheel.py", path, "--glibc", "2.28")
     files = [*wheels, *Path(folder).glob("my_ops-*.tar.gz")]
     session.run("twine", "check", "--strict", *files)
     ours = [path for path in files if "+" not in path.name]  # the others go to the release page

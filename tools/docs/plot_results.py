@@ -1,6 +1,6 @@
 """Draws benchmarks/results for README.md and the guide, light and dark.
 
-python tools/plot_results.py       into docs/images
+python tools/docs/plot_results.py       into docs/images
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
 IMAGES = ROOT / "docs/images"
 THEMES = {

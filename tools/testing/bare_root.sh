@@ -2,7 +2,7 @@
 # Runs a command in this folder as on a newcomer's machine: in a bare Debian that has the packages that
 # README.md names, and nothing else.
 #
-#   tools/bare_root.sh make test
+#   tools/testing/bare_root.sh make test
 #
 # The folder has the same path there, so what the command builds can be used here afterwards. The
 # machine's Debian mirror, pip index, proxies and certificates serve there too, and the variables that
@@ -10,7 +10,7 @@
 # are in namespaces of their own and end with it. Where that is impossible it says why, runs nothing and
 # ends with status 69.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 certificates=/etc/ssl/certs/ca-certificates.crt
 impossible() { echo "bare_root.sh: no bare Debian can be made here: $1" >&2; exit 69; }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs/images"
+IMAGES = Path(__file__).resolve().parents[2] / "docs/images"
 THEMES = {
     "light": {
         **{"text": "#1f2328", "faint": "#59636e", "line": "#818b98"},
