@@ -88,17 +88,16 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     _checks.check_attention(query, key, value, bias, is_causal)
     _checks.check_storages("attention", query=query, key=key, value=value, bias=bias)
-    added = _expanded(bias, query, key)
-    saves = _saves_logsumexp(query, key, value)
-    if saves and has_fast_fp32():
-        out, logsumexp = ops.fast_fp32_attention(query, key, value, added, 0.0, is_causal, scale)
-        if out is not None:
-            return out, logsumexp
-    if not saves:
+    if not _saves_logsumexp(query, key, value):
         out = F.scaled_dot_product_attention(
             query, key, value, bias, is_causal=is_causal, scale=scale
         )
         return out.contiguous(), query.new_empty(*query.shape[:2], 0)
+    if has_fast_fp32():
+        added = _expanded(bias, query, key)
+        out, logsumexp = ops.fast_fp32_attention(query, key, value, added, 0.0, is_causal, scale)
+        if out is not None:
+            return out, logsumexp
     operands = *map(_aligned, (query, key, value)), _aligned_bias(bias, query, key)
     out, logsumexp, *_ = efficient_attention(*operands, True, 0.0, is_causal, scale=scale)
     return out, logsumexp
@@ -121,17 +120,16 @@ def _backward(
     _checks.check_attention_backward(grad, *operands, out, logsumexp, *options)
     saved = {"key": key, "value": value, "bias": bias, "out": out, "logsumexp": logsumexp}
     _checks.check_storages("attention_backward", grad=grad, query=query, **saved)
-    added = _expanded(bias, query, key)
-    saves = _saves_logsumexp(query, key, value) and logsumexp.shape[2] > 0
-    if saves and has_fast_fp32():
+    if not _saves_logsumexp(query, key, value) or logsumexp.shape[2] == 0:
+        of_query, of_key, of_value, of_bias = _grads(grad, *operands, is_causal, scale)
+        return of_query, of_key, of_value, of_bias if needs_bias else None
+    if has_fast_fp32():
+        added = _expanded(bias, query, key)
         grads = ops.fast_fp32_attention_backward(
             grad, query, key, value, added, out, logsumexp, 0.0, *options
         )
         if grads[0] is not None:
             return grads
-    if not saves:
-        *grads, of_bias = _grads(grad, *operands, is_causal, scale)
-        return (*grads, of_bias if needs_bias else None)
     numbers = _no_random_numbers(query.device)
     grad, query, key, value, out = map(_aligned, (grad, query, key, value, out))
     forward = (query, key, value, _aligned_bias(bias, query, key), out, logsumexp, *numbers)
