@@ -24,10 +24,6 @@ struct OwnCell {
     return *static_cast<const cpu::CellFunctions<Acc>*>(functions);
   }
   template <typename Acc>
-  Acc shut(int gate) const {
-    return of<Acc>().shut[gate];
-  }
-  template <typename Acc>
   void step(const RecurrentStep<Acc, Acc>& args, cpu::Range rows, cpu::Range units) const {
     of<Acc>().step(args, rows, units);
   }
@@ -101,18 +97,25 @@ void check_arguments(std::initializer_list<Argument> arguments, const Tensor& li
   }
 }
 
-using Parameters4 = std::array<std::optional<Tensor>, 4>;
+// The four of TwoMatrices, and those with a value for each unit, side by side.
+struct Parameters {
+  std::array<std::optional<Tensor>, 4> of_products;
+  std::optional<Tensor> vectors;
+};
 
-Parameters4 parameters_of(Stack& stack) {
-  Parameters4 parameters{stack.tensor(), stack.tensor()};
-  for (size_t i = 2; i < 4; ++i) parameters[i] = stack.optional();
-  return parameters;
+Parameters parameters_of(Stack& stack) {
+  Parameters p;
+  for (size_t i = 0; i < 2; ++i) p.of_products[i] = stack.tensor();
+  p.vectors = stack.optional();
+  for (size_t i = 2; i < 4; ++i) p.of_products[i] = stack.optional();
+  return p;
 }
 
 // Of a layer or a step, whose input has so many dimensions. Returns the hidden size.
 int64_t check_inputs(const CellSizes& cell, const Tensor& input, int64_t dims,
                      const std::optional<Tensor>& h, const std::optional<Tensor>& carried,
-                     const Parameters4& p, const char* op) {
+                     const Parameters& parameters, const char* op) {
+  const auto& p = parameters.of_products;
   check_floating(input, op, "input");
   check(input.dim() == dims, op, ": input must have ", dims, " dimensions, got ", show(input));
   check(p[1]->dim() == 2, op, ": weight_hh must be a matrix, got ", show(*p[1]));
@@ -121,6 +124,7 @@ int64_t check_inputs(const CellSizes& cell, const Tensor& input, int64_t dims,
                    {p[1], "weight_hh", {rows, hidden}},
                    {p[2], "bias_ih", {rows}, false},
                    {p[3], "bias_hh", {rows}, false},
+                   {parameters.vectors, "vectors", {cell.vectors * hidden}, cell.vectors > 0},
                    {h, "h", {batch, hidden}},
                    {carried, "carried", {batch, cell.carried * hidden}, cell.carried > 0}},
                   input, "input", op);
@@ -135,12 +139,12 @@ int64_t check_saved(const CellSizes& cell, const Tensor& saved, int64_t dims, co
   return saved.size(dims - 1) / cell.saved;
 }
 
-Weights weights_of(const Parameters4& parameters, ScalarType dtype) {
-  Parameters4 stored;
-  for (size_t i = 0; i < 4; ++i) {
-    stored[i] = cast(parameters[i], OwnEngine::storage_of_weights(dtype));
-  }
-  return TwoMatrices::of(stored, 0);
+Weights weights_of(Parameters p, ScalarType dtype) {
+  const ScalarType storage = OwnEngine::storage_of_weights(dtype);
+  for (auto& parameter : p.of_products) parameter = cast(parameter, storage);
+  Weights weights = TwoMatrices::of(p.of_products, 0);
+  weights.vectors = as_contiguous(cast(p.vectors, storage));
+  return weights;
 }
 
 void layer(StableIValue* values, uint64_t, uint64_t) {
@@ -148,7 +152,7 @@ void layer(StableIValue* values, uint64_t, uint64_t) {
   const int64_t cell = stack.integer();
   const Tensor input = stack.tensor(), h0 = stack.tensor();
   const auto carried0 = stack.optional();
-  const Parameters4 parameters = parameters_of(stack);
+  const Parameters parameters = parameters_of(stack);
   const Masks masks = stack.masks();
   const bool save = stack.flag();
   const char* const op = "own_cell";
@@ -207,7 +211,7 @@ void step(StableIValue* values, uint64_t, uint64_t) {
   const Tensor input = stack.tensor();
   const Tensor h = stack.tensor();
   const auto carried = stack.optional();
-  const Parameters4 parameters = parameters_of(stack);
+  const Parameters parameters = parameters_of(stack);
   const bool save = stack.flag();
   const char* const op = "own_cell_step";
   const OwnEngine engine = engine_of(cell, input, op);
@@ -245,15 +249,15 @@ void step_backward(StableIValue* values, uint64_t, uint64_t) {
 STABLE_TORCH_LIBRARY_FRAGMENT(my_ops, m) {
   m.def(
       "own_cell(int cell, Tensor input, Tensor h0, Tensor? carried0, Tensor weight_ih, Tensor "
-      "weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? lengths, Tensor? reset, Tensor? "
-      "zoneout, bool save) -> Tensor[]");
+      "weight_hh, Tensor? vectors, Tensor? bias_ih, Tensor? bias_hh, Tensor? lengths, Tensor? "
+      "reset, Tensor? zoneout, bool save) -> Tensor[]");
   m.def(
       "own_cell_backward(int cell, Tensor? grad_output, Tensor? grad_h_n, Tensor? "
       "grad_carried_n, Tensor saved, Tensor? carried, Tensor? output, Tensor? h0, Tensor? "
       "carried0, Tensor weight_hh, Tensor? lengths, Tensor? reset, Tensor? zoneout) -> Tensor[]");
   m.def(
       "own_cell_step(int cell, Tensor input, Tensor h, Tensor? carried, Tensor weight_ih, Tensor "
-      "weight_hh, Tensor? bias_ih, Tensor? bias_hh, bool save) -> Tensor[]");
+      "weight_hh, Tensor? vectors, Tensor? bias_ih, Tensor? bias_hh, bool save) -> Tensor[]");
   m.def(
       "own_cell_step_backward(int cell, Tensor? grad_h, Tensor? grad_carried, Tensor saved, "
       "Tensor? h, Tensor? carried) -> Tensor[]");

@@ -17,10 +17,6 @@ template <typename Cell>
 struct CompiledCell {
   static constexpr CellSizes sizes = kCellSizes<Cell>;
 
-  template <typename Acc>
-  static Acc shut(int gate) {
-    return Cell::template shut<Acc>(gate);
-  }
   template <typename... Arguments>
   static void step(const Arguments&... arguments) {
     cpu::recurrent_step<Cell>(arguments...);
@@ -50,11 +46,6 @@ struct CpuEngine {
 
   Kernels kernels;
   CellSizes cell = kernels.sizes;
-
-  template <typename Acc>
-  Acc shut(int gate) const {
-    return kernels.template shut<Acc>(gate);
-  }
 
   static ScalarType storage(ScalarType dtype) { return compute_dtype(dtype); }
   static ScalarType storage_of_weights(ScalarType dtype) { return compute_dtype(dtype); }
@@ -177,6 +168,7 @@ struct CpuEngine {
                                                         .h0 = in<T>(s.h0),
                                                         .carried0 = in<T>(c0),
                                                         .weights_h = in<Acc>(packed_h),
+                                                        .lengths = in<int64_t>(s.lengths),
                                                         .reset = in<bool>(s.reset),
                                                         .zoneout = in<T>(s.zoneout),
                                                         .grad_terms = out<T>(s.grad_terms),
@@ -206,6 +198,7 @@ struct CpuEngine {
       const cpu::RecurrentSequence<T, Acc> args{.input = in<T>(input),
                                                 .bias_x = in<Acc>(s.weights.bias_x),
                                                 .bias_h = in<Acc>(s.weights.bias_h),
+                                                .vectors = in<Acc>(s.weights.vectors),
                                                 .weights_x = in<Acc>(packed_x),
                                                 .weights_h = in<Acc>(packed_h),
                                                 .h0 = in<T>(s.h0),
@@ -241,16 +234,19 @@ struct CpuEngine {
                                .gates_h = nullptr,
                                .bias_x = in<T>(s.weights.bias_x),
                                .bias_h = in<T>(s.weights.bias_h),
+                               .vectors = in<T>(s.weights.vectors),
                                .h = in<T>(s.h0),
                                .carried = in<T>(s.c0),
+                               .lengths = in<int64_t>(s.masks.lengths),
                                .reset = in<bool>(s.masks.reset),
                                .zoneout = in<T>(s.masks.zoneout),
                                .new_h = out<T>(s.output),
                                .new_carried = out<T>(s.carried ? s.carried : s.c_n),
                                .saved = out<T>(s.saved),
+                               .t = 0,
                                .batch = batch,
                                .hidden = hidden};
-      for (int64_t t = 0; t < steps; ++t) {
+      for (; step.t < steps; ++step.t) {
         parallel(blocks, kCosts.grain_products / products + 1, [&](int64_t begin, int64_t end) {
           kernels.units(
               step, in<T>(packed_h),

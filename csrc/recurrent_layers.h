@@ -361,7 +361,7 @@ struct LayersOf {
           Op::Weights::of_h(cast(a.parameters[Op::Weights::kRecurrentAt], storage), h.size(1));
       const Tensor through = empty(h, sizes_of(h), compute_dtype(dtype));
       if (through.numel() > 0) {
-        backend.matmul(product_terms(cast(r.grad_terms, storage), recurrent.size(0)), recurrent,
+        backend.matmul(product_terms(cast(r.grad_terms, storage), backend.cell), recurrent,
                        through);
       }
       const Tensor sum =

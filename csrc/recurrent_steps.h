@@ -2,7 +2,8 @@
 //
 // A Backend<Op> (recurrent_cpu.h, recurrent_cuda.h) is made from a tensor and makes its device
 // current. It has
-//   cell                       the CellSizes of the cell, and shut<Acc>(gate), as the cell has it,
+//   cell                       the CellSizes of the cell,
+//   shut<Acc>(gate)            as the cell has it, unless a step leaves out rows that have ended,
 //   storage(dtype)             the type in which a step reads and writes activations of that dtype,
 //   storage_of_backward(dtype)                       the same of a step backward,
 //   storage_of_layer(dtype, weights, steps, batch, masks)   of all steps, with so many weights,
@@ -26,11 +27,12 @@ namespace my_ops {
 // The tensors of one pointwise step; see include/recurrent.h for shapes.
 struct StepTensors {
   Tensor gates_x, gates_h;
-  std::optional<Tensor> bias_x, bias_h;
+  std::optional<Tensor> bias_x, bias_h, vectors;
   Tensor h;
-  std::optional<Tensor> carried, reset, zoneout;
+  std::optional<Tensor> carried, lengths, reset, zoneout;
   Tensor new_h;
   std::optional<Tensor> new_carried, kept_carried, saved;
+  int64_t t = 0;
 
   template <typename T, typename Acc>
   RecurrentStep<T, Acc> args() const {
@@ -38,14 +40,17 @@ struct StepTensors {
             .gates_h = in<Acc>(gates_h),
             .bias_x = in<T>(bias_x),
             .bias_h = in<T>(bias_h),
+            .vectors = in<T>(vectors),
             .h = in<T>(h),
             .carried = in<Acc>(carried),
+            .lengths = in<int64_t>(lengths),
             .reset = in<bool>(reset),
             .zoneout = in<T>(zoneout),
             .new_h = out<T>(new_h),
             .new_carried = out<Acc>(new_carried),
             .kept_carried = out<T>(kept_carried),
             .saved = out<T>(saved),
+            .t = t,
             .batch = new_h.size(0),
             .hidden = new_h.size(1)};
   }
@@ -56,8 +61,8 @@ struct StepBackwardTensors {
   Tensor saved;
   std::optional<Tensor> h, carried;
   Tensor grad_terms;
-  std::optional<Tensor> grad_h_direct, grad_carried_before, reset, reset_next, zoneout;
-  int64_t batch, hidden;
+  std::optional<Tensor> grad_h_direct, grad_carried_before, lengths, reset, reset_next, zoneout;
+  int64_t t, batch, hidden;
 
   template <typename T, typename Acc>
   RecurrentStepBackward<T, Acc> args() const {
@@ -70,9 +75,11 @@ struct StepBackwardTensors {
             .grad_terms = out<T>(grad_terms),
             .grad_h_direct = out<Acc>(grad_h_direct),
             .grad_carried_before = out<Acc>(grad_carried_before),
+            .lengths = in<int64_t>(lengths),
             .reset = in<bool>(reset),
             .reset_next = in<bool>(reset_next),
             .zoneout = in<T>(zoneout),
+            .t = t,
             .batch = batch,
             .hidden = hidden};
   }
@@ -95,7 +102,7 @@ struct SequenceBackwardTensors {
   Tensor saved;
   std::optional<Tensor> carried, output, h0, c0;
   Tensor weights_h;
-  std::optional<Tensor> reset, zoneout;
+  std::optional<Tensor> lengths, reset, zoneout;
   Tensor grad_terms, grad_h0;
   std::optional<Tensor> grad_c0;
   int64_t steps, batch, hidden;
@@ -129,10 +136,12 @@ inline Tensor transposed(const Tensor& t) {
 
 // The columns of the terms' gradients, (batch, kTerms * hidden), that belong to the product with h,
 // as a view.
-inline Tensor product_terms(const Tensor& grad_terms, int64_t columns) {
-  if (grad_terms.size(1) == columns) return grad_terms;
-  const int64_t all = grad_terms.size(1);
-  return as_strided(grad_terms, {grad_terms.size(0), columns}, {all, 1}, all - columns);
+inline Tensor product_terms(const Tensor& grad_terms, const CellSizes& cell) {
+  if (cell.terms == cell.gates) return grad_terms;
+  const int64_t all = grad_terms.size(1), hidden = all / cell.terms;
+  const int64_t apart = cell.terms - cell.gates - cell.vectors;
+  return as_strided(grad_terms, {grad_terms.size(0), cell.gates * hidden}, {all, 1},
+                    apart * hidden);
 }
 
 inline std::optional<Tensor> cast(const std::optional<Tensor>& t, ScalarType dtype) {
@@ -150,8 +159,10 @@ StepTensors one_step(const Backend& backend, const Tensor& input, const Weights&
                    .gates_h = empty(input, {batch, cell.gates * hidden}, acc),
                    .bias_x = weights.bias_x,
                    .bias_h = weights.bias_h,
+                   .vectors = weights.vectors,
                    .h = cell.reads_h ? as_contiguous(old_h) : old_h,
                    .carried = as_contiguous(cast(old_carried, acc)),
+                   .lengths = std::nullopt,
                    .reset = std::nullopt,
                    .zoneout = std::nullopt,
                    .new_h = empty(input, {batch, hidden}),
@@ -185,9 +196,11 @@ StepBackwardTensors one_step_backward(const Backend& backend, const std::optiona
                            .grad_terms = empty(saved, {batch, cell.terms * hidden}),
                            .grad_h_direct = std::nullopt,
                            .grad_carried_before = std::nullopt,
+                           .lengths = std::nullopt,
                            .reset = std::nullopt,
                            .reset_next = std::nullopt,
                            .zoneout = std::nullopt,
+                           .t = 0,
                            .batch = batch,
                            .hidden = hidden};
   if (cell.reads_h) step.grad_h_direct = zeros(saved, {batch, hidden}, acc);
@@ -198,13 +211,16 @@ StepBackwardTensors one_step_backward(const Backend& backend, const std::optiona
   return step;
 }
 
-// The input gates of all steps, (steps, batch, kGates * hidden), shut after the rows' ends.
+// The input gates of all steps, (steps, batch, kGates * hidden), shut after the rows' ends if the
+// backend does that.
 template <typename Backend>
 Tensor gates_of_input(const Backend& backend, const SequenceTensors& s) {
   const Tensor gates_x = empty(s.input, {s.input.size(0), s.input.size(1), s.weights.x.size(0)},
                                compute_dtype(s.input.scalar_type()));
   backend.matmul(all_steps(as_contiguous(s.input)), transposed(s.weights.x), all_steps(gates_x));
-  if (s.masks.lengths) shut_gates(backend, *s.masks.lengths, gates_x);
+  if constexpr (requires { backend.template shut<float>(0); }) {
+    if (s.masks.lengths) shut_gates(backend, *s.masks.lengths, gates_x);
+  }
   return gates_x;
 }
 
@@ -246,8 +262,10 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
                    .gates_h = empty(input, {batch, weights.h.size(0)}, acc),
                    .bias_x = weights.bias_x,
                    .bias_h = weights.bias_h,
+                   .vectors = weights.vectors,
                    .h = s.h0,
                    .carried = as_contiguous(cast(c0, acc)),
+                   .lengths = masks.lengths,
                    .reset = std::nullopt,
                    .zoneout = std::nullopt,
                    .new_h = s.h0,
@@ -257,6 +275,7 @@ Forward forward_steps(const Backend& backend, const Tensor& input, const Tensor&
   if (cell.carried > 0) step.new_carried = empty(input, {batch, cell.carried * hidden}, acc);
   const auto weights_h = backend.prepared(transposed(weights.h), batch);
   for (int64_t t = 0; t < steps; ++t) {
+    step.t = t;
     step.h = step.new_h;
     backend.matmul(step.h, weights_h, step.gates_h);
     step.gates_x = step_of(gates_x, t);
@@ -321,6 +340,7 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                             .h0 = of_forward.h0,
                             .c0 = of_forward.c0,
                             .weights_h = of_forward.weights_h,
+                            .lengths = masks.lengths,
                             .reset = masks.reset,
                             .zoneout = masks.zoneout,
                             .grad_terms = empty(like, {steps, batch, cell.terms * hidden}),
@@ -350,13 +370,16 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
                            .grad_terms = {},
                            .grad_h_direct = direct,
                            .grad_carried_before = grad_carried,
+                           .lengths = masks.lengths,
                            .reset = std::nullopt,
                            .reset_next = std::nullopt,
                            .zoneout = std::nullopt,
+                           .t = 0,
                            .batch = batch,
                            .hidden = hidden};
   const auto weights_h = backend.prepared(of_forward.weights_h, batch);
   for (int64_t t = steps - 1; t >= 0; --t) {
+    step.t = t;
     step.grad_h = step_of(s.grad_output, t);
     step.saved = step_of(of_forward.saved, t);
     step.h = t > 0 ? step_of(of_forward.output, t - 1) : of_forward.h0;
@@ -366,7 +389,7 @@ Backward backward_steps(const Backend& backend, const std::optional<Tensor>& gra
     step.zoneout = step_of(masks.zoneout, t);
     step.grad_terms = step_of(s.grad_terms, t);
     backend.step_backward(step);
-    backend.matmul(product_terms(step.grad_terms, of_forward.weights_h.size(0)), weights_h, grad_h);
+    backend.matmul(product_terms(step.grad_terms, cell), weights_h, grad_h);
   }
   const Tensor grad_h0 = step.reset || direct
                              ? start_backward(backend, grad_h, direct, step.reset, dtype)

@@ -11,9 +11,10 @@
 namespace my_ops {
 
 // For all gates. The matrices are views (gates * hidden, columns); a bias is (gates * hidden,).
+// What a cell has of other parameters with a value for each unit is (vectors * hidden,).
 struct Weights {
   Tensor x, h;
-  std::optional<Tensor> bias_x, bias_h;
+  std::optional<Tensor> bias_x, bias_h, vectors = std::nullopt;
 };
 
 // "(batch, 3 * hidden_size)", in messages.

@@ -30,7 +30,6 @@ struct EngineFunctions {
 template <typename Acc>
 struct StepFunctions {
   CellSizes sizes;
-  Acc shut[RaggedShut<Acc>::kMaxGates];
   void (*step)(const RecurrentStep<Acc, Acc>& args, Range rows, Range units);
   void (*units)(const RecurrentStep<Acc, Acc>& args, const Acc* weights_h, Range units);
   void (*step_backward)(const RecurrentStepBackward<Acc, Acc>& args, int64_t begin, int64_t end);

@@ -2,14 +2,15 @@
 // step from its two products, or all steps of a layer. No torch here: raw pointers, sizes, a
 // stream.
 //
-// Cell names a cell; kGates, kTerms, kCarried, kSaved, kReadsH, kReadsPrevious and kBounded are its
-// constants (cells/cell.h, which also has stored_term). Arrays that a cell does not read or have
-// may be null. T is the type of activations. Acc is the type of the arithmetic and of the carried
-// values: float for float and the 16-bit types, double for double.
+// Cell names a cell; kGates, kVectors, kTerms, kCarried, kSaved, kReadsH, kReadsPrevious and
+// kBounded are its constants (cells/cell.h, which also has stored_term). Arrays that a cell does
+// not read or have may be null. T is the type of activations. Acc is the type of the arithmetic and
+// of the carried values: float for float and the 16-bit types, double for double.
 //
-// A ragged batch takes the same steps. After a row's end the cell is shut: carried values stay,
-// the output is 0 and there is no gradient. The structs RaggedRows to RaggedStartBackward do the
-// work around the steps. Row b ends after lengths[b] steps, clamped to the range from 0 to `steps`.
+// A ragged batch takes the same steps. After a row's end carried values stay, the output is 0 and
+// there is no gradient: on CUDA because the cell is shut, on the CPU because the row's steps are
+// left out. The structs RaggedRows to RaggedStartBackward do the work around the steps. Row b ends
+// after lengths[b] steps, clamped to the range from 0 to `steps`.
 //
 // Where `reset`, [steps, batch], is true, h and the carried values count as zero before that step:
 // their contents reach no result and get no gradient.
@@ -33,24 +34,27 @@ enum class Pass { kForward, kBackward };
 
 // The constants of a cell that its tensors follow from: kCellSizes in cells/cell.h.
 struct CellSizes {
-  int gates, terms, carried, saved;
+  int gates, terms, carried, saved, vectors;
   bool reads_h;
 };
 
 template <typename T, typename Acc>
 struct RecurrentStep {
-  const Acc* gates_x;  // [batch, kGates, hidden] pre-activations: the input gates
-  const Acc* gates_h;  // [batch, kGates, hidden] the product with h
-  const T* bias_x;     // [kGates, hidden] of the input gates, or null
-  const T* bias_h;     // [kGates, hidden] of the product with h, or null
-  const T* h;          // [batch, hidden] before the step; kReadsH or zoneout
-  const Acc* carried;  // [batch, kCarried, hidden]
-  const bool* reset;   // [batch] of this step, or null
-  const T* zoneout;    // [batch, hidden] of this step, or null
-  T* new_h;            // [batch, hidden]
-  Acc* new_carried;    // [batch, kCarried, hidden]; may be carried
-  T* kept_carried;     // [batch, kCarried, hidden] new_carried again, or null; CUDA only
-  T* saved;            // [batch, kSaved, hidden] for backward, or null
+  const Acc* gates_x;      // [batch, kGates, hidden] pre-activations: the input gates
+  const Acc* gates_h;      // [batch, kGates, hidden] the product with h
+  const T* bias_x;         // [kGates, hidden] of the input gates, or null
+  const T* bias_h;         // [kGates, hidden] of the product with h, or null
+  const T* vectors;        // [kVectors, hidden]; CPU only
+  const T* h;              // [batch, hidden] before the step; kReadsH or zoneout
+  const Acc* carried;      // [batch, kCarried, hidden]
+  const int64_t* lengths;  // [batch] of a ragged batch, or null; CPU only
+  const bool* reset;       // [batch] of this step, or null
+  const T* zoneout;        // [batch, hidden] of this step, or null
+  T* new_h;                // [batch, hidden]
+  Acc* new_carried;        // [batch, kCarried, hidden]; may be carried
+  T* kept_carried;         // [batch, kCarried, hidden] new_carried again, or null; CUDA only
+  T* saved;                // [batch, kSaved, hidden] for backward, or null
+  int64_t t;               // the step's number, which lengths are compared with
   int64_t batch, hidden;
 };
 
@@ -66,9 +70,11 @@ struct RecurrentStepBackward {
   Acc* grad_h_direct;  // [batch, hidden]; kReadsH or zoneout. In: a third term of grad_h. Out: the
                        // gradient of h that does not pass through the product
   Acc* grad_carried_before;  // [batch, kCarried, hidden]; may be grad_carried
+  const int64_t* lengths;    // [batch] of a ragged batch, or null; CPU only
   const bool* reset;         // [batch] of this step, or null
   const bool* reset_next;    // [batch] of the step after, or null; true: grad_h_next is ignored
   const T* zoneout;          // [batch, hidden] of this step, or null; all steps or none have it
+  int64_t t;                 // the step's number, which lengths are compared with
   int64_t batch, hidden;
 };
 
@@ -144,6 +150,7 @@ struct RecurrentSequence {
   const T* input;          // [steps, batch, inputs]
   const Acc* bias_x;       // [kGates, hidden] of the input gates, or null
   const Acc* bias_h;       // [kGates, hidden] of the product with h, or null
+  const Acc* vectors;      // [kVectors, hidden]
   const Acc* weights_x;    // the weights of the input transposed, [inputs, kGates, hidden], packed
   const Acc* weights_h;    // the weights of h transposed, [hidden, kGates, hidden], packed
   const T* h0;             // [batch, hidden]
@@ -169,6 +176,7 @@ struct RecurrentSequenceBackward {
   const T* h0;              // [batch, hidden]; kReadsH
   const T* carried0;        // [batch, kCarried, hidden]
   const Acc* weights_h;     // the weights of h, [kGates, hidden, hidden], packed
+  const int64_t* lengths;   // [batch] of a ragged batch, or null
   const bool* reset;        // [steps, batch], or null
   const T* zoneout;         // [steps, batch, hidden], or null
   T* grad_terms;            // [steps, batch, kTerms, hidden] by stored_term

@@ -146,6 +146,7 @@ template <>
 struct ExpConstants<float> {
   static constexpr float kLow = -87.33f;   // exp(x) is a normal number down to here
   static constexpr float kZero = -104.0f;  // exp(x) is 0 from here on
+  static constexpr float kMost = 89.0f;    // exp(x) is infinite from here on
   static constexpr int kBias = 64;
   static constexpr float kUnbias = 0x1p-64f;
   static constexpr float kLog2E = 0x1.715476p+0f;
@@ -157,6 +158,7 @@ template <>
 struct ExpConstants<double> {
   static constexpr double kLow = -708.39;
   static constexpr double kZero = -746.0;
+  static constexpr double kMost = 710.0;
   static constexpr int kBias = 512;
   static constexpr double kUnbias = 0x1p-512;
   static constexpr double kLog2E = 0x1.71547652b82fep+0;
@@ -165,8 +167,21 @@ struct ExpConstants<double> {
   static constexpr double kRound = 0x1.8p52;
 };
 
-// exp(x) and exp(x) - 1 for x <= 0, to about 2 ulp: x = n ln(2) + r, the second is
-// 2^n (exp(r) - 1) + (2^n - 1). NaN stays NaN.
+// x = n ln(2) + r, and n + kRound.
+template <typename T>
+struct Reduced {
+  T rounded, n, r;
+};
+template <typename T>
+MY_OPS_INLINE Reduced<T> reduced(T x) {
+  using E = ExpConstants<T>;
+  const T rounded = x * E::kLog2E + E::kRound;
+  const T n = rounded - E::kRound;
+  return {rounded, n, (x - n * E::kLn2High) - n * E::kLn2Low};
+}
+
+// exp(x) and exp(x) - 1 for x <= 0, to about 2 ulp: the second is 2^n (exp(r) - 1) + (2^n - 1). NaN
+// stays NaN.
 template <typename T>
 struct Exp {
   T value, minus_one;
@@ -175,9 +190,7 @@ template <typename T>
 MY_OPS_INLINE Exp<T> exp_and_expm1_negative(T x) {
   using E = ExpConstants<T>;
   const T clamped = x < E::kLow ? E::kLow : x;
-  const T rounded = clamped * E::kLog2E + E::kRound;
-  const T n = rounded - E::kRound;
-  const T r = (clamped - n * E::kLn2High) - n * E::kLn2Low;
+  const auto [rounded, n, r] = reduced(clamped);
   const T scale = pow2(rounded, 0);
   const T m = expm1_poly(r);
   // scale * m alone might not be a normal number.
@@ -193,9 +206,7 @@ template <typename T>
 MY_OPS_INLINE T exp_negative(T x) {
   using E = ExpConstants<T>;
   const T clamped = x < E::kZero ? E::kZero : x;
-  const T rounded = clamped * E::kLog2E + E::kRound;
-  const T n = rounded - E::kRound;
-  const T r = (clamped - n * E::kLn2High) - n * E::kLn2Low;
+  const auto [rounded, n, r] = reduced(clamped);
   const T scale = pow2(rounded, E::kBias);  // 2^n itself may not be a normal number
   return (scale * expm1_poly(r) + scale) * E::kUnbias;
 }
@@ -223,5 +234,111 @@ MY_OPS_INLINE Tanh<T> tanh(T x) {
   const T magnitude = m * inverse;
   return {x < T(0) ? magnitude : -magnitude, T(4) * e * inverse * inverse};
 }
+
+// exp(x) for any x, to about 1 ulp, subnormal results included; NaN stays NaN.
+template <typename T>
+MY_OPS_INLINE T exp(T x) {
+  using E = ExpConstants<T>;
+  const T least = x < E::kZero ? E::kZero : x, clamped = least > E::kMost ? E::kMost : least;
+  const auto [rounded, n, r] = reduced(clamped);
+  // 2^n itself may be infinite or not a normal number.
+  const T half = n * T(0.5) + E::kRound, rest = n - (half - E::kRound) + E::kRound;
+  const T scale = pow2(half, 0);
+  return (scale * expm1_poly(r) + scale) * pow2(rest, 0);
+}
+
+// exp(x) - 1 for any x, to about 2 ulp; NaN stays NaN.
+template <typename T>
+MY_OPS_INLINE T expm1(T x) {
+  using E = ExpConstants<T>;
+  const T least = x < E::kLow ? E::kLow : x, clamped = least > E::kMost ? E::kMost : least;
+  const auto [rounded, n, r] = reduced(clamped);
+  const T half = pow2(rounded, -1);  // 2^n itself may be infinite
+  return (half * expm1_poly(r) + (half - T(0.5))) * T(2);
+}
+
+// (log(1 + f) - f + f^2 / 2) / s - f^2 / 2 for s = f / (2 + f), from s^2: the rest of the series of
+// 2 atanh(s), until its terms are below half an ulp for 1 + f from sqrt(1/2) to sqrt(2).
+MY_OPS_INLINE float log1p_poly(float z) {
+  float p = 2.0f / 9;
+  p = p * z + 2.0f / 7;
+  p = p * z + 2.0f / 5;
+  p = p * z + 2.0f / 3;
+  return p * z;
+}
+MY_OPS_INLINE double log1p_poly(double z) {
+  double p = 2.0 / 21;
+  p = p * z + 2.0 / 19;
+  p = p * z + 2.0 / 17;
+  p = p * z + 2.0 / 15;
+  p = p * z + 2.0 / 13;
+  p = p * z + 2.0 / 11;
+  p = p * z + 2.0 / 9;
+  p = p * z + 2.0 / 7;
+  p = p * z + 2.0 / 5;
+  p = p * z + 2.0 / 3;
+  return p * z;
+}
+
+template <typename T>
+struct LogConstants;
+template <>
+struct LogConstants<float> {
+  using Bits = uint32_t;
+  static constexpr int kExponent = 23, kBias = 127;
+  static constexpr Bits kRootHalf = 0x3f3504f3;  // sqrt(1/2)
+  static constexpr float kNormal = 0x1p-126f, kScale = 0x1p32f, kScaled = 32.0f;
+};
+template <>
+struct LogConstants<double> {
+  using Bits = uint64_t;
+  static constexpr int kExponent = 52, kBias = 1023;
+  static constexpr Bits kRootHalf = 0x3fe6a09e667f3bcd;
+  static constexpr double kNormal = 0x1p-1022, kScale = 0x1p64, kScaled = 64.0;
+};
+
+// log(x) to about 1 ulp: x = 2^n (1 + f). -inf for 0, NaN below and for NaN.
+template <typename T>
+MY_OPS_INLINE T log(T x) {
+  using E = ExpConstants<T>;
+  using L = LogConstants<T>;
+  using Bits = typename L::Bits;
+  const bool is_subnormal = x < L::kNormal;
+  const T normal = x * (is_subnormal ? L::kScale : T(1));
+  const Bits bits = bit_cast<Bits>(normal);
+  constexpr Bits kOne = Bits{L::kBias} << L::kExponent;
+  const Bits biased = (bits - L::kRootHalf + kOne) >> L::kExponent;
+  // As in pow2: no conversion of integers.
+  const T shifted = bit_cast<T>(bit_cast<Bits>(E::kRound) + biased) - (E::kRound + T(L::kBias));
+  const T n = is_subnormal ? shifted - L::kScaled : shifted;
+  const T f = bit_cast<T>(bits - (biased << L::kExponent) + kOne) - T(1);
+  const T s = f / (f + T(2)), half_square = T(0.5) * f * f;
+  const T rest = s * (half_square + log1p_poly(s * s)) + n * E::kLn2Low;
+  const T finite = n * E::kLn2High - ((half_square - rest) - f);
+  // One comparison each, or GCC does not vectorize them.
+  const T below_infinity = x < T(__builtin_inf()) ? finite : x;
+  const T from_zero = x == T(0) ? T(-__builtin_inf()) : below_infinity;
+  return x < T(0) ? T(__builtin_nan("")) : from_zero;
+}
+
+// log(1 + x), with what the sum's rounding takes from it.
+template <typename T>
+MY_OPS_INLINE T log1p(T x) {
+  const T sum = T(1) + x;
+  const T lost = x - (sum - T(1));
+  const T more = lost == T(0) ? T(0) : lost / sum, result = log(sum) + more;
+  return sum < T(__builtin_inf()) ? result : sum;
+}
+
+// As torch's: x itself beyond 20.
+template <typename T>
+MY_OPS_INLINE T softplus(T x) {
+  const T least = x < T(0) ? T(0) : x;
+  const T sum = least + log1p(exp_negative(minus_abs(x)));
+  return x > T(20) ? x : sum;
+}
+
+MY_OPS_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
+MY_OPS_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
 
 }  // namespace my_ops::cpu

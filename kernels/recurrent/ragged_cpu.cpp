@@ -11,7 +11,6 @@ void ragged(const Ragged& args) {
 
 #define MY_OPS_RAGGED(T)                              \
   template void ragged(const RaggedRows<T>&);         \
-  template void ragged(const RaggedShut<T>&);         \
   template void ragged(const RaggedEnds<T>&);         \
   template void ragged(const RaggedEndsBackward<T>&); \
   template void ragged(const RaggedStartBackward<T, T>&);

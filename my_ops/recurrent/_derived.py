@@ -263,8 +263,8 @@ class Derived:
 
 
 def _functions(values: list[Node]) -> list[Node]:
-    """The sigmoids, tanhs and elus whose values enter the results through nothing but arithmetic
-    and choices."""
+    """The functions of Math whose values enter the results through nothing but arithmetic and
+    choices."""
     found, todo = set[Node](), list(values)
     seen = set(todo)
     while todo:

@@ -74,7 +74,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sqrt": torch.sqrt,
     "tanh": torch.tanh,
 }
-MATH = ("sigmoid", "tanh", "elu", "elu_slope")  # functions of the kernels' Math
+# Functions of the kernels' Math; of CUDA's, those that _own_kernels.py names.
+MATH = ("sigmoid", "tanh", "elu", "elu_slope", "exp", "expm1", "log", "log1p", "softplus", "sqrt")
 OPS: dict[str, Any] = {
     **COMPARISONS,
     **ARITHMETIC,
@@ -218,7 +219,8 @@ def _slopes(make: Callable[..., Value], node: Node, grad: Value) -> list[Any]:
         "expm1": lambda: make("add", node, 1.0),
         "sigmoid": lambda: make("mul", node, make("sub", 1.0, node)),
         "tanh": lambda: make("sub", 1.0, make("mul", node, node)),
-        "softplus": lambda: make("sigmoid", a),
+        # The sigmoid of a, from the value: sLSTM need not save both.
+        "softplus": lambda: make("neg", make("expm1", make("neg", node))),
         "elu": lambda: make("elu_slope", node),
         "sin": lambda: make("cos", a),
         "cos": lambda: make("neg", make("sin", a)),

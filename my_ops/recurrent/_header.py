@@ -41,37 +41,28 @@ _CHOICES: dict[str, Callable[..., str]] = {
 
 
 def with_header(derived: Derived, cell: OwnCell) -> OwnCell:
-    """The cell with what the kernels need, if they can run it."""
-    shares = None if cell.vectors else shut_shares(derived, cell)
+    """The cell with what the kernels need."""
+    shares = shut_shares(derived, cell)
+    given = functools.partial(header, derived, cell, shares)
+    cell = replace(cell, shares=shares, header=given, functions=_functions(derived))
     if shares is None:
         return cell
     share = torch.tensor(shares, dtype=torch.float64, device="cpu")
     zero = share.new_zeros(())
     sums = cell.gates - cell.apart
-    z = [*share[:sums], *share.new_zeros(cell.apart), *share[sums:]]
+    z = [*share[:sums], *share.new_zeros(cell.apart), *share[sums:], *[zero] * cell.vectors]
     saved = cell.forward(tuple(z), zero, (zero,) * len(cell.carried))[2]
-    return replace(
-        cell,
-        shut=tuple(float(value) for value in saved),
-        shares=shares,
-        header=functools.partial(header, derived, cell, shares),
-    )
+    return replace(cell, shut=tuple(float(value) for value in saved))
 
 
 def header(derived: Derived, cell: OwnCell, shares: tuple[float, ...] | None) -> str:
-    """``shares``: of ``shut_shares``. Raises ValueError if the kernels cannot run the cell."""
-    if cell.vectors:
-        raise derived.error("no header: the kernels have no parameters of each unit but the biases")
-    if shares is None:
-        raise derived.error(
-            "no header: no gates that are wide open or shut leave what is carried unchanged, which "
-            "the kernels need for rows that have ended"
-        )
+    """``shares``: of ``shut_shares``. Raises ValueError if the kernels lack a function."""
     own = derived.own
     reads_previous = any(leaf in _leaves(derived) for leaf in derived.before)
     counts = {
         "kGates": cell.gates,
         "kApart": cell.apart,
+        "kVectors": cell.vectors,
         "kCarried": len(cell.carried),
         "kSaved": cell.saved,
     }
@@ -104,8 +95,7 @@ def header(derived: Derived, cell: OwnCell, shares: tuple[float, ...] | None) ->
             *_advance(derived),
             "",
             *_backward(derived, cell),
-            "",
-            *_shut(shares),
+            *([] if shares is None else ["", *_shut(shares)]),
             "};",
             "",
             "}  // namespace my_ops",
@@ -144,6 +134,9 @@ class _Body:
         nodes = order(list(self._names), values)
         uses = Counter(id(a) for node in nodes for a in node.nodes)
         uses.update(id(v) for v in values if isinstance(v, Node))
+        for node in nodes:
+            if node.op in _CHOICES and node.op != "where":
+                uses.update(id(a) for a in node.nodes)  # they are read twice
         for node in nodes:
             if node.op == "tanh":
                 slope = self._slope_of(node, nodes)
@@ -204,9 +197,9 @@ class _Body:
         elif value.op in MATH:
             return f"Math::{value.op}({self.text(value.args[0])})"
         else:
+            known = ", ".join(op for op in MATH if op != "elu_slope")
             raise self._derived.error(
-                f"no header: the kernels have no {value.op}, only arithmetic, comparisons, "
-                "sigmoid, tanh and elu"
+                f"no header: the kernels have no {value.op}, only arithmetic, comparisons, {known}"
             )
         return f"({text})" if inner else text
 
@@ -338,6 +331,13 @@ def _leaves(derived: Derived) -> set[Node]:
 # ----------------------------------------------------------------------------------------- facts
 
 
+def _functions(derived: Derived) -> frozenset[str]:
+    """Those of Math in forward and backward."""
+    given = [*derived.leaves.values(), *derived.grad_after]
+    values = [derived.h, *derived.after, *derived.grad_z, *derived.grad_before, derived.grad_h]
+    return frozenset(node.op for node in order(given, values) if node.op in MATH)
+
+
 def is_bounded(h: Value, previous: Node) -> bool:
     """Whether |h| <= max(1, |previous|) follows from the ranges of sigmoid and tanh."""
 
@@ -405,7 +405,7 @@ def shut_shares(derived: Derived, cell: OwnCell) -> tuple[float, ...] | None:
     each = [share.unsqueeze(1).expand(len(choices), samples) for share in shares.unbind(1)]
     sums = cell.gates - cell.apart
     z = [p + s for p, s in zip(products[:sums], each[:sums], strict=True)]
-    z += [*products[sums:], *each[sums:]]
+    z += [*products[sums:], *each[sums:], *(drawn(1.0) for _ in range(cell.vectors))]
     h, before = drawn(1.0), tuple(drawn(10.0) for _ in cell.carried)
     grads, zero = tuple(drawn(1.0) for _ in cell.carried), torch.zeros_like(h)
     with torch.no_grad():

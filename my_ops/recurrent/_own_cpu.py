@@ -33,9 +33,10 @@ from my_ops.recurrent._compiled import (
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCE = _PACKAGE / "_recurrent.hpp"  # which the build makes of kernels/recurrent/cpu/own.h
-# As setup.py: no traps, or loops that compute both sides of a choice stay scalar.
-_OPTIONS = ["-std=c++20", "-O3", "-fno-trapping-math", "-fPIC", "-shared", "-fvisibility=hidden"]
-_OPTIONS += ["-w", "-DMY_OPS_ONE_LEVEL"]
+# As setup.py: no traps, or loops that compute both sides of a choice stay scalar. And no errno, or
+# those with sqrt do.
+_OPTIONS = ["-std=c++20", "-O3", "-fno-trapping-math", "-fno-math-errno", "-fPIC", "-shared"]
+_OPTIONS += ["-fvisibility=hidden", "-w", "-DMY_OPS_ONE_LEVEL"]
 _LEVELS = ("x86-64", "x86-64-v3", "x86-64-v4")  # of my_ops_level_of_own_cell, on x86-64
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _numbers: dict[tuple[str, bool], int | None] = {}  # by a cell's name and whether it is for double
@@ -76,7 +77,7 @@ def number_of(cell: Any, dtype: torch.dtype) -> int | None:
 
 
 def _add(cell: Any, double: bool) -> int | None:
-    if cell.header is None or not _SOURCE.exists():  # Hugging Face's Kernel Hub has no sources
+    if not _SOURCE.exists():  # Hugging Face's Kernel Hub has no sources
         return None
     try:
         source = source_of(cell.header(), double)
@@ -179,16 +180,24 @@ def _load(path: Path) -> Any:
 
 
 def _together(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Carried values, (*, hidden) each: side by side, (*, carried * hidden)."""
+    """Values of a unit, (*, hidden) each: side by side, (*, count * hidden)."""
     if len(tensors) < 2:
         return tensors[0] if tensors else None
     return torch.cat(list(tensors), -1)
 
 
 def _apart(cell: Any, together: Tensor) -> list[Tensor]:
-    """The other way."""
+    """The other way, in memory of their own."""
     count = len(cell.carried)
-    return [together] if count < 2 else [t.contiguous() for t in together.chunk(count, -1)]
+    if count < 2:
+        return [together]
+    return [t.clone(memory_format=torch.contiguous_format) for t in together.chunk(count, -1)]
+
+
+def _arguments(cell: Any, parameters: Sequence[Any]) -> list[Any]:
+    """Those of the ops: parameters with a value for each unit side by side."""
+    vectors = cell.weights.vectors_of(*parameters)
+    return [*parameters[:2], _together(vectors), *parameters[-2:]]
 
 
 def _of_carried(grads: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
@@ -212,7 +221,7 @@ def forward(
     if number is None:
         return None
     h0, *carried0 = states
-    given = (input, h0, _together(carried0), *parameters, *of_rows)
+    given = (input, h0, _together(carried0), *_arguments(cell, parameters), *of_rows)
     output, h_n, *found = ops.own_cell(number, *given, saves)
     last = _apart(cell, found.pop(0)) if carried0 else []
     sequences = _apart(cell, found.pop()) if saves and carried0 else []
@@ -250,7 +259,7 @@ def step(
     if number is None:
         return None
     h, *carried = states
-    given = (input, h, _together(carried), *parameters)
+    given = (input, h, _together(carried), *_arguments(cell, parameters))
     new_h, *found = ops.own_cell_step(number, *given, saves)
     return [new_h, *(_apart(cell, found.pop(0)) if carried else []), *found]
 

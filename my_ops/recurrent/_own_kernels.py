@@ -25,6 +25,7 @@ TYPES = {
     torch.float16: b"__half",
     torch.bfloat16: b"__nv_bfloat16",
 }
+_FUNCTIONS = {"sigmoid", "tanh", "elu", "elu_slope"}  # of Math in kernels/recurrent/shared/math.cuh
 _PLAN_BYTES = 256  # kPlanBytes of csrc/own_kernels_cuda.cpp
 # Under the lock of _compiled.
 _loaded: dict[tuple[str, bytes], tuple[int, ctypes.c_void_p]] = {}  # by source and kernel
@@ -117,7 +118,7 @@ def kernel_of(
     """The kernel that runs all steps of a layer on the current device, or None if they run one by
     one. It is compiled and loaded at the first call."""
     module = _module()
-    if module is None or dtype not in TYPES or cell.header is None:
+    if module is None or dtype not in TYPES or not _takes(cell):
         return None
     with _compiled.lock:
         if cell.name in _refused:
@@ -137,6 +138,12 @@ def kernel_of(
             say(f"{shown(cell)}{lacking(cell)} runs step by step: {error}")
             return None
         return _Kernel(planned.plan, planned.workspace, handle)
+
+
+def _takes(cell: Any) -> bool:
+    """Whether the kernels on CUDA have what the cell needs. Those of the CPU have more functions,
+    parameters of each unit, and ends of rows where no gates keep what is carried."""
+    return cell.shares is not None and not cell.vectors and cell.functions <= _FUNCTIONS
 
 
 def _plan(
@@ -204,6 +211,8 @@ def build(
     module = _module()
     if module is None:
         raise CannotCompile("this my_ops is built for the CPU")
+    if not _takes(cell):
+        raise CannotCompile("it runs step by step on CUDA")
     kernels = set[str]()
     for batch, backward in itertools.product(batch_sizes, (False, True)):
         planned = _plan(module, cell, header, dtype, backward, (1, batch, hidden_size), gpu)
@@ -233,8 +242,10 @@ def _together(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _apart(together: Tensor | None) -> list[Tensor]:
-    """The other way. ``together`` is (*, carried, hidden)."""
-    return [] if together is None else [t.contiguous() for t in together.unbind(-2)]
+    """The other way, in memory of their own. ``together`` is (*, carried, hidden)."""
+    if together is None:
+        return []
+    return [t.clone(memory_format=torch.contiguous_format) for t in together.unbind(-2)]
 
 
 def _row_major(weights: Tensor) -> Tensor:

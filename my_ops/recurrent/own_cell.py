@@ -25,7 +25,7 @@ from my_ops.recurrent._calls import (
 )
 from my_ops.recurrent._compiled import built_folder
 from my_ops.recurrent._derived import Derived
-from my_ops.recurrent._header import header, with_header
+from my_ops.recurrent._header import with_header
 from my_ops.recurrent._own_ops import define_once
 from my_ops.recurrent._torch_layers import TorchLayer
 
@@ -173,10 +173,11 @@ class CellDefinition:
         take as a template argument.
 
         Raises:
-            ValueError: the kernels cannot run it. They have arithmetic, comparisons, sigmoid, tanh
-                and elu, no parameters with a value for each unit, and need gates that can be shut.
+            ValueError: it has a function that the kernels lack. They have arithmetic, comparisons,
+                sigmoid, tanh, elu, exp, expm1, log, log1p, softplus and sqrt, and what consists of
+                these.
         """
-        return header(self._derived, self._cell, self._cell.shares)
+        return self._cell.header()
 
 
 # -------------------------------------------------------------------------------------- layers

@@ -58,6 +58,20 @@ def scaled(f, g_x, g_h, h, p):
     return (1 - f) * h + f * torch.tanh(g_x + p * g_h)
 
 
+@my_ops.cell(gates="a", parameters="u")
+def indrnn(a, h, u):
+    """A unit's own weight of h, as in IndRNN (Li et al., 2018), beside those of all units."""
+    return torch.relu(a + u * h)
+
+
+@my_ops.cell(gates="a b", carried="c", parameters="p")
+def functions(a, b, c, p):
+    """All that the kernels have on the CPU alone."""
+    a = F.softplus(a + p)
+    c = torch.sqrt(0.5 + c * c) * torch.exp(-a) + torch.log1p(a)
+    return torch.expm1(-b * b) * torch.log(0.5 + c), c
+
+
 @my_ops.cell(gates="i f z o", carried="c n m")
 def slstm(i, f, z, o, c, n, m):
     """sLSTM (Beck et al., 2024): exponential gates, kept in range by the largest exponent, m."""
@@ -92,5 +106,5 @@ def two_speeds(f, g, c, slow, h):
     return 0.5 * (f * h + (1 - f) * torch.tanh(c - slow)), c, slow
 
 
-MADE = (lstm, gru, lltm, tanh_rnn, relu_rnn, minimal, peephole, scaled, slstm, janet, crossed)
-ALL = {made.name: made for made in (*MADE, two_speeds)}
+MADE = (lstm, gru, lltm, tanh_rnn, relu_rnn, minimal, peephole, scaled, indrnn, functions, slstm)
+ALL = {made.name: made for made in (*MADE, janet, crossed, two_speeds)}

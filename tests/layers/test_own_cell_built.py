@@ -23,6 +23,14 @@ from torch.utils.cpp_extension import BuildExtension
 from my_ops.build import BuildCells, CellExtension
 
 SIZES = (7, 3, 4, 7)
+FOR_THE_CPU = """
+import torch, my_ops
+
+@my_ops.cell(gates="f g", carried="c", parameters="p")
+def {name}(f, g, c, p, scale={scale}):
+    c = torch.exp(-f * f) * torch.log1p(c * c) + torch.tanh(g + p)
+    return torch.sigmoid(scale * c), c
+"""
 CELL = """
 import torch, my_ops
 
@@ -44,11 +52,11 @@ def build(folder, module, **options):
     command.run()
 
 
-def write(folder):
+def write(folder, text=CELL):
     """A module with a cell. Returns the name of both."""
     scale = next(scales)
     name = f"units_{scale}"
-    (folder / f"{name}.py").write_text(CELL.format(name=name, scale=scale))
+    (folder / f"{name}.py").write_text(text.format(name=name, scale=scale))
     return name
 
 
@@ -134,6 +142,26 @@ def test_results_on_every_level(built, monkeypatch, tmp_path, capfd, dtype):
 
 
 @pytest.mark.slow
+def test_a_cell_for_the_cpu_alone(monkeypatch, tmp_path, capfd):
+    """Of functions and parameters that the kernels on CUDA lack."""
+    monkeypatch.setenv("MY_OPS_CACHE", str(tmp_path / "cache"))
+    name = write(tmp_path, FOR_THE_CPU)
+    build(tmp_path, name)
+    without_compiler(monkeypatch, tmp_path)
+    cell = getattr(sys.modules[name], name)
+    monkeypatch.setattr(own_cells, name, cell, raising=False)
+    for dtype in LIMIT:
+        check(name, SIZES, "ragged and zoneout", dtype, "cpu")
+        assert _own_cpu.number_of(cell._cell, dtype) is not None
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(_own_cpu, "build", lambda *_: None)
+    monkeypatch.setattr(_own_kernels, "_module", object)
+    with pytest.raises(CompileError, match="on h200: it runs step by step on CUDA"):
+        build(tmp_path, name, gpus=["h200"], hidden_sizes=[16])
+    _own_cpu._compiler.cache_clear()
+
+
+@pytest.mark.slow
 def test_another_engine_compiles_again(built, monkeypatch, tmp_path, capfd):
     cell, folder = built
     engine = _own_cpu._engine()
@@ -208,12 +236,12 @@ def test_arguments(options, says):
         CellExtension("units", **options)
 
 
-SLSTM = """
+SINE = """
 import torch, my_ops
 
 @my_ops.cell(gates="a")
-def exponential(a):
-    return torch.exp(a)
+def sine(a):
+    return torch.sin(a)
 """
 
 
@@ -221,7 +249,7 @@ def exponential(a):
     ("text", "says"),
     [
         ("from own_cells import minimal", "has no cell of my_ops.cell at its top level"),
-        (SLSTM, r"exponential: .*no header: the kernels have no exp"),
+        (SINE, r"sine: .*no header: the kernels have no cos"),
     ],
 )
 def test_modules_that_cannot_be_compiled(monkeypatch, tmp_path, text, says):

@@ -8,13 +8,13 @@ import threading
 import own_cells
 import pytest
 import torch
-from own_cell_runs import LIMIT, MODES, check, check_cache_of_processes, made, results
+from own_cell_runs import LIMIT, MODES, check, check_cache_of_processes, fit_slstm, made, results
 from torch.testing import assert_close
 
 import my_ops
 from my_ops.recurrent import _compiled, _own_cpu
 
-COMPILED = ["lstm", "gru", "lltm", "tanh_rnn", "minimal", "janet", "two_speeds"]
+COMPILED = [name for name in own_cells.ALL if name != "relu_rnn"]  # which grows
 # steps, batch, inputs, hidden, by how the plan of csrc/recurrent_cpu.h runs them
 SIZES = {
     "by rows": (7, 3, 4, 7),
@@ -34,15 +34,16 @@ def test_engine(name, size, dtype):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["lstm", "minimal", "two_speeds"])
+@pytest.mark.parametrize("name", ["lstm", "minimal", "two_speeds", "slstm", "peephole"])
 def test_modes(name, size, mode):
     check(name, SIZES[size], mode, torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("mode", ["ragged and zoneout", "bidirectional and deep"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_modes_of_16_bits(dtype, mode):
-    check("two_speeds", SIZES["by rows, many"], mode, dtype, "cpu")
+@pytest.mark.parametrize("name", ["two_speeds", "slstm", "scaled"])
+def test_modes_of_16_bits(name, dtype, mode):
+    check(name, SIZES["by rows, many"], mode, dtype, "cpu")
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
@@ -53,6 +54,8 @@ def test_step(name, dtype, monkeypatch):
     x = torch.randn(5, 4, dtype=dtype)
     states = [torch.randn(5, 19, dtype=dtype) for _ in range(1 + len(step.cell.carried))]
     weights = [torch.randn_like(s) for s in states]
+    if name == "slstm":
+        fit_slstm(states, weights)
 
     def run(of):
         module, given = of(step), [of(t).detach().requires_grad_() for t in (x, *states)]
@@ -69,9 +72,79 @@ def test_step(name, dtype, monkeypatch):
         assert (ours.double() - right).abs().max().item() <= LIMIT[dtype] * scale
 
 
+def of_gate(function):
+    """A cell whose h is a function of its gate."""
+
+    @my_ops.cell(gates="a")
+    def own(a):
+        return function(a)
+
+    return own
+
+
 def test_what_the_engine_lacks_runs_step_by_step():
-    for name in ("slstm", "peephole"):
-        assert _own_cpu.number_of(getattr(own_cells, name)._cell, torch.float32) is None
+    assert _own_cpu.number_of(of_gate(torch.sin)._cell, torch.float32) is None
+
+
+# The function, and what is taken of values from -1 to 1 to reach its range.
+FUNCTIONS = {
+    "exp": (torch.exp, lambda t: 100 * t),
+    "expm1": (torch.expm1, lambda t: 100 * t**5),
+    "log": (torch.log, lambda t: torch.exp(80 * t)),
+    "log near 1": (torch.log, lambda t: 1 + t**5),
+    "log1p": (torch.log1p, lambda t: torch.expm1(80 * t**3)),
+    "softplus": (torch.nn.functional.softplus, lambda t: 20 * t),  # beyond, torch's slope is 1
+    "logsigmoid": (torch.nn.functional.logsigmoid, lambda t: 15 * t),
+    "sqrt": (torch.sqrt, lambda t: torch.exp(80 * t)),
+}
+EXTREME = [0.0, -0.0, 1.0, -1.0, 200.0, -200.0, 1e-30, -1e-30, 1e30, -1e30]
+EXTREME += [torch.inf, -torch.inf, torch.nan]
+
+
+def one_step_of(function, x):
+    """h, and the gradient of the gate, which is x."""
+    step = of_gate(function).step(1, 1, bias=False, dtype=x.dtype)
+    torch.nn.init.ones_(step.weight_ih)
+    x = x.unsqueeze(1).requires_grad_()
+    h = step(x)
+    return [t.squeeze(1).detach() for t in (h, *torch.autograd.grad(h.sum(), x))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name, dtype, monkeypatch):
+    """To four units in the last place; beyond their ranges as torch's."""
+    function, values = FUNCTIONS[name]
+    x = values(torch.linspace(-1, 1, 4001, dtype=torch.float64)).to(dtype)
+    assert _own_cpu.number_of(of_gate(function)._cell, dtype) is not None
+    h, grad = one_step_of(function, x)
+    exact = x.double().requires_grad_()
+    want = function(exact)
+    eps, normal = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
+    assert_close(h, want.detach().to(dtype), rtol=4 * eps, atol=normal)
+    (of_exact,) = torch.autograd.grad(want.sum(), exact)
+    assert_close(grad, of_exact.to(dtype), rtol=8 * eps, atol=8 * eps)
+
+    extreme = torch.tensor(EXTREME, dtype=dtype)
+    got = one_step_of(function, extreme)
+    monkeypatch.setattr(_own_cpu, "number_of", lambda *_: None)
+    assert_close(got, one_step_of(function, extreme), equal_nan=True)
+    assert_close(got[0], function(extreme), equal_nan=True)
+
+
+def test_rows_that_have_ended_are_left_out():
+    """A step of them would divide 0 by 0."""
+    layer, x = own_cells.slstm.layer(4, 19), torch.randn(6, 4, 4, requires_grad=True)
+    lengths = torch.tensor([0, 6, 3, 0])
+    output, last = layer(x, lengths=lengths)
+    alone, ends = layer(x[:, 1:3], lengths=lengths[1:3])
+    assert_close(output[:, 1:3], alone)
+    assert_close([t[:, 1:3] for t in last], list(ends))
+    assert not any(t[:, [0, 3]].any() for t in (output, *last))
+    asked = [x, *layer.parameters()]
+    grads = torch.autograd.grad(output.sum() + last[1].sum(), asked)
+    want = torch.autograd.grad(alone.sum() + ends[1].sum(), asked)
+    assert_close(grads, want)
 
 
 @pytest.mark.parametrize("sizes", [(0, 3, 4, 5), (3, 0, 4, 5)])
@@ -86,12 +159,13 @@ def test_nothing(sizes):
         assert_close(found["grad_1"], weights[2])
 
 
-def arguments_of_ops(number):
-    """Right arguments of the module's ops for two_speeds, of 7 units and a batch of 2, by op."""
+def arguments_of_ops(name, number):
+    """Right arguments of the module's ops for a cell, of 7 units and a batch of 2, by op."""
     made = lambda *sizes: torch.randn(sizes)  # noqa: E731
-    cell = own_cells.two_speeds._cell
+    cell = own_cells.ALL[name]._cell
     gates, carried, saved = cell.gates * 7, len(cell.carried) * 7, cell.saved * 7
-    weights = [made(gates, 4), made(gates, 7), made(gates), made(gates)]
+    vectors = made(cell.vectors * 7) if cell.vectors else None
+    weights = [made(gates, 4), made(gates, 7), vectors, made(gates), made(gates)]
     of_h = [made(3, 2, 7), made(2, 7)] if cell.reads_h else [None, None]
     rows = [torch.tensor([3, 1]), torch.zeros(3, 2, dtype=torch.bool), torch.rand(3, 2, 7)]
     last = [made(2, 7), made(2, carried)]
@@ -106,11 +180,12 @@ def arguments_of_ops(number):
     }
 
 
-@pytest.mark.parametrize("op", arguments_of_ops(0))
-def test_ops_of_the_module_refuse(op):
+@pytest.mark.parametrize("op", arguments_of_ops("two_speeds", 0))
+@pytest.mark.parametrize("name", ["two_speeds", "functions"])
+def test_ops_of_the_module_refuse(name, op):
     """Whatever argument is of another size or type, and numbers of no cell."""
-    number = _own_cpu.number_of(own_cells.two_speeds._cell, torch.float32)
-    call, right = getattr(torch.ops.my_ops, op), arguments_of_ops(number)[op]
+    number = _own_cpu.number_of(own_cells.ALL[name]._cell, torch.float32)
+    call, right = getattr(torch.ops.my_ops, op), arguments_of_ops(name, number)[op]
     call(*right)
     for at, value in enumerate(right):
         if isinstance(value, torch.Tensor):

@@ -6,6 +6,9 @@
 //   kGates          rows of the recurrent weights per hidden unit
 //   kApart          how many of them, the last ones, need the product with h apart from the input's
 //                   share: 1 in GRU, whose reset gate multiplies that product alone
+//   kVectors        learned parameters with a value for each unit besides the biases: 0 in LSTM.
+//   The
+//                   kernels of the CPU take them, those of CUDA do not
 //   kCarried        values that a unit carries from step to step besides h: c of LSTM
 //   kSaved          values that forward keeps for backward, in the type of the activations
 //   kReadsH         whether the previous h also enters other than through the weights
@@ -20,7 +23,8 @@
 //
 // z: the pre-activations, including biases. z[gate] is the sum of the input's share and the product
 // with h_prev. For the last kApart gates it is the product alone, and their input's shares follow
-// from z[kGates] on. So a cell has kTerms = kGates + kApart terms, and as many gradients grad_z.
+// from z[kGates] on, and then the kVectors parameters of the unit. So a cell has kTerms = kGates +
+// kApart + kVectors terms, and as many gradients grad_z.
 // previous, carried: the carried values before and after the step. grad_carried: in, the gradient
 // of the values after the step; out, of those before it. grad_h_prev: the gradient of h_prev
 // without the part through the weights; 0 unless kReadsH. saved is all that backward gets from
@@ -28,13 +32,14 @@
 //
 // Math has the functions of the backend, as accurate as its results: sigmoid(x), tanh(x), elu(x),
 // elu_slope(y), which is ELU's derivative as a function of ELU's value, and tanh_with_slope(x),
-// which is tanh and its derivative as {value, slope}.
+// which is tanh and its derivative as {value, slope}; on the CPU also exp, expm1, log, log1p,
+// softplus and sqrt.
 //
 // The engine handles time; a cell does not see lengths or resets. At a reset the engine passes
-// zeros for h_prev and the carried values. Rows of a ragged batch that have ended still take steps:
-// their input's share of a gate is shut(gate), which keeps the carried values and their gradient
-// bit for bit, gives z no gradient where h has none, and keeps h finite. The engine discards that
-// h.
+// zeros for h_prev and the carried values. On CUDA rows of a ragged batch that have ended still
+// take steps: their input's share of a gate is shut(gate), which keeps the carried values and their
+// gradient bit for bit, gives z no gradient where h has none, and keeps h finite. The engine
+// discards that h.
 #pragma once
 
 #include "recurrent.h"
@@ -48,11 +53,11 @@
 namespace my_ops {
 
 template <typename Cell>
-constexpr int kTerms = Cell::kGates + Cell::kApart;
+constexpr int kTerms = Cell::kGates + Cell::kApart + Cell::kVectors;
 
 template <typename Cell>
-constexpr CellSizes kCellSizes{Cell::kGates, kTerms<Cell>, Cell::kCarried, Cell::kSaved,
-                               Cell::kReadsH};
+constexpr CellSizes kCellSizes{Cell::kGates, kTerms<Cell>,   Cell::kCarried,
+                               Cell::kSaved, Cell::kVectors, Cell::kReadsH};
 
 template <typename Cell>
 constexpr cuda::CellFacts kCellFacts{Cell::kGates, kTerms<Cell>, Cell::kCarried + Cell::kReadsH,
@@ -71,11 +76,12 @@ MY_OPS_CELL constexpr int input_term(int gate) {
 }
 
 // Where grad_terms holds the gradient of z[term]: those of the input's shares alone first, then
-// those of the gates. So the terms of the product with h are a range, and those of the input's
-// shares are another.
+// those of the gates, then those of the unit's parameters. So the terms of the product with h are a
+// range, and those of the input's shares are another.
 template <typename Cell>
 MY_OPS_CELL constexpr int stored_term(int term) {
-  return term < Cell::kGates ? term + Cell::kApart : term - Cell::kGates;
+  constexpr int kBoth = Cell::kGates + Cell::kApart;
+  return term < Cell::kGates ? term + Cell::kApart : term < kBoth ? term - Cell::kGates : term;
 }
 
 // An array that may be empty, which C++ arrays cannot be.

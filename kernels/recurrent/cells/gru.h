@@ -10,7 +10,7 @@
 namespace my_ops {
 
 struct GruCell {
-  static constexpr int kGates = 3, kApart = 1, kCarried = 0, kSaved = 4;
+  static constexpr int kGates = 3, kApart = 1, kVectors = 0, kCarried = 0, kSaved = 4;
   static constexpr bool kReadsH = true, kReadsPrevious = false, kBounded = true;
 
   template <typename Math, typename T>

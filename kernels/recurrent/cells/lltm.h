@@ -9,7 +9,7 @@
 namespace my_ops {
 
 struct LltmCell {
-  static constexpr int kGates = 3, kApart = 0, kCarried = 1, kSaved = 3;
+  static constexpr int kGates = 3, kApart = 0, kVectors = 0, kCarried = 1, kSaved = 3;
   static constexpr bool kReadsH = false, kReadsPrevious = false, kBounded = true;
 
   template <typename Math, typename T>

@@ -9,7 +9,7 @@
 namespace my_ops {
 
 struct LstmCell {
-  static constexpr int kGates = 4, kApart = 0, kCarried = 1, kSaved = 4;
+  static constexpr int kGates = 4, kApart = 0, kVectors = 0, kCarried = 1, kSaved = 4;
   static constexpr bool kReadsH = false, kReadsPrevious = true, kBounded = true;
 
   template <typename Math, typename T>

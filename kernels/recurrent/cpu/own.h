@@ -33,18 +33,10 @@ inline void convert(const float* from, int64_t n, BFloat16* to) {
 
 template <typename Cell, typename Acc>
 StepFunctions<Acc> step_functions() {
-  StepFunctions<Acc> functions{
-      kCellSizes<Cell>,
-      {},
-      &recurrent_step<Cell>,
-      &recurrent_units<Cell>,
-      [](const RecurrentStepBackward<Acc, Acc>& args, int64_t begin, int64_t end) {
-        recurrent_step_backward<Cell>(args, begin, end);
-      }};
-  for (int gate = 0; gate < Cell::kGates; ++gate) {
-    functions.shut[gate] = Cell::template shut<Acc>(gate);
-  }
-  return functions;
+  return {kCellSizes<Cell>, &recurrent_step<Cell>, &recurrent_units<Cell>,
+          [](const RecurrentStepBackward<Acc, Acc>& args, int64_t begin, int64_t end) {
+            recurrent_step_backward<Cell>(args, begin, end);
+          }};
 }
 
 template <typename Cell, typename T, typename Acc>

@@ -12,6 +12,22 @@
 
 namespace my_ops::cpu {
 
+// Whether a row of a ragged batch has ended before the step, forward or backward.
+template <typename Step>
+MY_OPS_INLINE bool has_ended(const Step& step, int64_t row) {
+  return step.lengths && step.t >= step.lengths[row];
+}
+
+// Copies, or fills with zeros for null. They may be the same array.
+template <typename T>
+MY_OPS_INLINE void keep(const T* from, int64_t count, T* to) {
+  if (!from) {
+    std::fill_n(to, count, T(0));
+  } else if (from != to) {
+    std::copy_n(from, count, to);
+  }
+}
+
 // Functions that cells call.
 struct CellMath {
   template <typename T>
@@ -34,6 +50,30 @@ struct CellMath {
   template <typename T>
   MY_OPS_INLINE static T elu_slope(T y) {
     return y > T(0) ? T(1) : y + T(1);
+  }
+  template <typename T>
+  MY_OPS_INLINE static T exp(T x) {
+    return cpu::exp(x);
+  }
+  template <typename T>
+  MY_OPS_INLINE static T expm1(T x) {
+    return cpu::expm1(x);
+  }
+  template <typename T>
+  MY_OPS_INLINE static T log(T x) {
+    return cpu::log(x);
+  }
+  template <typename T>
+  MY_OPS_INLINE static T log1p(T x) {
+    return cpu::log1p(x);
+  }
+  template <typename T>
+  MY_OPS_INLINE static T softplus(T x) {
+    return cpu::softplus(x);
+  }
+  template <typename T>
+  MY_OPS_INLINE static T sqrt(T x) {
+    return cpu::sqrt(x);
   }
 };
 
@@ -73,6 +113,7 @@ struct Gathered {
 template <typename Cell, typename T>
 struct StepUnits {
   const T *zx[Cell::kGates], *zh[Cell::kGates], *bx[Cell::kGates], *bh[Cell::kGates];
+  Values<const T*, Cell::kVectors> vectors;
   Values<const T*, Cell::kCarried> carried;
   const T *h, *zoneout;
   T *new_h, *new_carried, *saved;
@@ -89,6 +130,10 @@ MY_OPS_INLINE void step_units(const StepUnits<Cell, T>& s, int64_t units) {
       const T share = s.zx[gate][u] + s.bx[gate][u], product = s.zh[gate][u] + s.bh[gate][u];
       z[gate] = is_sum<Cell>(gate) ? share + product : product;
       if (!is_sum<Cell>(gate)) z[input_term<Cell>(gate)] = share;
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < Cell::kVectors; ++j) {
+      z[Cell::kGates + Cell::kApart + j] = s.vectors.at[j][u];
     }
     Values<T, Cell::kCarried> state;
 #pragma GCC unroll 8
@@ -126,6 +171,8 @@ MY_OPS_INLINE StepUnits<Cell, T> step_of_row(const RecurrentStep<T, T>& args, in
     s.bh[gate] = or_zeros(args.bias_h, args.bias_h, gate * hidden + first);
   }
 #pragma GCC unroll 8
+  for (int j = 0; j < Cell::kVectors; ++j) s.vectors.at[j] = args.vectors + j * hidden + first;
+#pragma GCC unroll 8
   for (int j = 0; j < Cell::kCarried; ++j) {
     s.carried.at[j] = or_zeros(keeps, args.carried, place(Cell::kCarried, j));
   }
@@ -138,35 +185,57 @@ MY_OPS_INLINE StepUnits<Cell, T> step_of_row(const RecurrentStep<T, T>& args, in
   return s;
 }
 
+// The next rows that run, at most so many. Moves `row` past them.
+struct Running {
+  int64_t at[kUnits], count = 0;
+};
+template <typename Step>
+MY_OPS_INLINE Running next_running(const Step& args, int64_t& row, int64_t end, int64_t most) {
+  Running rows;
+  for (; row < end && rows.count < most; ++row) {
+    if (!has_ended(args, row)) rows.at[rows.count++] = row;
+  }
+  return rows;
+}
+
 // The units from `first` on of some rows, fewer than a vector of each.
 template <typename Cell, typename T>
 MY_OPS_INLINE void step_rest(const RecurrentStep<T, T>& args, Range rows, Range some,
                              int64_t first) {
-  constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
+  constexpr int kGates = Cell::kGates, kVectors = Cell::kVectors, kCarried = Cell::kCarried,
+                kSaved = Cell::kSaved;
   const int64_t width = some.end - first, most = kUnits / width;
   Gathered<T, kGates> zx, zh, bx, bh;
+  Gathered<T, kVectors> vectors;
   Gathered<T, kCarried> carried, new_carried;
   Gathered<T, kSaved> saved;
   Gathered<T, 1> h, zoneout, new_h;
-  for (int64_t row = rows.begin; row < rows.end; row += most) {
-    const int64_t count = std::min(rows.end - row, most), units = count * width;
-    if (row == rows.begin) {
+  bool begins = true;
+  for (int64_t row = rows.begin; row < rows.end; begins = false) {
+    const Running running = next_running(args, row, rows.end, most);
+    const int64_t count = running.count, units = count * width;
+    if (begins) {
       for (auto* each : {&bx, &bh}) each->pad(units);
+      vectors.pad(units);
     }
-    if (row == rows.begin || count < most) {
+    if (begins || count < most) {
       for (auto* each : {&zx, &zh}) each->pad(units);
       carried.pad(units);
       for (auto* each : {&h, &zoneout}) each->pad(units);
     }
     for (int64_t i = 0, at = 0; i < count; ++i, at += width) {
-      const auto s = step_of_row<Cell, T>(args, row + i, rows, some, first);
+      const auto s = step_of_row<Cell, T>(args, running.at[i], rows, some, first);
 #pragma GCC unroll 8
       for (int gate = 0; gate < kGates; ++gate) {
         copy_few(s.zx[gate], width, zx.at[gate] + at);
         copy_few(s.zh[gate], width, zh.at[gate] + at);
-        if (row > rows.begin) continue;
+        if (!begins) continue;
         copy_few(s.bx[gate], width, bx.at[gate] + at);
         copy_few(s.bh[gate], width, bh.at[gate] + at);
+      }
+#pragma GCC unroll 8
+      for (int j = 0; j < (begins ? kVectors : 0); ++j) {
+        copy_few(s.vectors.at[j], width, vectors.at[j] + at);
       }
 #pragma GCC unroll 8
       for (int j = 0; j < kCarried; ++j) copy_few(s.carried.at[j], width, carried.at[j] + at);
@@ -182,6 +251,8 @@ MY_OPS_INLINE void step_rest(const RecurrentStep<T, T>& args, Range rows, Range 
       all.bh[gate] = bh.at[gate];
     }
 #pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) all.vectors.at[j] = vectors.at[j];
+#pragma GCC unroll 8
     for (int j = 0; j < kCarried; ++j) all.carried.at[j] = carried.at[j];
     all.h = h.at[0];
     all.zoneout = args.zoneout ? zoneout.at[0] : nullptr;
@@ -191,7 +262,7 @@ MY_OPS_INLINE void step_rest(const RecurrentStep<T, T>& args, Range rows, Range 
     all.apart = kUnits;
     step_units(all, in_vectors(units, kVector<T>));
     for (int64_t i = 0, at = 0; i < count; ++i, at += width) {
-      const auto s = step_of_row<Cell, T>(args, row + i, rows, some, first);
+      const auto s = step_of_row<Cell, T>(args, running.at[i], rows, some, first);
       copy_few(new_h.at[0] + at, width, s.new_h);
 #pragma GCC unroll 8
       for (int j = 0; j < kCarried; ++j) {
@@ -206,11 +277,32 @@ MY_OPS_INLINE void step_rest(const RecurrentStep<T, T>& args, Range rows, Range 
   }
 }
 
+// A step of a row that has ended.
+template <typename Cell, typename T>
+MY_OPS_INLINE void keep_row(const RecurrentStep<T, T>& args, int64_t row, Range units) {
+  const int64_t width = units.end - units.begin;
+  const auto place = [&](int values, int value) {
+    return (row * values + value) * args.hidden + units.begin;
+  };
+  std::fill_n(args.new_h + place(1, 0), width, T(0));
+  for (int j = 0; j < Cell::kCarried; ++j) {
+    keep(args.carried + place(Cell::kCarried, j), width,
+         args.new_carried + place(Cell::kCarried, j));
+  }
+  for (int j = 0; args.saved && j < Cell::kSaved; ++j) {
+    std::fill_n(args.saved + place(Cell::kSaved, j), width, T(0));
+  }
+}
+
 template <typename Cell, typename T>
 MY_OPS_INLINE void step_rows(const RecurrentStep<T, T>& args, Range rows, Range units) {
   const int64_t width = units.end - units.begin, rest = width % kVector<T>;
   const int64_t whole = units.end - rest;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
+    if (has_ended(args, row)) {
+      keep_row<Cell, T>(args, row, units);
+      continue;
+    }
     for (int64_t first = units.begin; first < whole; first += kUnits) {
       step_units(step_of_row<Cell, T>(args, row, rows, units, first),
                  std::min(whole - first, kUnits));
@@ -310,15 +402,17 @@ MY_OPS_INLINE void step_backward_rest(const RecurrentStepBackward<T, T>& args, R
   Gathered<T, kSaved> saved;
   Gathered<T, kTerms> grad_terms;
   Gathered<T, 1> given, next, h, zoneout, direct;
-  for (int64_t row = rows.begin; row < rows.end; row += most) {
-    const int64_t count = std::min(rows.end - row, most), units = count * width;
-    if (row == rows.begin || count < most) {
+  bool begins = true;
+  for (int64_t row = rows.begin; row < rows.end; begins = false) {
+    const Running running = next_running(args, row, rows.end, most);
+    const int64_t count = running.count, units = count * width;
+    if (begins || count < most) {
       for (auto* each : {&old_carried, &grad_after}) each->pad(units);
       saved.pad(units);
       for (auto* each : {&given, &next, &h, &zoneout, &direct}) each->pad(units);
     }
     for (int64_t i = 0, at = 0; i < count; ++i, at += width) {
-      const auto s = step_backward_of_row<Cell, T>(args, row + i, first);
+      const auto s = step_backward_of_row<Cell, T>(args, running.at[i], first);
 #pragma GCC unroll 8
       for (int j = 0; j < kCarried; ++j) {
         copy_few(s.old_carried.at[j], width, old_carried.at[j] + at);
@@ -349,7 +443,7 @@ MY_OPS_INLINE void step_backward_rest(const RecurrentStepBackward<T, T>& args, R
     all.apart = kUnits;
     step_backward_units(all, in_vectors(units, kVector<T>));
     for (int64_t i = 0, at = 0; i < count; ++i, at += width) {
-      const auto s = step_backward_of_row<Cell, T>(args, row + i, first);
+      const auto s = step_backward_of_row<Cell, T>(args, running.at[i], first);
 #pragma GCC unroll 8
       for (int j = 0; j < kTerms; ++j) {
         copy_few(grad_terms.at[j] + at, width, s.grad_terms + j * s.apart);
@@ -363,10 +457,25 @@ MY_OPS_INLINE void step_backward_rest(const RecurrentStepBackward<T, T>& args, R
   }
 }
 
+// As keep_row. The gradient of h is 0 there.
+template <typename Cell, typename T>
+MY_OPS_INLINE void keep_row_backward(const RecurrentStepBackward<T, T>& args, int64_t row) {
+  const int64_t terms = kTerms<Cell> * args.hidden, carried = Cell::kCarried * args.hidden;
+  std::fill_n(args.grad_terms + row * terms, terms, T(0));
+  if constexpr (Cell::kCarried > 0) {
+    keep(args.grad_carried ? args.grad_carried + row * carried : nullptr, carried,
+         args.grad_carried_before + row * carried);
+  }
+}
+
 template <typename Cell, typename T>
 MY_OPS_INLINE void step_backward_rows(const RecurrentStepBackward<T, T>& args, Range rows) {
   const int64_t hidden = args.hidden, rest = hidden % kVector<T>;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
+    if (has_ended(args, row)) {
+      keep_row_backward<Cell, T>(args, row);
+      continue;
+    }
     for (int64_t first = 0; first < hidden - rest; first += kUnits) {
       step_backward_units(step_backward_of_row<Cell, T>(args, row, first),
                           std::min(hidden - rest - first, kUnits));

@@ -8,14 +8,6 @@
 
 namespace my_ops::cpu {
 
-// See RaggedShut. A cell without shut() takes no lengths.
-template <typename Cell, typename T>
-void shut_row(T* gates_x, int64_t hidden) {
-  for (int gate = 0; gate < Cell::kGates; ++gate) {
-    std::fill_n(gates_x + gate * hidden, hidden, Cell::template shut<T>(gate));
-  }
-}
-
 // For the rows from `row` on, at step t.
 template <typename Sequence>
 const bool* reset_of(const Sequence& args, int64_t t, int64_t row) {
@@ -40,13 +32,6 @@ void walk(const RecurrentSequence<T, Acc>& args, int64_t begin, int64_t end, Acc
     for (int64_t t = 0; t < args.steps; ++t) {
       product(x.read(args.input + (t * args.batch + begin) * inputs), inputs, args.weights_x,
               gates_x, kGates * hidden, rows, kGates * hidden, inputs);
-      if constexpr (requires { Cell::template shut<Acc>(0); }) {
-        for (int64_t row = 0; args.lengths && row < rows; ++row) {
-          if (t >= args.lengths[begin + row]) {
-            shut_row<Cell>(gates_x + row * kGates * hidden, hidden);
-          }
-        }
-      }
       product(h, hidden, args.weights_h, gates_h, kGates * hidden, rows, kGates * hidden, hidden);
       const int64_t here = t * all + first;
       T* const output = args.output + here;
@@ -58,13 +43,16 @@ void walk(const RecurrentSequence<T, Acc>& args, int64_t begin, int64_t end, Acc
                                  .gates_h = gates_h,
                                  .bias_x = args.bias_x,
                                  .bias_h = args.bias_h,
+                                 .vectors = args.vectors,
                                  .h = h,
                                  .carried = carried,
+                                 .lengths = at(args.lengths, begin),
                                  .reset = reset_of(args, t, begin),
                                  .zoneout = zoneout.read(at(args.zoneout, here)),
                                  .new_h = h_now.place(output),
                                  .new_carried = new_carried,
                                  .saved = saved.place(kept),
+                                 .t = t,
                                  .batch = rows,
                                  .hidden = hidden},
                                 {0, rows}, {0, hidden});
@@ -142,9 +130,11 @@ void walk_backward(const RecurrentSequenceBackward<T, Acc>& args, int64_t begin,
                                           .grad_terms = grad_terms.place(terms),
                                           .grad_h_direct = grad_h_direct,
                                           .grad_carried_before = grad_carried,
+                                          .lengths = at(args.lengths, begin),
                                           .reset = reset_of(args, t, begin),
                                           .reset_next = reset_of(args, t + 1, begin),
                                           .zoneout = zoneout.read(at(args.zoneout, here)),
+                                          .t = t,
                                           .batch = rows,
                                           .hidden = hidden},
                                          0, rows);
@@ -188,9 +178,11 @@ void step_backward_of_edges(const RecurrentStepBackward<T, float>& args, int64_t
          .grad_terms = grad_terms.place(terms),
          .grad_h_direct = at(args.grad_h_direct, first),
          .grad_carried_before = at(args.grad_carried_before, kCarried * first),
+         .lengths = at(args.lengths, begin),
          .reset = at(args.reset, begin),
          .reset_next = at(args.reset_next, begin),
          .zoneout = zoneout.read(at(args.zoneout, first)),
+         .t = args.t,
          .batch = rows,
          .hidden = args.hidden},
         0, rows);
