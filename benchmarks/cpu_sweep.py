@@ -1,11 +1,12 @@
 """Recurrent layers and small calls on the CPU, each beside torch's in the same process.
 
-    python benchmarks/cpu_sweep.py layers small [--seconds 60] [--seed 0] [--output FILE]
+    python benchmarks/cpu_sweep.py layers rnn small [--seconds 60] [--seed 0] [--output FILE]
 
 ``layers``: LSTM and GRU beside torch's, and LLTM beside the same formulas in PyTorch, of 1 to 130
 units and 1 to 512 sequences; sizes are drawn evenly on a logarithmic scale, every second one of
-units from those near a multiple of 8. ``small``: calls that take microseconds. A ratio is the
-median, over alternating rounds, of torch's time over ours. Cases below 0.98 are printed.
+units from those near a multiple of 8. ``rnn``: RNN of some sizes, once compiled. ``small``: calls
+that take microseconds. A ratio is the median, over alternating rounds, of torch's time over ours;
+with one thread it is the processor's time. Cases below 0.98 are printed.
 """
 
 from __future__ import annotations
@@ -88,6 +89,17 @@ def layers(draw: random.Random) -> Iterator[Pair]:
             yield Pair(f"{size} {way}", run, other)
 
 
+def rnn() -> Iterator[Pair]:
+    sizes = [(1, 1, 64), (4, 64, 64), (12, 64, 64), (24, 1, 64), (32, 128, 128), (16, 256, 64)]
+    sizes += [(100, 1, 128), (50, 16, 512), (64, 4, 1024), (200, 64, 16)]
+    for (steps, batch, hidden), dtype in itertools.product(sizes, (*DTYPES, torch.float64)):
+        ours, torchs = (m.nn.RNN(hidden, hidden, dtype=dtype) for m in (my_ops, torch))
+        x, grad = (torch.randn(steps, batch, hidden).to(dtype) for _ in range(2))
+        size = f"RNN {name_of(dtype)} T{steps} B{batch} H{hidden}"
+        for (way, run), (_, other) in zip(ways(ours, x, grad), ways(torchs, x, grad), strict=True):
+            yield Pair(f"{size} {way}", run, other)
+
+
 def small() -> Iterator[Pair]:
     def pair(name: str, ours: Any, torchs: Any, *arguments: Any) -> Pair:
         return Pair(name, lambda: ours(*arguments), lambda: torchs(*arguments))
@@ -128,7 +140,8 @@ def small() -> Iterator[Pair]:
 
         return run
 
-    for name, batch, size in itertools.product(("LSTMCell", "GRUCell"), (1, 16), (4, 32)):
+    cells = "LSTMCell", "GRUCell", "RNNCell"
+    for name, batch, size in itertools.product(cells, (1, 16), (4, 32)):
         x = torch.randn(batch, size)
         ours, torchs = (getattr(m.nn, name)(size, size) for m in (my_ops, torch))
         case = f"{name} B{batch} H{size}"
@@ -140,14 +153,15 @@ def small() -> Iterator[Pair]:
 
 def timed(pair: Pair) -> dict[str, Any]:
     runs = pair.ours, pair.torchs
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     calls = [calls_of(run) for run in runs]
     times: list[list[float]] = [[], []]
     for _ in range(ROUNDS):
         for run, count, into in zip(runs, calls, times, strict=True):
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(count):
                 run()
-            into.append((time.perf_counter() - begin) / count * 1e6)
+            into.append((clock() - begin) / count * 1e6)
     ours, torchs = map(statistics.median, times)
     ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
     return {
@@ -187,7 +201,7 @@ def processor() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", nargs="+", choices=["layers", "small"])
+    parser.add_argument("part", nargs="+", choices=["layers", "rnn", "small"])
     parser.add_argument("--seconds", type=float, default=60, help="for each part and threads")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write the results as JSON")
@@ -195,6 +209,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     parts: dict[str, Callable[[], Iterator[Pair]]] = {
         "layers": lambda: layers(random.Random(arguments.seed)),
+        "rnn": rnn,
         "small": small,
     }
     sections: dict[str, Any] = {}

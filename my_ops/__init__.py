@@ -12,7 +12,7 @@ And then::
     attention                      torch's scaled_dot_product_attention, fast in float32
     lstm, gru, lltm                the functions of the layers; lstm_cell, ... are one step
     cell                           a recurrent cell of one's own, from a Python function
-    nn                             the layers: LSTM, GRU, LLTM, their cells, Linear, ...
+    nn                             the layers: LSTM, GRU, RNN, LLTM, their cells, Linear, ...
     reference                      every op in plain PyTorch: what it is to compute
     distributed                    import my_ops.distributed for DTensor
     get_include, cmake_prefix_path where C and C++ find headers and libraries

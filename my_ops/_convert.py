@@ -17,16 +17,17 @@ from my_ops.ops._checks import FLOATING
 KINDS: dict[type[nn.Module], type[nn.Module]] = {
     nn.LSTM: layers.LSTM,
     nn.GRU: layers.GRU,
+    nn.RNN: layers.RNN,
     nn.LSTMCell: layers.LSTMCell,
     nn.GRUCell: layers.GRUCell,
+    nn.RNNCell: layers.RNNCell,
 }
 # Layers that a reader of the report may look for, and why convert leaves them.
 STAYING: dict[type[nn.Module], str] = {
     nn.Linear: "fast_fp32() takes its products",
     nn.LSTMCell: "torch's own costs the host less",
     nn.GRUCell: "torch's own costs the host less",
-    nn.RNN: "my_ops has no RNN",
-    nn.RNNCell: "my_ops has no RNNCell",
+    nn.RNNCell: "torch's own costs the host less",
 }
 # What our layers have and torch's do not: options, by their values when not used, and attributes.
 OPTIONS = {"weight_dropout": 0.0, "zoneout": 0.0, "heads": 1}
@@ -90,7 +91,7 @@ def convert(
     only: Which | Iterable[Which] | None = None,
     skip: Which | Iterable[Which] = (),
 ) -> Conversion:
-    """Turns the model's LSTM and GRU layers into those of :mod:`my_ops.nn`.
+    """Turns the model's LSTM, GRU and RNN layers into those of :mod:`my_ops.nn`.
 
     This happens in place. Each module stays the same object, with its parameters, buffers, hooks,
     device and mode; only its class changes. So optimizers, state dicts and references to it stay
@@ -98,13 +99,15 @@ def convert(
     modules whose ``forward`` was replaced or that have an attribute of their own with the name of
     one of ours, such as ``zoneout``, modules being quantized, and modules for which my_ops has no
     kernel. ``Linear`` stays torch's: :class:`fast_fp32` takes the same products, at less cost to
-    the host. So do ``LSTMCell`` and ``GRUCell``: a step at a time, torch's cost the host less.
+    the host. So do ``LSTMCell``, ``GRUCell`` and ``RNNCell``: a step at a time, torch's cost the
+    host less.
 
     A converted LSTM or GRU calls cuDNN, as before, where that is faster: in float32 with many
     sequences or more than 1024 units, while torch lets cuDNN use TF32 and products not; in 16 bits
     with two directions of at least 1024 units; and for small calls of several layers or directions,
     or with packed data. These calls have no second derivative, as before;
-    ``torch.backends.cudnn.flags(enabled=False)`` makes them ours.
+    ``torch.backends.cudnn.flags(enabled=False)`` makes them ours. A converted RNN is ours on the
+    CPU alone, in calls of many steps; the first of them compiles its kernels, once for the machine.
 
     Args:
         model: any module, which may itself be one of these layers.
@@ -136,7 +139,7 @@ def convert(
 
 
 def revert(model: nn.Module) -> Conversion:
-    """Turns the model's LSTM, GRU, LSTMCell and GRUCell of :mod:`my_ops.nn` into torch's, in place.
+    """Turns the model's LSTM, GRU, RNN and their cells of :mod:`my_ops.nn` into torch's, in place.
 
     It needs no :class:`Conversion`, so it serves copies and loaded models too, and layers that were
     made as those of my_ops. What asks for torch's own classes, such as ``quantize_dynamic`` and the

@@ -49,6 +49,20 @@ class Cudnn(NamedTuple):
     few_elements: int = 1 << 19
 
 
+class RnnCpu(NamedTuple):
+    """From where nn.RNN is faster in its cell's kernels than in torch's op, on a CPU: an EPYC with
+    AVX-512 and its bfloat16 products."""
+
+    # With fewer steps Python bounds a call, unless there are many elements of an output.
+    steps: int = 24
+    fewer_steps: int = 12
+    many_elements: int = 1 << 14
+    units: int = 4
+    # Up to where in bfloat16, in which torch's products are faster: multiply-adds of h in a step.
+    bfloat16_work: int = 1 << 20
+    bfloat16_units: int = 512
+
+
 class WeightsBackward(NamedTuple):
     """Up to where one op for a layer's gradients is the faster call: one launch on CUDA, where it
     uses the same numbers (``RecurrentCosts::WeightsBackward``)."""
@@ -74,4 +88,4 @@ class Attention(NamedTuple):
 
 
 CUDNN, WEIGHTS_BACKWARD, LINEAR, GRADIENTS = Cudnn(), WeightsBackward(), Linear(), Gradients()
-ATTENTION = Attention()
+ATTENTION, RNN_CPU = Attention(), RnnCpu()

@@ -39,8 +39,9 @@ def say(line: str) -> None:
 
 
 def shown(cell: Any) -> str:
-    """The name that the program gave a cell."""
-    return str(cell.name).removeprefix("cell_").rpartition("_")[0]
+    """The name that the program, or this package, gave a cell."""
+    name = str(cell.name)
+    return name.removeprefix("cell_").rpartition("_")[0] if name.startswith("cell_") else name
 
 
 def struct_of(header: str) -> str:

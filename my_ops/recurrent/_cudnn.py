@@ -86,23 +86,42 @@ def _is_faster(call: Call, tf32: bool, eager: bool) -> bool:
     return (eager and bound_by_host(call)) or faster_on_gpu(call, tf32)
 
 
+def steps_and_batch(layer: Any, data: Tensor, batch_sizes: Tensor | None) -> tuple[int, int] | None:
+    """Of a batch ``(steps, batch, input_size)`` or of packed data with ``batch_sizes``; None if
+    torch's op does not take it."""
+    if data.numel() == 0:
+        return None
+    if batch_sizes is None:
+        return data.size(0), data.size(1)
+    if data.dim() != 2 or data.size(1) != layer.input_size:
+        return None
+    return len(batch_sizes), int(batch_sizes[0])
+
+
+def are_alike(*tensors: Tensor) -> bool:
+    """Whether all are torch's own, of one dtype and on one device. For what does not fit, our own
+    ops have the messages."""
+    dtype, device = tensors[0].dtype, tensors[0].device
+    for t in tensors:
+        if type(t) not in _PLAIN or t.dtype != dtype or t.device != device:
+            return False
+    return True
+
+
 def parameters_for_cudnn(
     layer: Any, data: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor]
 ) -> list[Tensor] | None:
     """The parameters of all layers if cuDNN is faster, for a batch ``(steps, batch, input_size)``
     or for packed data with ``batch_sizes``."""
-    if is_compiling() or type(data) not in _PLAIN or not data.is_cuda or data.numel() == 0:
+    if is_compiling() or type(data) not in _PLAIN or not data.is_cuda:
         return None
     if tracing() or any_autocast() or transforms_active() or forward_mode():
         return None
-    if batch_sizes is None:
-        steps, batch = data.shape[:2]
-    elif data.dim() == 2 and data.size(1) == layer.input_size:
-        steps, batch = len(batch_sizes), int(batch_sizes[0])
-    else:
+    found = steps_and_batch(layer, data, batch_sizes)
+    if found is None:
         return None
     directions = 2 if layer.bidirectional else 1
-    sizes = layer.mode, data.dtype, layer.hidden_size, steps, batch, layer.num_layers, directions
+    sizes = layer.mode, data.dtype, layer.hidden_size, *found, layer.num_layers, directions
     packed = batch_sizes is not None
     tf32 = fp32_precision("cuda", "rnn") == "tf32" != fp32_precision("cuda", "matmul")
     eager = not torch.cuda.is_current_stream_capturing()
@@ -115,10 +134,8 @@ def parameters_for_cudnn(
         return None
     parameters: list[Tensor] = layer._in_a_row()
     tensors = [data, *states, *parameters]
-    dtype, device = data.dtype, data.device
-    for t in tensors:  # for what does not fit, our own ops have the messages
-        if type(t) not in _PLAIN or t.dtype != dtype or t.device != device:
-            return None
+    if not are_alike(*tensors):
+        return None
     grad = recorded and any_requires_grad(*tensors)
     refused = grad and not layer.training  # backward, by cuDNN
     if refused or not faster[grad] or not torch.backends.cudnn.enabled:

@@ -50,7 +50,8 @@ def with_header(derived: Derived, cell: OwnCell) -> OwnCell:
     share = torch.tensor(shares, dtype=torch.float64, device="cpu")
     zero = share.new_zeros(())
     sums = cell.gates - cell.apart
-    z = [*share[:sums], *share.new_zeros(cell.apart), *share[sums:], *[zero] * cell.vectors]
+    z = [*share[:sums].unbind(), *share.new_zeros(cell.apart).unbind(), *share[sums:].unbind()]
+    z += [zero] * cell.vectors
     saved = cell.forward(tuple(z), zero, (zero,) * len(cell.carried))[2]
     return replace(cell, shut=tuple(float(value) for value in saved))
 
@@ -418,7 +419,7 @@ def shut_shares(derived: Derived, cell: OwnCell) -> tuple[float, ...] | None:
         for grad in (*found[0], *([found[1]] if cell.reads_h else [])):
             fits = fits & (grad == 0)
     rows = fits.all(1).nonzero()
-    return choices[int(rows[0])] if len(rows) else None
+    return choices[int(rows[0])] if rows.numel() else None
 
 
 def _shut(shares: Sequence[float]) -> list[str]:

@@ -1,8 +1,9 @@
-"""What layers with torch's parameters share: LSTM's and GRU's, drop-in replacements for torch.nn's.
+"""What layers with torch's parameters share: LSTM's, GRU's and RNN's, drop-in replacements for
+torch.nn's, and those of cells of a program's own.
 
 The layer itself has the parameters, under torch's names. It is a ``torch.nn.RNNBase``, which makes,
-draws, copies and saves them, but neither a ``torch.nn.LSTM`` nor a ``torch.nn.GRU``: torch.compile
-does not trace these or their subclasses.
+draws, copies and saves them, but no ``torch.nn.LSTM``, ``GRU`` or ``RNN``: torch.compile does not
+trace these or their subclasses.
 """
 
 from typing import Any, List, Tuple  # noqa: UP035  TorchScript reads these
@@ -169,14 +170,19 @@ class TorchLayer(LayerCall, nn.RNNBase):
         self, data: Any, batch_sizes: Any, states: Any, lengths: Any, reset: Any
     ) -> list[Tensor] | None:
         """The parameters, if the call is torch's: of complex numbers, which our ops do not take, or
-        of a converted layer that calls cuDNN as before."""
-        is_complex = data.is_complex()
-        if not (self._was_torchs or is_complex) or self._has_weight_dropout or self._has_zoneout:
+        one that is faster in torch."""
+        if self._has_weight_dropout or self._has_zoneout or self.heads > 1:
             return None
-        if lengths is not None or reset is not None or self.heads > 1:
+        if lengths is not None or reset is not None:
             return None
-        if is_complex:
+        if data.is_complex():
             return self._in_a_row()
+        return self._faster_in_torch(data, batch_sizes, states)
+
+    def _faster_in_torch(self, data: Any, batch_sizes: Any, states: Any) -> list[Tensor] | None:
+        """The parameters, if the call is: a converted layer may call cuDNN as before."""
+        if not self._was_torchs:
+            return None
         return parameters_for_cudnn(self, data, batch_sizes, states)
 
     def _all_layers(

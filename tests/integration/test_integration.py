@@ -346,7 +346,7 @@ def test_inductor_package(run_python, tmp_path, device):
                 super().__init__()
                 self.embed = my_ops.nn.LinearActivation(3, 4, activation="silu")
                 self.layers = torch.nn.ModuleList(
-                    getattr(my_ops.nn, name)(4, 4) for name in ("LLTM", "LSTM", "GRU")
+                    getattr(my_ops.nn, name)(4, 4) for name in ("LLTM", "LSTM", "GRU", "RNN")
                 )
 
             def forward(self, x, lengths, reset):

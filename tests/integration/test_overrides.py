@@ -319,7 +319,9 @@ def test_nested_sparse_and_quantized_tensors_are_named(name, kind, said, gradien
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about prototypes
 @pytest.mark.parametrize("kind", ["jagged", "strided", "sparse", "sparse_csr", "mkldnn"])
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "LLTM", "LSTMCell", "GRUCell", "LLTMCell"])
+@pytest.mark.parametrize(
+    "name", [f"{cell}{kind}" for kind in ("", "Cell") for cell in ("LSTM", "GRU", "RNN", "LLTM")]
+)
 def test_recurrent_layers_name_inputs_of_other_kinds(name, kind):
     input = of_another_kind(kind, torch.randn(2, 3))
     with pytest.raises(

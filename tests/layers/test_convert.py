@@ -11,8 +11,12 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
 
 import my_ops
 
-OURS = {nn.LSTM: my_ops.nn.LSTM, nn.GRU: my_ops.nn.GRU}
-CELLS = {nn.LSTMCell: my_ops.nn.LSTMCell, nn.GRUCell: my_ops.nn.GRUCell}
+OURS = {nn.LSTM: my_ops.nn.LSTM, nn.GRU: my_ops.nn.GRU, nn.RNN: my_ops.nn.RNN}
+CELLS = {
+    nn.LSTMCell: my_ops.nn.LSTMCell,
+    nn.GRUCell: my_ops.nn.GRUCell,
+    nn.RNNCell: my_ops.nn.RNNCell,
+}
 OF_LINEAR, OF_CELLS = "fast_fp32() takes its products", "torch's own costs the host less"
 
 
@@ -187,11 +191,10 @@ def sparse(layer):
         (sparse(nn.GRU(4, 3)), "its weight_hh_l0 is of layout torch.sparse_coo"),
         (with_own("zoneout", nn.GRU(4, 3)), "it has an attribute zoneout of its own"),
         (with_own("_direction", nn.LSTM(4, 3)), "it has an attribute _direction of its own"),
-        (nn.RNN(4, 3), "my_ops has no RNN"),
-        (nn.RNNCell(4, 3), "my_ops has no RNNCell"),
         (nn.Linear(4, 3), OF_LINEAR),
         (nn.LSTMCell(4, 3), OF_CELLS),
         (nn.GRUCell(4, 3), OF_CELLS),
+        (nn.RNNCell(4, 3), OF_CELLS),
     ],
     ids=lambda value: value.rsplit(" ", 1)[-1] if isinstance(value, str) else "",
 )
@@ -383,6 +386,7 @@ def test_revert_of_cells(kind):
     report = my_ops.revert(cell)
     assert type(cell) is kind
     torch.testing.assert_close(cell(x), want)
+    assert set(cell.__dict__) == set(kind(4, 3).__dict__)
     report.undo()
     assert type(cell) is CELLS[kind]
 

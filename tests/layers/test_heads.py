@@ -13,6 +13,7 @@ import my_ops
 LAYERS = {
     "LSTM": (my_ops.nn.LSTM, 4),
     "GRU": (my_ops.nn.GRU, 3),
+    "RNN": (my_ops.nn.RNN, 1),
     "peephole": (own_cells.peephole.layer, 4),
     "minimal": (own_cells.minimal.layer, 2),
 }
@@ -110,7 +111,7 @@ def test_second_gradients(name, device):
 def test_a_step(name, device):
     """Of a cell of one's own: the layer's first step."""
     if name not in ("peephole", "minimal"):
-        pytest.skip("LSTMCell and GRUCell have one head")
+        pytest.skip("LSTMCell, GRUCell and RNNCell have one head")
     layer, _ = pair(name, device)
     options = {"dtype": torch.float64, "device": device}
     step = layer.cell.step(5, HIDDEN, heads=HEADS, **options)

@@ -177,16 +177,21 @@ def positional(function):
         (my_ops.nn.LSTM, torch.nn.LSTM, ["lengths", "reset"]),
         (my_ops.nn.GRUCell, torch.nn.GRUCell, []),
         (my_ops.nn.GRU, torch.nn.GRU, ["lengths", "reset"]),
+        (my_ops.nn.RNNCell, torch.nn.RNNCell, []),
+        (my_ops.nn.RNN, torch.nn.RNN, ["lengths", "reset"]),
         (my_ops.nn.RoundSTE, torch.nn.Sigmoid, []),
     ],
 )
 def test_arguments_stand_in_torch_s_order(ours, theirs, own):
-    made = theirs if theirs not in (torch.nn.LSTM, torch.nn.GRU) else torch.nn.RNNBase
+    of_base = torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN
+    made = theirs if theirs not in of_base else torch.nn.RNNBase
     wanted = positional(made.__init__)
     if ours is my_ops.nn.LLTM:
         wanted = wanted[: wanted.index("proj_size")]  # the rest are keywords
-    if ours is my_ops.nn.GRU:
+    if ours in (my_ops.nn.GRU, my_ops.nn.RNN):
         wanted.remove("proj_size")
+    if ours is my_ops.nn.RNN:  # as torch documents it
+        wanted.insert(wanted.index("bias"), "nonlinearity")
     assert positional(ours.__init__) == wanted
     assert positional(ours.forward) == positional(theirs.forward) + own
 
@@ -347,7 +352,7 @@ def test_wrong_calls_of_a_cell(arguments, error, match):
 @pytest.mark.parametrize("sizes", [(1, 2, 4), (1, 4, 4), (2, 4), (4,), (2, 3, 4)])
 @pytest.mark.parametrize("enforce_sorted", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "LLTM"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LLTM"])
 def test_the_state_beside_a_packed_sequence(kind, batch_first, enforce_sorted, sizes, device):
     """It is checked before its rows are sorted, which would leave out some, or read beyond it."""
     layer = getattr(my_ops.nn, kind)(5, 4, batch_first=batch_first).to(device)
@@ -356,7 +361,7 @@ def test_the_state_beside_a_packed_sequence(kind, batch_first, enforce_sorted, s
     packed = pack_padded_sequence(x, lengths, batch_first, enforce_sorted)
     state = torch.zeros(sizes, device=device)
     with pytest.raises(RuntimeError, match=r"hidden_size\) = \(1, 3, 4\), got \("):
-        layer(packed, state if kind == "GRU" else (state, state))
+        layer(packed, state if kind in ("GRU", "RNN") else (state, state))
 
 
 def test_the_state_beside_a_packed_sequence_with_projections(device):
@@ -370,7 +375,7 @@ def test_the_state_beside_a_packed_sequence_with_projections(device):
 
 
 @pytest.mark.parametrize("sizes", [(6,), (6, 2, 5)])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "LLTM"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LLTM"])
 def test_packed_data_of_wrong_dimensions(kind, sizes, device):
     packed = PackedSequence(torch.randn(sizes, device=device), torch.tensor([3, 2, 1]))
     got = re.escape(str(sizes))

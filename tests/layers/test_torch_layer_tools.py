@@ -1,4 +1,4 @@
-"""nn.LSTM, GRU and their cells with torch's tools: state dicts, copies, TorchScript, compilation,
+"""nn.LSTM, GRU, RNN and cells with torch's tools: state dicts, copies, TorchScript, compilation,
 export, vmap, autocast, and whatever acts on parameters."""
 
 import copy
@@ -14,11 +14,13 @@ from test_torch_layers import (
     HIDDEN,
     INPUTS,
     LAYERS,
+    RNNS,
     STEPS,
     close,
     drawn,
     flat,
     ids,
+    kernels,  # noqa: F401  a fixture
     pair,
     with_gradients,
 )
@@ -78,12 +80,14 @@ def test_has_what_programs_ask_of_torch_s(name, device):
 def test_copies_and_torchscript(name, device):
     layer, _ = pair(name, device, **(FORM if name in LAYERS else {}))
     file, saved = io.BytesIO(), io.BytesIO()
-    torch.jit.save(torch.jit.script(layer), file)
     torch.save(layer, saved)
-    file.seek(0)
     saved.seek(0)
-    others = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.jit.load(file)]
+    others = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
     others.append(torch.load(saved, weights_only=False))
+    if name not in RNNS:
+        torch.jit.save(torch.jit.script(layer), file)
+        file.seek(0)
+        others.append(torch.jit.load(file))
     if name in CELLS:
         calls = [(torch.randn(BATCH, INPUTS, device=device, dtype=torch.float64),)]
     else:
@@ -95,6 +99,36 @@ def test_copies_and_torchscript(name, device):
         for call in calls:
             got, want = flat([other(*call)]), flat([layer(*call)])
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of sizes that are compared
+@pytest.mark.parametrize("how", [torch.jit.script, torch.jit.trace])
+@pytest.mark.parametrize("given", [1, 2])
+@pytest.mark.parametrize("name", RNNS)
+def test_rnn_in_torchscript_is_torch_s(name, given, how, device):
+    """So such a program needs no my_ops."""
+    layer, _ = pair(name, device, **FORM)
+    calls = [drawn(name, layer, device, batch=batch)[:given] for batch in (BATCH, 5)]
+    example = () if how is torch.jit.script else (calls[0],)
+    program = how(layer, *example)
+    assert "my_ops::" not in str(program.inlined_graph)
+    for call in calls:
+        close(program(*call), layer(*call))
+
+
+@pytest.mark.parametrize("name", RNNS)
+def test_what_rnn_in_torchscript_lacks(name):
+    masks = [3, 7, 1], torch.zeros(STEPS, BATCH, dtype=torch.bool)
+    for options, given in (
+        ({}, {"lengths": torch.tensor(masks[0])}),
+        ({}, {"reset": masks[1]}),
+        ({"zoneout": 0.5}, {}),
+        ({"weight_dropout": 0.5}, {}),
+        ({"heads": 2}, {}),
+    ):
+        layer = torch.jit.script(LAYERS[name][0](INPUTS, HIDDEN, **options))
+        with pytest.raises(torch.jit.Error, match="RNN: lengths, reset, weight_dropout, zoneout"):
+            layer(torch.randn(STEPS, BATCH, INPUTS), None, **given)
 
 
 @pytest.mark.slow
@@ -165,6 +199,8 @@ def test_exported_and_run_at_another_length(name, device):
 @pytest.mark.parametrize("name", LAYERS)
 def test_batched_gradients(name, device):
     layer, _ = pair(name, device, **FORM)
+    if name in RNNS and device == "cuda":
+        pytest.skip("cuDNN's gradients")
     x, hx = drawn(name, layer, device)
     output, parameters = layer(x, hx)[0], list(layer.parameters())
     grads = torch.randn(3, *output.shape, dtype=output.dtype, device=device)
@@ -241,12 +277,14 @@ def test_a_gradient_of_each_sample(name, device):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_autocast(name, device):
-    layer, _ = pair(name, device, torch.float32, **FORM)
+    layer, like = pair(name, device, torch.float32, **FORM)
     x, hx = drawn(name, layer, device, torch.float32)
-    want = layer(x, hx)
+    want, dtypes = layer(x, hx), {torch.bfloat16}
     with torch.autocast(device, torch.bfloat16):
         got = layer(x, hx)
-    assert {t.dtype for t in flat(got)} == {torch.bfloat16}
+        if name in RNNS and device == "cuda":  # cuDNN's
+            dtypes = {t.dtype for t in flat(like(x, hx))}
+    assert {t.dtype for t in flat(got)} == dtypes
     for ours, exact in zip(flat(got), flat(want), strict=True):
         torch.testing.assert_close(ours.float(), exact, rtol=0.05, atol=0.05)
     flat(got)[0].float().sum().backward()
@@ -294,7 +332,7 @@ def test_shared_memory_of_gradients(name, ragged, device):
     assert grads[0].data_ptr() != grads[1].data_ptr()
 
 
-OURS = ["LLTMCell", "LSTMCell", "GRUCell", "LLTM", "LSTM", "GRU"]
+OURS = ["LLTMCell", "LSTMCell", "GRUCell", "RNNCell", "LLTM", "LSTM", "GRU", "RNN"]
 
 
 def traced_beside_eager(layer, x):
@@ -360,7 +398,7 @@ def test_a_subclass_in_a_traced_model(name):
     traced_beside_eager(Doubling(INPUTS, HIDDEN), torch.randn(STEPS, INPUTS))
 
 
-@pytest.mark.parametrize("name", OURS[3:])
+@pytest.mark.parametrize("name", OURS[4:])
 def test_packed_data_in_a_traced_model(name):
     class Model(torch.nn.Module):
         def __init__(self):

@@ -1,7 +1,9 @@
-"""nn.LSTM, GRU and their cells equal torch.nn's in arguments, parameters, calls and results."""
+"""nn.LSTM, GRU, RNN and cells equal torch.nn's in arguments, parameters, calls and results."""
 
 import itertools
+import math
 import warnings
+from functools import partial
 
 import numpy
 import pytest
@@ -11,13 +13,24 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import my_ops
+from my_ops.recurrent import rnn
 
 STEPS, BATCH, INPUTS, HIDDEN = 7, 3, 5, 4
 LENGTHS = [2, 7, 5]
-LAYERS = {"LSTM": (my_ops.nn.LSTM, torch.nn.LSTM), "GRU": (my_ops.nn.GRU, torch.nn.GRU)}
+RNNS = {
+    f"RNN_{how}": tuple(partial(kind, nonlinearity=how.lower()) for kind in kinds)
+    for kinds in [(my_ops.nn.RNN, torch.nn.RNN)]
+    for how in ("TANH", "RELU")
+}
+LAYERS = {
+    "LSTM": (my_ops.nn.LSTM, torch.nn.LSTM),
+    "GRU": (my_ops.nn.GRU, torch.nn.GRU),
+    **RNNS,
+}
 CELLS = {
     "LSTMCell": (my_ops.nn.LSTMCell, torch.nn.LSTMCell),
     "GRUCell": (my_ops.nn.GRUCell, torch.nn.GRUCell),
+    "RNNCell": (my_ops.nn.RNNCell, torch.nn.RNNCell),
 }
 FORMS = [
     {"num_layers": layers, "bidirectional": both, "bias": bias, "batch_first": first}
@@ -25,6 +38,15 @@ FORMS = [
 ]
 FORM = {"num_layers": 2, "bidirectional": True}
 LIMIT = 1e-12  # in float64: sums in another order
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    """On the CPU small calls of nn.RNN run in its cells' kernels too."""
+    all_sizes = rnn.RNN_CPU._replace(
+        steps=0, units=0, bfloat16_work=math.inf, bfloat16_units=math.inf
+    )
+    monkeypatch.setattr(rnn, "RNN_CPU", all_sizes)
 
 
 def ids(form):
@@ -279,6 +301,7 @@ def test_wrong_states(name, device):
     layer, like = pair(name, device, **FORM)
     x, hx = drawn(name, layer, device)
     state = "h_0" if name == "LSTM" else "hx"
+    name = layer._name
     wrong = tuple(s[:1] for s in hx) if name == "LSTM" else hx[:1]
     rule = r"must be \(num_layers \* directions, {}hidden_size\) ="
     for module, said in ((layer, f"^{name}: {state} {rule.format('batch, ')}"), (like, None)):
@@ -300,7 +323,7 @@ def test_wrong_call(name, device, rejects):
     for error, arguments, match in (
         (RuntimeError, (x[0, 0],), r"input must be .* or \(steps, input_size\), got \(5,\)"),
         (RuntimeError, (x[..., :4],), r"input must .*size\) = \(7, 3, 5\), got \(7, 3, 4\)"),
-        (RuntimeError, (x.repeat(1, 1, 2),), rf"{name}: input must .*, got \(7, 3, 10\)"),
+        (RuntimeError, (x.repeat(1, 1, 2),), rf"{layer._name}: input must .*, got \(7, 3, 10\)"),
         (RuntimeError, (x[:, 0, :4],), r"be \(steps, input_size\) = \(7, 5\), got \(7, 4\)"),
         (RuntimeError, (x, hx, three[:2]), r"lengths must be \(batch,\) = \(3,\), got \(2,\)"),
         (RuntimeError, (x, hx, three.int()), "lengths must be of dtype int64, got int32"),
@@ -321,7 +344,7 @@ def test_wrong_call(name, device, rejects):
         with rejects(error, match, x, reset):
             layer(*arguments)
     packed = pack_padded_sequence(x, torch.tensor(LENGTHS), enforce_sorted=False)
-    with rejects(ValueError, f"{name}: lengths must be None with a PackedSequence", x):
+    with rejects(ValueError, f"{layer._name}: lengths must be None with a PackedSequence", x):
         layer(packed, hx, three)
 
 
@@ -364,7 +387,7 @@ def test_lengths_on_the_cpu_of_a_layer_on_meta():
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-@pytest.mark.parametrize("name", [*LAYERS, *CELLS])
+@pytest.mark.parametrize("name", [n for n in (*LAYERS, *CELLS) if n != "RNN_RELU"])  # no order
 def test_complex_numbers_are_torch_s(name, dtype):
     """On the CPU: on CUDA torch has no cells of complex numbers."""
     device = "cpu"

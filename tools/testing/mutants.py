@@ -94,6 +94,7 @@ TESTS = {  # the first prefix that fits counts
     "my_ops/recurrent/_weights_backward": "weights_backward torch_layer_tools",
     "my_ops/recurrent/lstm": f"{OF_TORCH} fake_kernels overrides",
     "my_ops/recurrent/gru": f"{OF_TORCH} fake_kernels overrides",
+    "my_ops/recurrent/rnn": f"rnn {OF_TORCH} overrides convert heads nn",
     "my_ops/recurrent": f"{LLTM} fake_kernels overrides {OF_TORCH} reset cells",
     "my_ops/reference": "gemm lltm recurrent elementwise",
     "my_ops": f"fake_kernels {ELEMENTWISE} gemm gemm_options lltm lltm_layer private_names",
