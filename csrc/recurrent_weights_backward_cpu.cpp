@@ -1,6 +1,6 @@
 // The gradients of a recurrent layer's input and parameters on the CPU: ATen's products, except the
 // small ones, which take less time than ATen takes to begin. The 16-bit types are computed in
-// float.
+// float, except bf16 where the processor multiplies it.
 #include "binding_cpu.h"
 #include "recurrent/cpu/costs.h"
 #include "recurrent_weights_backward.h"
@@ -13,6 +13,19 @@ constexpr cpu::RecurrentCosts kCosts{};
 // Whether ATen's product of so many rows and columns, summed over k, takes longer to begin.
 bool is_small(int64_t m, int64_t n, int64_t k) {
   return m * n * k <= kCosts.few_products && k <= kCosts.few_terms;
+}
+
+// Whether ATen multiplies bf16 as it is: in oneDNN, which sums in float and rounds once, as a
+// conversion of the float result does. It takes two terms of a sum at a time.
+bool multiplies_bf16(const WeightsBackward& a) {
+#ifdef __x86_64__
+  const int64_t terms = a.steps() * a.batch(), width = std::min(a.inputs(), a.hidden());
+  return a.grad_gates.scalar_type() == ScalarType::BFloat16 && terms % 2 == 0 &&
+         a.rows() % 2 == 0 && !is_small(a.rows(), width, terms) &&
+         __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
 }
 
 template <typename T>
@@ -42,7 +55,8 @@ void dispatch(const Tensor& t, const F& f) {
 Tensor mm(const Tensor& a, const Tensor& b) {
   const int64_t m = a.size(0), n = b.size(1);
   const Tensor c = empty(a, {m, n});
-  if (b.stride(1) == 1 && is_small(m, n, a.size(1))) {
+  const bool is_bf16 = a.scalar_type() == ScalarType::BFloat16;
+  if (!is_bf16 && b.stride(1) == 1 && is_small(m, n, a.size(1))) {
     dispatch(a, [&]<typename T>() { small(in<T>(a), a.stride(0), a.stride(1), b, c); });
   } else {
     aten("aten::mm", "out", a, b, c);
@@ -53,7 +67,7 @@ Tensor mm(const Tensor& a, const Tensor& b) {
 Tensor sum_of(const Tensor& rows) {
   const int64_t n = rows.size(1), k = rows.size(0);
   const Tensor c = empty(rows, {1, n});
-  if (is_small(1, n, k)) {
+  if (rows.scalar_type() != ScalarType::BFloat16 && is_small(1, n, k)) {
     dispatch(rows, [&]<typename T>() {
       const T one = 1;
       small(&one, 0, 0, rows, c);
@@ -69,7 +83,8 @@ Tensor sum_of(const Tensor& rows) {
 }  // namespace
 
 WeightsGradients cpu::weights_backward(WeightsBackward a, bool one_matrix) {
-  const ScalarType dtype = a.grad_gates.scalar_type(), acc = compute_dtype(dtype);
+  const ScalarType dtype = a.grad_gates.scalar_type();
+  const ScalarType acc = multiplies_bf16(a) ? dtype : compute_dtype(dtype);
   for (Tensor* t : {&a.grad_gates, &a.input, &a.h0, &a.output}) *t = cast(*t, acc);
   a.weight_x = cast(a.weight_x, acc);
   const bool one = one_matrix && a.parameters;
