@@ -63,6 +63,15 @@ class RnnCpu(NamedTuple):
     bfloat16_units: int = 512
 
 
+class Onednn(NamedTuple):
+    """Up to where LSTM in bfloat16 is faster in ours than in oneDNN, on a CPU that multiplies
+    bfloat16: an EPYC with AVX-512."""
+
+    work: int = 1 << 16  # multiply-adds of h in a step, without a gradient
+    training_work: int = 1 << 17
+    training_batch: int = 32
+
+
 class WeightsBackward(NamedTuple):
     """Up to where one op for a layer's gradients is the faster call: one launch on CUDA, where it
     uses the same numbers (``RecurrentCosts::WeightsBackward``)."""
@@ -87,5 +96,6 @@ class Attention(NamedTuple):
     largest_head: int = 128  # of the kernels
 
 
-CUDNN, WEIGHTS_BACKWARD, LINEAR, GRADIENTS = Cudnn(), WeightsBackward(), Linear(), Gradients()
+CUDNN, ONEDNN, WEIGHTS_BACKWARD = Cudnn(), Onednn(), WeightsBackward()
+LINEAR, GRADIENTS = Linear(), Gradients()
 ATTENTION, RNN_CPU = Attention(), RnnCpu()

@@ -6,6 +6,7 @@ importing my_ops warns.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -197,6 +198,15 @@ def _fp32_precision(backend: str, op: str) -> str:
 
 # Takes a sixth of the property's time.
 fp32_precision: Any = _torch("torch._C", "_get_fp32_precision_getter", _fp32_precision)
+
+
+_multiplies_bfloat16: Any = _torch("torch.cpu", "_is_avx512_bf16_supported", lambda: False)
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has products of bfloat16 in vectors; False if torch does not tell."""
+    return bool(_multiplies_bfloat16())
 
 
 def constant_when_compiled(function: Callable[[], bool]) -> Callable[[], bool]:

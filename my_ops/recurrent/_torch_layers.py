@@ -30,7 +30,7 @@ from my_ops.recurrent._calls import (
     states_by_head,
     zoneout_fractions,
 )
-from my_ops.recurrent._cudnn import parameters_for_cudnn
+from my_ops.recurrent._torchs_calls import parameters_for_torch
 
 
 class TorchLayer(LayerCall, nn.RNNBase):
@@ -183,7 +183,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
         """The parameters, if the call is: a converted layer may call cuDNN as before."""
         if not self._was_torchs:
             return None
-        return parameters_for_cudnn(self, data, batch_sizes, states)
+        return parameters_for_torch(self, data, batch_sizes, states)
 
     def _all_layers(
         self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor

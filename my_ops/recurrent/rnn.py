@@ -20,8 +20,8 @@ from my_ops._private import (
 from my_ops.ops._checks import FLOATING
 from my_ops.recurrent import _checks, _own_cpu
 from my_ops.recurrent._calls import MaybeTensor, PlainLayerCall, PlainStepCall, Tensors
-from my_ops.recurrent._cudnn import are_alike, steps_and_batch
 from my_ops.recurrent._torch_layers import TorchLayer
+from my_ops.recurrent._torchs_calls import are_alike, steps_and_batch
 from my_ops.recurrent.own_cell import CellDefinition, CellLayer
 
 

@@ -1,4 +1,4 @@
-"""What still goes to cuDNN of a model that my_ops.convert changed."""
+"""What is still cuDNN's, and on the CPU oneDNN's, of a model that my_ops.convert changed."""
 
 import copy
 import pickle
@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
-from my_ops.recurrent import _cudnn, _torch_layers
+from my_ops.recurrent import _torch_layers, _torchs_calls
 
 HALF, FLOAT = torch.float16, torch.float32
 
@@ -54,9 +54,9 @@ HALF, FLOAT = torch.float16, torch.float32
     ],
 )
 def test_where_cudnn_is_faster(mode, dtype, hidden, steps, batch, directions, grad, faster):
-    call = _cudnn.Call(mode, dtype, hidden, steps, batch, 1, directions, False, grad)
-    assert _cudnn.faster_on_gpu(call, tf32=True) is faster
-    assert _cudnn.faster_on_gpu(call, tf32=False) is (faster and dtype == HALF)
+    call = _torchs_calls.Call(mode, dtype, hidden, steps, batch, 1, directions, False, grad)
+    assert _torchs_calls.faster_on_gpu(call, tf32=True) is faster
+    assert _torchs_calls.faster_on_gpu(call, tf32=False) is (faster and dtype == HALF)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_from_how_many_rows_cudnn_is_faster(mode, grad, hidden, rows):
     """On both sides of each limit; of two directions, where a batch has twice as many rows."""
 
     def faster(batch, directions=1):
-        call = _cudnn.Call(mode, FLOAT, hidden, 1, batch, 1, directions, False, grad)
-        return _cudnn.faster_on_gpu(call, tf32=True)
+        call = _torchs_calls.Call(mode, FLOAT, hidden, 1, batch, 1, directions, False, grad)
+        return _torchs_calls.faster_on_gpu(call, tf32=True)
 
     if rows is None:
         assert not faster(1 << 20)
@@ -94,8 +94,8 @@ def test_from_how_many_rows_cudnn_is_faster(mode, grad, hidden, rows):
 
 def test_where_cudnn_is_faster_in_later_layers():
     def faster(hidden=193, batch=1024, layers=2, directions=2, grad=True):
-        call = _cudnn.Call("GRU", FLOAT, hidden, 64, batch, layers, directions, False, grad)
-        return _cudnn.faster_on_gpu(call, tf32=True)
+        call = _torchs_calls.Call("GRU", FLOAT, hidden, 64, batch, layers, directions, False, grad)
+        return _torchs_calls.faster_on_gpu(call, tf32=True)
 
     assert faster()
     assert not faster(hidden=192)
@@ -126,8 +126,60 @@ def test_where_cudnn_is_faster_in_later_layers():
 )
 def test_where_the_host_bounds(dtype, hidden, batch, several, grad, bound):
     """``several``: layers, directions, whether packed."""
-    call = _cudnn.Call("GRU", dtype, hidden, 64, batch, *several, grad)
-    assert _cudnn.bound_by_host(call) is bound
+    call = _torchs_calls.Call("GRU", dtype, hidden, 64, batch, *several, grad)
+    assert _torchs_calls.bound_by_host(call) is bound
+
+
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "mode, dtype, hidden, batch, packed, grad, faster",
+    [
+        ("LSTM", BF16, 64, 16, False, False, True),
+        ("LSTM", BF16, 64, 15, False, False, False),
+        ("LSTM", BF16, 64, 32, False, True, True),
+        ("LSTM", BF16, 63, 32, False, True, False),
+        ("LSTM", BF16, 256, 31, False, True, False),
+        ("LSTM", BF16, 256, 31, False, False, True),
+        ("LSTM", BF16, 256, 64, True, False, False),
+        ("GRU", BF16, 256, 64, False, False, False),
+        ("LSTM", HALF, 256, 64, False, False, False),
+        ("LSTM", FLOAT, 256, 64, False, False, False),
+    ],
+)
+def test_where_onednn_is_faster(mode, dtype, hidden, batch, packed, grad, faster, monkeypatch):
+    call = _torchs_calls.Call(mode, dtype, hidden, 9, batch, 1, 1, packed, grad)
+    monkeypatch.setattr(_torchs_calls, "multiplies_bfloat16", lambda: True)
+    assert _torchs_calls.faster_on_cpu(call) is faster
+    monkeypatch.setattr(_torchs_calls, "multiplies_bfloat16", lambda: False)
+    assert not _torchs_calls.faster_on_cpu(call)
+
+
+def test_calls_of_onednn(monkeypatch):
+    monkeypatch.setattr(_torchs_calls, "multiplies_bfloat16", lambda: True)
+    layer, theirs = nn.LSTM(3, 64, dtype=BF16), nn.LSTM(3, 64, dtype=BF16)
+    theirs.load_state_dict(layer.state_dict())
+    my_ops.convert(layer)
+    x = torch.randn(4, 32, 3, dtype=BF16)
+
+    def is_ours(call):
+        with Ops() as ops:
+            call()
+        return any(name.startswith("my_ops::") for name in ops.names)
+
+    assert not is_ours(lambda: layer(x))
+    assert torch.equal(layer(x)[0], theirs(x)[0])
+    assert is_ours(lambda: layer(x[:, :16]))  # in training; forward alone is torch's
+    with torch.no_grad():
+        assert not is_ours(lambda: layer(x[:, :16]))
+        torch.backends.mkldnn.set_flags(_enabled=False)  # flags() also sets TF32, and warns
+        try:
+            assert is_ours(lambda: layer(x))
+        finally:
+            torch.backends.mkldnn.set_flags(_enabled=True)
+    assert is_ours(lambda: layer(x, lengths=[4] * 32))
+    assert is_ours(lambda: my_ops.nn.LSTM(3, 64, dtype=BF16)(x))
 
 
 @pytest.fixture
@@ -136,7 +188,7 @@ def forced(monkeypatch):
     calls = []
     monkeypatch.setattr(
         _torch_layers,
-        "parameters_for_cudnn",
+        "parameters_for_torch",
         lambda layer, *_: calls.append(1) or layer._in_a_row(),
     )
     return calls

@@ -85,7 +85,7 @@ TESTS = {  # the first prefix that fits counts
     "my_ops/ops/linear": f"{GEMM} fake_kernels overrides",
     **{f"my_ops/recurrent/{name}": OWN_CELL for name in OF_OWN_CELLS},
     "my_ops/recurrent/_calls": f"{LAYERS} torch_layers torch_layer_tools reset",
-    "my_ops/recurrent/_cudnn": "convert_cudnn convert",
+    "my_ops/recurrent/_torchs_calls": "convert_cudnn convert",
     "my_ops/recurrent/_layers": LAYERS,
     "my_ops/recurrent/_plain": PLAIN,
     "my_ops/recurrent/_terms": f"cells {OWN_CELL} lltm recurrent",

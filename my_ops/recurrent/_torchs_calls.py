@@ -1,8 +1,9 @@
-"""Which calls of a converted layer still go to cuDNN, as before ``convert``.
+"""Which calls of a converted layer are still torch's op, as before ``convert``: cuDNN's, and on the
+CPU oneDNN's.
 
-Most of them are in float32 while torch lets cuDNN use TF32, its default, but not products: then a
-layer that ``convert`` made of torch's has float32's accuracy where it had TF32's before. The limits
-are in ``_costs.py``.
+Most of those of cuDNN are in float32 while torch lets cuDNN use TF32, its default, but not
+products: then a layer that ``convert`` made of torch's has float32's accuracy where it had TF32's
+before. The limits are in ``_costs.py``.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from my_ops._costs import CUDNN, WEIGHTS_BACKWARD
+from my_ops._costs import CUDNN, ONEDNN, WEIGHTS_BACKWARD
 from my_ops._private import (
     any_autocast,
     any_requires_grad,
     forward_mode,
     fp32_precision,
+    multiplies_bfloat16,
     tracing,
     transforms_active,
 )
@@ -81,6 +83,18 @@ def faster_on_gpu(call: Call, tf32: bool) -> bool:
     return some and (call.grad or call.steps * call.directions >= CUDNN.many_steps)
 
 
+def faster_on_cpu(call: Call) -> bool:
+    """Whether oneDNN is, which multiplies bfloat16 where the processor does. Ours are float."""
+    if (call.mode, call.dtype) != ("LSTM", torch.bfloat16) or call.packed:
+        return False
+    if not multiplies_bfloat16():
+        return False
+    work = call.batch * call.hidden**2
+    if call.grad:
+        return call.batch >= ONEDNN.training_batch and work >= ONEDNN.training_work
+    return work >= ONEDNN.work
+
+
 @lru_cache(maxsize=256)  # such Python counts where the host bounds
 def _is_faster(call: Call, tf32: bool, eager: bool) -> bool:
     return (eager and bound_by_host(call)) or faster_on_gpu(call, tf32)
@@ -108,12 +122,12 @@ def are_alike(*tensors: Tensor) -> bool:
     return True
 
 
-def parameters_for_cudnn(
+def parameters_for_torch(
     layer: Any, data: Tensor, batch_sizes: Tensor | None, states: Sequence[Tensor]
 ) -> list[Tensor] | None:
-    """The parameters of all layers if cuDNN is faster, for a batch ``(steps, batch, input_size)``
-    or for packed data with ``batch_sizes``."""
-    if is_compiling() or type(data) not in _PLAIN or not data.is_cuda:
+    """The parameters of all layers if torch's op is faster, for a batch ``(steps, batch,
+    input_size)`` or for packed data with ``batch_sizes``."""
+    if is_compiling() or type(data) not in _PLAIN or not (data.is_cuda or data.is_cpu):
         return None
     if tracing() or any_autocast() or transforms_active() or forward_mode():
         return None
@@ -123,13 +137,15 @@ def parameters_for_cudnn(
     directions = 2 if layer.bidirectional else 1
     sizes = layer.mode, data.dtype, layer.hidden_size, *found, layer.num_layers, directions
     packed = batch_sizes is not None
-    tf32 = fp32_precision("cuda", "rnn") == "tf32" != fp32_precision("cuda", "matmul")
-    eager = not torch.cuda.is_current_stream_capturing()
-    recorded = torch.is_grad_enabled()
-    faster = (  # without a gradient, and with one
-        _is_faster(Call(*sizes, packed, False), tf32, eager),
-        recorded and _is_faster(Call(*sizes, packed, True), tf32, eager),
-    )
+    recorded, library = torch.is_grad_enabled(), torch.backends.mkldnn
+    calls = Call(*sizes, packed, False), Call(*sizes, packed, True)
+    if data.is_cuda:
+        library = torch.backends.cudnn
+        tf32 = fp32_precision("cuda", "rnn") == "tf32" != fp32_precision("cuda", "matmul")
+        eager = not torch.cuda.is_current_stream_capturing()
+        faster = [_is_faster(call, tf32, eager) for call in calls[: 1 + recorded]]
+    else:
+        faster = [faster_on_cpu(call) for call in calls[: 1 + recorded]]
     if not any(faster):
         return None
     parameters: list[Tensor] = layer._in_a_row()
@@ -138,6 +154,6 @@ def parameters_for_cudnn(
         return None
     grad = recorded and any_requires_grad(*tensors)
     refused = grad and not layer.training  # backward, by cuDNN
-    if refused or not faster[grad] or not torch.backends.cudnn.enabled:
+    if refused or not faster[grad] or not library.enabled:
         return None
     return parameters
