@@ -127,7 +127,9 @@ def parameters_for_torch(
 ) -> list[Tensor] | None:
     """The parameters of all layers if torch's op is faster, for a batch ``(steps, batch,
     input_size)`` or for packed data with ``batch_sizes``."""
-    if is_compiling() or type(data) not in _PLAIN or not (data.is_cuda or data.is_cpu):
+    if is_compiling() or type(data) not in _PLAIN:
+        return None
+    if not (data.is_cuda or (data.is_cpu and data.dtype == torch.bfloat16)):
         return None
     if tracing() or any_autocast() or transforms_active() or forward_mode():
         return None
@@ -137,10 +139,9 @@ def parameters_for_torch(
     directions = 2 if layer.bidirectional else 1
     sizes = layer.mode, data.dtype, layer.hidden_size, *found, layer.num_layers, directions
     packed = batch_sizes is not None
-    recorded, library = torch.is_grad_enabled(), torch.backends.mkldnn
+    recorded, on_gpu = torch.is_grad_enabled(), data.is_cuda
     calls = Call(*sizes, packed, False), Call(*sizes, packed, True)
-    if data.is_cuda:
-        library = torch.backends.cudnn
+    if on_gpu:
         tf32 = fp32_precision("cuda", "rnn") == "tf32" != fp32_precision("cuda", "matmul")
         eager = not torch.cuda.is_current_stream_capturing()
         faster = [_is_faster(call, tf32, eager) for call in calls[: 1 + recorded]]
@@ -154,6 +155,7 @@ def parameters_for_torch(
         return None
     grad = recorded and any_requires_grad(*tensors)
     refused = grad and not layer.training  # backward, by cuDNN
-    if refused or not faster[grad] or not library.enabled:
+    enabled = torch.backends.cudnn.enabled if on_gpu else torch.backends.mkldnn.enabled
+    if refused or not faster[grad] or not enabled:
         return None
     return parameters
