@@ -1,13 +1,15 @@
-"""The recurrent layers of my_ops.nn, compared with the references of their cells, which run row by
-row for directions from the end."""
+"""The recurrent layers of my_ops.nn and some of my_ops.cell, compared with the references of their
+cells, which run row by row for directions from the end."""
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import own_cells
 import torch
 from samples import as_tuple
 from torch import Tensor
@@ -20,16 +22,25 @@ from fuzzing.elementwise import FLOATS
 from fuzzing.recurrent import draw_masks, judge, sizes
 from fuzzing.tensors import draw_tensor
 from my_ops import reference
+from my_ops.recurrent import rnn
 from my_ops.recurrent._cell import CELLS, Cell
+from my_ops.recurrent.own_cell import CellDefinition
 
 CLASSES = {name.lower(): name for name in my_ops.nn.__all__}
 
 
-def class_of(cell: Cell, one: bool) -> str:
-    return CLASSES[cell.name.replace("_", "") + "cell" * one]
+class Kind(NamedTuple):
+    """``make`` gives a layer, of all steps or of one, and ``exact`` computes the same."""
+
+    name: str
+    cell: Cell
+    one: bool
+    make: Callable[..., Any]
+    exact: Callable[..., Any]
 
 
-def draw(cell: Cell, one: bool, choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
+def draw(kind: Kind, choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
+    cell, one = kind.cell, kind.one
     steps, batch, inputs, hidden = sizes(choose, bits - 2, one)
     inputs, batch, dtype = max(inputs, 1), max(batch, 1), choose.choice(FLOATS)
     arguments: dict[str, Any] = {"hidden": hidden, "bias": choose.random() < 0.7}
@@ -56,8 +67,34 @@ def draw(cell: Cell, one: bool, choose: random.Random, bits: float) -> tuple[dic
     return arguments, True
 
 
+def all_steps(own: CellDefinition, x: Tensor, *given: Tensor, **of_rows: Any) -> list[Tensor]:
+    """A loop with the function of a cell of one's own."""
+    count, vectors = 1 + len(own.carried), len(own.parameters)
+    now, (w_x, w_h, *more) = list(given[:count]), given[count:]
+    bias_x, bias_h = more[vectors:] or (0.0, 0.0)
+    fixed = dict(zip(own.parameters, more, strict=False))
+    asked = inspect.signature(own.function).parameters
+    lengths, reset = of_rows.get("lengths"), of_rows.get("reset")
+    output = []
+    for t in range(x.shape[0]):
+        runs = x.new_ones(x.shape[1], 1, dtype=torch.bool)
+        runs = runs if lengths is None else (t < lengths).unsqueeze(1)
+        before = now
+        if reset is not None:
+            before = [torch.where(reset[t].unsqueeze(1), 0.0, s) for s in now]
+        parts = (x[t] @ w_x.mT + bias_x, before[0] @ w_h.mT + bias_h)
+        gates = zip(own.gates, *(part.chunk(len(own.gates), 1) for part in parts), strict=True)
+        values = fixed | dict(zip(("h", *own.carried), before, strict=True))
+        for name, of_x, of_h in gates:
+            values |= {name: of_x + of_h, f"{name}_x": of_x, f"{name}_h": of_h}
+        new = as_tuple(own.function(**{n: v for n, v in values.items() if n in asked}))
+        output.append(torch.where(runs, new[0], 0.0))
+        now = [torch.where(runs, after, s) for after, s in zip(new, now, strict=True)]
+    return [torch.stack(output) if output else x.new_zeros(0, *now[0].shape), *now]
+
+
 def direction(
-    cell: Cell,
+    run: Callable[..., Any],
     x: Tensor,
     states: list[Tensor],
     parameters: list[Tensor],
@@ -66,7 +103,6 @@ def direction(
     from_end: bool,
 ) -> list[Tensor]:
     """The reference's output, and the states at the end."""
-    run = partial(getattr(reference, cell.name))
     if not from_end:
         return list(run(x, *states, *parameters, lengths=lengths, reset=reset))
     rows: list[list[Tensor]] = []
@@ -84,9 +120,9 @@ def direction(
     return [torch.cat(outputs, 1), *(torch.cat(end) for end in ends)]
 
 
-def oracle(cell: Cell, t: Tensors, *tensors: Tensor) -> tuple[Tensor, ...]:
+def oracle(kind: Kind, t: Tensors, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The input, the states if given, and the parameters."""
-    x, *rest = tensors
+    cell, (x, *rest) = kind.cell, tensors
     x = x.transpose(0, 1) if t["batch_first"] else x
     cells = t["num_layers"] * (1 + t["bidirectional"])
     if cell.states[0] in t:
@@ -106,7 +142,8 @@ def oracle(cell: Cell, t: Tensors, *tensors: Tensor) -> tuple[Tensor, ...]:
             k = layer * (1 + t["bidirectional"]) + from_end
             parameters = with_bias(cell, t, rest[k * each : (k + 1) * each])
             mine = [s[k] for s in states]
-            output, *last = direction(cell, x, mine, parameters, lengths, reset, bool(from_end))
+            masks = lengths, reset, bool(from_end)
+            output, *last = direction(kind.exact, x, mine, parameters, *masks)
             outputs.append(output)
             for end, state in zip(ends, last, strict=True):
                 end.append(state)
@@ -122,20 +159,28 @@ def with_bias(cell: Cell, t: Tensors, parameters: list[Tensor]) -> list[Tensor]:
     return [weights, weights.new_zeros(weights.shape[0])]
 
 
-def oracle_step(cell: Cell, t: Tensors, *tensors: Tensor) -> tuple[Tensor, ...]:
-    x, *rest = tensors
+def oracle_step(kind: Kind, t: Tensors, *tensors: Tensor) -> tuple[Tensor, ...]:
+    cell, (x, *rest) = kind.cell, tensors
     states = [x.new_zeros(x.shape[0], t["hidden"]) for _ in cell.states]
     if cell.states[0] in t:
         states, rest = rest[: len(cell.states)], rest[len(cell.states) :]
     parameters = with_bias(cell, t, rest)
     if cell.weights.optional and not t["bias"]:
         parameters = [*parameters, None, None]
-    return as_tuple(getattr(reference, f"{cell.name}_cell")(x, *parameters, *states))
+    return as_tuple(kind.exact(x, *parameters, *states))
+
+
+def names_of(layer: Any) -> list[str]:
+    """The parameters of each layer and direction in a row."""
+    rows = getattr(layer, "_all_weights", None)
+    if rows is None:
+        return [name for name, _ in layer.named_parameters()]
+    return [name for row in rows for name in row]
 
 
 def call(layer: Any, cell: Cell, t: Tensors, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Calls the layer with these parameters; returns its results in the reference's form."""
-    names = [name for name, _ in layer.named_parameters()]
+    names = names_of(layer)
     parameters = dict(zip(names, tensors[len(tensors) - len(names) :], strict=True))
     x, *states = tensors[: len(tensors) - len(names)]
     hx = (tuple(states) if len(cell.states) > 1 else states[0]) if states else None
@@ -152,19 +197,17 @@ def call(layer: Any, cell: Cell, t: Tensors, *tensors: Tensor) -> tuple[Tensor, 
     return output, *as_tuple(ends)
 
 
-def judge_layer(cell: Cell, one: bool, case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
-    x = t["input"]
+def judge_layer(kind: Kind, case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
+    cell, one, x = kind.cell, kind.one, t["input"]
     options = {
         key: t[key] for key in ("num_layers", "bias", "bidirectional", "batch_first") if key in t
     }
     torch.manual_seed(case.seed)
-    layer = getattr(my_ops.nn, class_of(cell, one))(
-        x.shape[-1], t["hidden"], **options, dtype=x.dtype
-    )
+    layer = kind.make(x.shape[-1], t["hidden"], **options, dtype=x.dtype)
     layer = layer.to(case.device)
     given = [t[state] for state in cell.states if state in t]
-    tensors = [x, *given, *(p.detach() for p in layer.parameters())]
-    exact = partial(oracle_step if one else oracle, cell, t)
+    tensors = [x, *given, *(layer.get_parameter(name).detach() for name in names_of(layer))]
+    exact = partial(oracle_step if one else oracle, kind, t)
     steps = 1 if one else x.shape[t["batch_first"]] if x.dim() == 3 else 1
     depth = t.get("num_layers", 1) * (1 + t.get("bidirectional", False))
     terms = depth**2 * steps * (x.shape[-1] + 2 * t["hidden"])
@@ -172,16 +215,19 @@ def judge_layer(cell: Cell, one: bool, case: Case, t: Tensors, module: Any) -> I
     yield from judge(case, tensors, ours, exact, terms, cell.name == "lltm", depth)
 
 
-def ops_of(cell: Cell) -> list[Op]:
-    return [
-        Op(
-            f"nn.{class_of(cell, one)}",
-            partial(draw, cell, one),
-            partial(judge_layer, cell, one),
-            weight=0.2,
-        )
-        for one in (True, False)
-    ]
+def shipped(cell: Cell, one: bool) -> Kind:
+    name = CLASSES[cell.name.replace("_", "") + "cell" * one]
+    exact = getattr(reference, cell.name + "_cell" * one)
+    return Kind(f"nn.{name}", cell, one, getattr(my_ops.nn, name), exact)
 
 
-OPS = [op for cell in CELLS for op in ops_of(cell)]
+def own(name: str, definition: CellDefinition, make: Callable[..., Any]) -> Kind:
+    return Kind(name, definition._cell, False, make, partial(all_steps, definition))
+
+
+KINDS = [shipped(cell, one) for cell in CELLS for one in (True, False)]
+KINDS.append(own("nn.RNN", rnn.CELLS["rnn_tanh"], my_ops.nn.RNN))
+# Without kinks, near which 16 bits choose a side by chance.
+SMOOTH = (own_cells.minimal, own_cells.peephole, own_cells.two_speeds)
+KINDS += [own(f"{made.name}.layer", made, made.layer) for made in SMOOTH]
+OPS = [Op(kind.name, partial(draw, kind), partial(judge_layer, kind), weight=0.2) for kind in KINDS]
