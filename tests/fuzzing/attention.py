@@ -26,11 +26,13 @@ VALUES = ["normal", "normal", "uniform", "whole", "zero", "one-hot"]
 def draw(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
     most = choose.uniform(0, bits)
     while True:
-        batch, heads, queries, keys = (draw_size(choose, choose.uniform(0, most)) for _ in range(4))
+        sizes = [draw_size(choose, choose.uniform(0, most)) for _ in range(4)]
         size = max(draw_size(choose, 8), 1)
-        scores = batch * heads * queries * keys
-        if scores * size < 2**most and max(scores, batch * heads * (queries + keys) * size) < 2**26:
+        rows, *others = (max(n, 1) for n in sizes)  # a mask may have what the batch has not
+        pairs, elements = rows * math.prod(others), rows * others[0] * sum(others[1:]) * size
+        if pairs * size < 2**most and max(pairs, elements) < 2**26:
             break
+    batch, heads, queries, keys = sizes
     dtype, grouped = choose.choice(["float32", "float32", "float64"]), choose.random() < 0.2
     groups = choose.choice([n for n in (1, 2, heads) if n and heads % n == 0] or [heads])
     pair = (batch, groups if grouped else heads, keys)
@@ -48,7 +50,7 @@ def draw(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
         full = (batch, heads, queries, keys)
         shape = tuple(1 if choose.random() < 0.3 else n for n in full)
         tensors["attn_mask"] = draw_tensor(choose, shape, "bool" if kind == "bool" else dtype)
-    return {**tensors, **options}, scores > 0  # torch's does not use a mask of no scores
+    return {**tensors, **options}, 0 not in sizes  # torch's does not use a mask of no scores
 
 
 def spoil(choose: random.Random, right: dict[str, Any]) -> tuple[dict[str, Any], str]:
