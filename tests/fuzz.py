@@ -28,7 +28,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-sys.path.insert(0, str(Path(__file__).resolve().with_name("layers")))  # own_cells
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import measure
