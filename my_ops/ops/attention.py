@@ -71,6 +71,12 @@ def _no_random_numbers(device: torch.device) -> tuple[Tensor, Tensor]:
     return seed, offset
 
 
+def _for_torch(query: Tensor) -> Tensor:
+    """torch's kernel for the CPU is wrong for some queries that repeat a row."""
+    repeats = query.is_cpu and not query.is_nested and 0 in query.stride()
+    return query.contiguous() if repeats else query
+
+
 def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     return None if bias is None else bias.expand(*query.shape[:3], key.shape[2])
 
@@ -90,7 +96,7 @@ def _forward(
     _checks.check_storages("attention", query=query, key=key, value=value, bias=bias)
     if not _saves_logsumexp(query, key, value):
         out = F.scaled_dot_product_attention(
-            query, key, value, bias, is_causal=is_causal, scale=scale
+            _for_torch(query), key, value, bias, is_causal=is_causal, scale=scale
         )
         return out.contiguous(), query.new_empty(*query.shape[:2], 0)
     if has_fast_fp32():
@@ -473,7 +479,7 @@ def attention(
     if attn_mask is not None:
         check_tensor("attention", attn_mask=attn_mask)
     if dropout_p != 0 or not _takes(*tensors, is_causal, scale, enable_gqa):
-        return F.scaled_dot_product_attention(*tensors, **options)
+        return F.scaled_dot_product_attention(_for_torch(query), *tensors[1:], **options)
     bias = attn_mask
     if bias is not None:
         if bias.dtype is torch.bool:

@@ -350,3 +350,11 @@ def test_second_gradients_and_graphs_on_a_gpu():
         got = my_ops.attention(query, key, value)
     graph.replay()
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("call", [my_ops.attention, torch.ops.my_ops.attention])
+def test_a_query_that_repeats_a_row(call, device):
+    """torch's own gives other results on the CPU, for a batch of one whose stride is 1."""
+    key, value = torch.randn(2, 1, 2, 7, 4, device=device)
+    query = torch.randn(64, device=device).as_strided((1, 2, 3, 4), (1, 4, 0, 1))
+    torch.testing.assert_close(call(query, key, value), call(query.contiguous(), key, value))
