@@ -230,6 +230,7 @@ def calls(dtype: torch.dtype, device: torch.device) -> list[tuple[str, list[Tens
         ("fill_index", [], dict(height=48, width=64, dtype=dtype, device=device)),
         ("gemm", [random(96, 128), random(128, 80)], {}),
         ("linear", [random(96, 128), random(80, 128), random(80)], dict(activation="gelu")),
+        ("attention", [random(2, 4, n, 32) for n in (48, 64, 64)], {}),
         ("lltm_cell", [x, weights, bias, h, cell], {}),
         ("lltm", [steps, h, cell, weights, bias], {}),
         ("lstm_cell", [x, *weights_and_biases(4), h, cell], {}),
