@@ -180,7 +180,7 @@ class TorchLayer(LayerCall, nn.RNNBase):
         return self._faster_in_torch(data, batch_sizes, states)
 
     def _faster_in_torch(self, data: Any, batch_sizes: Any, states: Any) -> list[Tensor] | None:
-        """The parameters, if the call is: a converted layer may call cuDNN as before."""
+        """The parameters, if the call is: a converted layer may call cuDNN or oneDNN."""
         if not self._was_torchs:
             return None
         return parameters_for_torch(self, data, batch_sizes, states)
