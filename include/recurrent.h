@@ -392,14 +392,15 @@ cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 // infinity in an input give NaN or infinity, never a hang. The same inputs on the same device give
 // the same bits.
 //
-// Every pointer is aligned to 16 bytes except the biases, reset and w_h, which only need the
-// alignment of their type (a w_h whose rows start at multiples of 16 bytes loads faster). Nothing
+// Every pointer is aligned to 16 bytes except the biases, vectors, reset and w_h, which only need
+// the alignment of their type (a w_h whose rows start at multiples of 16 bytes loads faster). Nothing
 // may alias.
 template <typename T>
 struct RecurrentSequence {
   const float* gates_x;  // [steps, batch, kGates, hidden]
   const T* bias_x;       // [kGates, hidden] of the input gates, or null
   const T* bias_h;       // [kGates, hidden] of the product with h, or null
+  const T* vectors;      // [kVectors, hidden]
   const T* w_h;          // [kGates * hidden, hidden], consecutive rows w_row elements apart
   int64_t w_row;
   const T* h0;        // [batch, hidden]

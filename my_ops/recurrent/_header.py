@@ -44,7 +44,7 @@ def with_header(derived: Derived, cell: OwnCell) -> OwnCell:
     """The cell with what the kernels need."""
     shares = shut_shares(derived, cell)
     given = functools.partial(header, derived, cell, shares)
-    cell = replace(cell, shares=shares, header=given, functions=_functions(derived))
+    cell = replace(cell, shares=shares, header=given)
     if shares is None:
         return cell
     share = torch.tensor(shares, dtype=torch.float64, device="cpu")
@@ -330,13 +330,6 @@ def _leaves(derived: Derived) -> set[Node]:
 
 
 # ----------------------------------------------------------------------------------------- facts
-
-
-def _functions(derived: Derived) -> frozenset[str]:
-    """Those of Math in forward and backward."""
-    given = [*derived.leaves.values(), *derived.grad_after]
-    values = [derived.h, *derived.after, *derived.grad_z, *derived.grad_before, derived.grad_h]
-    return frozenset(node.op for node in order(given, values) if node.op in MATH)
 
 
 def is_bounded(h: Value, previous: Node) -> bool:

@@ -25,7 +25,6 @@ TYPES = {
     torch.float16: b"__half",
     torch.bfloat16: b"__nv_bfloat16",
 }
-_FUNCTIONS = {"sigmoid", "tanh", "elu", "elu_slope"}  # of Math in kernels/recurrent/shared/math.cuh
 _PLAN_BYTES = 256  # kPlanBytes of csrc/own_kernels_cuda.cpp
 # Under the lock of _compiled.
 _loaded: dict[tuple[str, bytes], tuple[int, ctypes.c_void_p]] = {}  # by source and kernel
@@ -60,7 +59,7 @@ class _Sequence(ctypes.Structure):
     """RecurrentSequence of include/recurrent.h."""
 
     _fields_ = [
-        *_pointers("gates_x", "bias_x", "bias_h", "w_h"),
+        *_pointers("gates_x", "bias_x", "bias_h", "vectors", "w_h"),
         ("w_row", ctypes.c_int64),
         *_pointers("h0", "carried0", "reset", "zoneout", "output", "h_n", "carried_n", "saved"),
         *_pointers("carried"),
@@ -118,7 +117,7 @@ def kernel_of(
     """The kernel that runs all steps of a layer on the current device, or None if they run one by
     one. It is compiled and loaded at the first call."""
     module = _module()
-    if module is None or dtype not in TYPES or not _takes(cell):
+    if module is None or dtype not in TYPES:
         return None
     with _compiled.lock:
         if cell.name in _refused:
@@ -138,12 +137,6 @@ def kernel_of(
             say(f"{shown(cell)}{lacking(cell)} runs step by step: {error}")
             return None
         return _Kernel(planned.plan, planned.workspace, handle)
-
-
-def _takes(cell: Any) -> bool:
-    """Whether the kernels on CUDA have what the cell needs. Those of the CPU have more functions,
-    parameters of each unit, and ends of rows where no gates keep what is carried."""
-    return cell.shares is not None and not cell.vectors and cell.functions <= _FUNCTIONS
 
 
 def _plan(
@@ -211,8 +204,6 @@ def build(
     module = _module()
     if module is None:
         raise CannotCompile("this my_ops is built for the CPU")
-    if not _takes(cell):
-        raise CannotCompile("it runs step by step on CUDA")
     kernels = set[str]()
     for batch, backward in itertools.product(batch_sizes, (False, True)):
         planned = _plan(module, cell, header, dtype, backward, (1, batch, hidden_size), gpu)
@@ -278,13 +269,15 @@ def forward(
 ) -> tuple[Tensor, ...] | None:
     """The results of NAME_forward, without the saved values if ``saves`` is false; or None if all
     steps do not run in one launch."""
+    if not _keeps_ended_rows(cell, of_rows):
+        return None
     (steps, batch, _), hidden = input.shape, states[0].shape[-1]
     with torch.cuda.device(input.device):
         sizes = (steps, batch, hidden)
         kernel = kernel_of(cell, input.dtype, input.device.index, False, *sizes)
         if kernel is None:
             return None
-        rows = Rows.of(input, *of_rows)
+        rows, vectors = Rows.of(input, *of_rows), cell.weights.vectors_of(*parameters)
         (w_x, bias_x), (w_h, bias_h) = cell.weights.linears(cell, hidden, *parameters)
         gates_x = _share(input, w_x).view(steps, batch, cell.gates, hidden)
         if rows.runs is not None:
@@ -300,6 +293,7 @@ def forward(
             "gates_x": gates_x,
             "bias_x": None if bias_x is None else bias_x.contiguous(),
             "bias_h": None if bias_h is None else bias_h.contiguous(),
+            "vectors": torch.cat(vectors) if vectors else None,
             "w_h": w_h,
             "w_row": w_h.stride(0),
             "h0": h0,
@@ -333,6 +327,8 @@ def backward(
 ) -> tuple[Tensor, ...] | None:
     """The results of NAME_backward, likewise. ``read`` are the sequences and then the states that
     the cell reads."""
+    if not _keeps_ended_rows(cell, of_rows):
+        return None
     steps, batch, hidden = *saved.shape[:2], saved.shape[2] // cell.saved
     with torch.cuda.device(saved.device):
         kernel = kernel_of(cell, saved.dtype, saved.device.index, True, steps, batch, hidden)
@@ -390,6 +386,12 @@ def backward(
             unmoved = torch.zeros_like(grad_h0) if given_h_n is None else given_h_n
             grad_h0 = torch.where(count_of_steps > 0, grad_h0, unmoved)
         return (grad_terms, grad_h0, *_apart(grad_carried0))
+
+
+def _keeps_ended_rows(cell: Any, of_rows: Sequence[Any]) -> bool:
+    """Rows that have ended still take steps, which must leave what they carry as it is."""
+    lengths, *_ = of_rows
+    return lengths is None or cell.shares is not None
 
 
 def _share(input: Tensor, weight: Tensor) -> Tensor:

@@ -26,14 +26,12 @@ Call = Callable[..., Any]
 class OwnCell(Cell):
     """``advance`` computes what is carried after a step from the saved values and what was carried
     before it. ``header`` prints the cell in C++, or raises ValueError if the kernels lack a
-    function; ``functions`` are those of their Math that it calls. ``shares`` are the input's shares
-    of the gates in a row that has ended, or None if none keep what is carried. ``built`` is where a
-    package may have it compiled.
+    function. ``shares`` are the input's shares of the gates in a row that has ended, or None if
+    none keep what is carried. ``built`` is where a package may have it compiled.
     """
 
     advance: Callable[[Values, Values], Values] = lambda saved, previous: previous
     header: Callable[[], str] = str
-    functions: frozenset[str] = frozenset()
     shares: tuple[float, ...] | None = None
     built: Path | None = None
 

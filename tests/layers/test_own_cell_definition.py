@@ -13,7 +13,6 @@ from own_cells import ALL
 from torch.testing import assert_close
 
 import my_ops
-from my_ops.recurrent import _own_kernels
 
 F64 = torch.float64
 
@@ -326,9 +325,7 @@ def test_header_of_a_function_without_kernel():
         own.header()
 
 
-def test_what_the_kernels_on_cuda_take():
-    """Not what those of the CPU alone have: parameters, functions, cells that cannot be shut."""
-    lacking = {name for name, made in ALL.items() if not _own_kernels._takes(made._cell)}
-    assert lacking == {"peephole", "scaled", "indrnn", "functions", "slstm", "crossed"}
-    own = define(lambda f, g: torch.exp(-f * f) * g, carried="")
-    assert not _own_kernels._takes(own._cell)
+def test_cells_whose_ended_rows_run_step_by_step_on_cuda():
+    """No input keeps what they carry."""
+    lacking = {name for name, made in ALL.items() if made._cell.shares is None}
+    assert lacking == {"functions", "slstm", "crossed"}

@@ -15,7 +15,8 @@ if _own_kernels._module() is None:
     pytest.skip("a build for the CPU", allow_module_level=True)
 
 TYPES = [dtype for dtype in LIMIT if dtype != torch.float64]
-COMPILED = ["lstm", "gru", "lltm", "tanh_rnn", "minimal", "janet"]
+COMPILED = ["lstm", "gru", "lltm", "tanh_rnn", "minimal", "janet", "peephole", "scaled", "indrnn"]
+COMPILED += ["functions", "slstm"]
 # steps, batch, inputs, hidden
 SIZES = {
     "warp": (7, 3, 4, 7),
@@ -68,14 +69,22 @@ def test_sizes_reach_families_of_hopper(size, backward):
     assert family("lstm", SIZES[size], torch.float32, backward) == size
 
 
-def test_what_the_kernels_lack_runs_step_by_step():
-    x = torch.randn(5, 3, 4, device="cuda")
-    for name, dtype in (("slstm", torch.float32), ("peephole", torch.float32), ("lstm", None)):
-        dtype = dtype or torch.float64
-        layer, exact = made(name, "plain", (5, 3, 4, 6), dtype, "cuda")
-        cell = layer.cell._cell
-        assert _own_kernels.kernel_of(cell, dtype, 0, False, 5, 3, 6) is None
-        torch.testing.assert_close(layer(x.to(dtype))[0].double(), exact(x.double())[0])
+def test_float64_runs_step_by_step():
+    x = torch.randn(5, 3, 4, device="cuda", dtype=torch.float64)
+    layer, exact = made("lstm", "plain", (5, 3, 4, 6), torch.float64, "cuda")
+    assert _own_kernels.kernel_of(layer.cell._cell, torch.float64, 0, False, 5, 3, 6) is None
+    torch.testing.assert_close(layer(x)[0], exact(x)[0])
+
+
+def test_rows_that_end_in_a_cell_that_no_gates_shut(monkeypatch):
+    """Step by step, and in the kernel without lengths."""
+    launched = []
+    launch = _own_kernels._launch
+    monkeypatch.setattr(_own_kernels, "_launch", lambda *a: launched.append(a) or launch(*a))
+    check("slstm", SIZES["warp"], "ragged", torch.float32, "cuda")
+    assert not launched
+    check("slstm", SIZES["warp"], "plain", torch.float32, "cuda")
+    assert len(launched) == 2
 
 
 def test_second_gradients_and_graphs():

@@ -46,6 +46,10 @@ def compiled(cell, family, backward, dtype, architecture):
         ("janet", "cluster", "float", "sm_90a"),
         ("tanh_rnn", "grid", "__nv_bfloat16", "sm_90a"),
         ("relu_rnn", "grid", "float", "sm_90a"),
+        ("functions", "warp", "float", "sm_90a"),
+        ("scaled", "block", "__half", "sm_80"),
+        ("peephole", "cluster", "float", "sm_90a"),
+        ("slstm", "grid", "__nv_bfloat16", "sm_90a"),
     ],
 )
 def test_every_family_compiles(nvrtc, cell, family, dtype, architecture, backward):

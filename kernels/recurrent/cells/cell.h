@@ -6,9 +6,7 @@
 //   kGates          rows of the recurrent weights per hidden unit
 //   kApart          how many of them, the last ones, need the product with h apart from the input's
 //                   share: 1 in GRU, whose reset gate multiplies that product alone
-//   kVectors        learned parameters with a value for each unit besides the biases: 0 in LSTM.
-//   The
-//                   kernels of the CPU take them, those of CUDA do not
+//   kVectors        learned parameters with a value for each unit besides the biases: 0 in LSTM
 //   kCarried        values that a unit carries from step to step besides h: c of LSTM
 //   kSaved          values that forward keeps for backward, in the type of the activations
 //   kReadsH         whether the previous h also enters other than through the weights
@@ -32,8 +30,8 @@
 //
 // Math has the functions of the backend, as accurate as its results: sigmoid(x), tanh(x), elu(x),
 // elu_slope(y), which is ELU's derivative as a function of ELU's value, and tanh_with_slope(x),
-// which is tanh and its derivative as {value, slope}; on the CPU also exp, expm1, log, log1p,
-// softplus and sqrt.
+// which is tanh and its derivative as {value, slope}; and exp, expm1, log, log1p, softplus and sqrt,
+// but for the CUDA kernel of a step.
 //
 // The engine handles time; a cell does not see lengths or resets. At a reset the engine passes
 // zeros for h_prev and the carried values. On CUDA rows of a ragged batch that have ended still

@@ -21,7 +21,7 @@ struct PersistentMath {
 
   __device__ __forceinline__ static float sigmoid(float z) {
     if constexpr (kHardwareTanh) return fmaf(0.5f, ptx::tanh_approx(0.5f * z), 0.5f);
-    return ptx::rcp_approx_ftz(1.0f + exp(-z));  // 0 for an infinite divisor
+    return ptx::rcp_approx_ftz(1.0f + exp_flushed(-z));  // 0 for an infinite divisor
   }
 
   __device__ __forceinline__ static float tanh(float v) {
@@ -36,7 +36,7 @@ struct PersistentMath {
   }
 
   __device__ __forceinline__ static float elu(float z) {
-    const float below = sizeof(T) == 4 ? expm1_negative(z) : exp(z) - 1.0f;
+    const float below = sizeof(T) == 4 ? expm1_negative(z) : exp_flushed(z) - 1.0f;
     return z <= 0.0f ? below : z;  // NaN passes through
   }
 
@@ -44,9 +44,19 @@ struct PersistentMath {
     return !(value <= 0.0f) ? 1.0f : value + 1.0f;
   }
 
+  __device__ __forceinline__ static float exp(float x) { return expf(x); }
+  __device__ __forceinline__ static float expm1(float x) { return expm1f(x); }
+  __device__ __forceinline__ static float log(float x) { return logf(x); }
+  __device__ __forceinline__ static float log1p(float x) { return log1pf(x); }
+  __device__ __forceinline__ static float sqrt(float x) { return sqrtf(x); }
+  __device__ __forceinline__ static float softplus(float x) {
+    const float sum = fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
+    return x > 20.0f || x != x ? x : sum;  // as torch's
+  }
+
  private:
   // Flushes subnormal results to zero, which changes nothing: 1 is added or subtracted.
-  __device__ __forceinline__ static float exp(float z) {
+  __device__ __forceinline__ static float exp_flushed(float z) {
     return ptx::ex2_approx_ftz(1.44269504f * z);
   }
 
@@ -59,11 +69,11 @@ struct PersistentMath {
     p = fmaf(p, z, 1.666666418e-01f);
     p = fmaf(p, z, 5.000000000e-01f);
     const float near = ptx::opaque(fmaf(p * z, z, z));
-    return z > -0.5f ? near : exp(z) - 1.0f;
+    return z > -0.5f ? near : exp_flushed(z) - 1.0f;
   }
 
   __device__ __forceinline__ static float accurate_tanh(float v) {
-    const float far = fmaf(-2.0f, ptx::rcp_approx_ftz(1.0f + exp(2.0f * v)), 1.0f);
+    const float far = fmaf(-2.0f, ptx::rcp_approx_ftz(1.0f + exp_flushed(2.0f * v)), 1.0f);
     if constexpr (sizeof(T) == 2) return far;
     const float s = v * v;
     float p = 2.373519354e-03f;

@@ -19,7 +19,7 @@ constexpr int kStateValues = Cell::kCarried + Cell::kReadsH;
 template <typename Cell>
 constexpr int kStateRoom = kStateValues<Cell> > 0 ? kStateValues<Cell> : 1;
 
-// A unit's biases by term.
+// A unit's biases by term, and then its own parameters.
 template <typename Cell, typename T>
 __device__ __forceinline__ void load_biases(const RecurrentSequence<T>& seq, int64_t unit,
                                             float (&bias)[kTerms<Cell>]) {
@@ -29,6 +29,10 @@ __device__ __forceinline__ void load_biases(const RecurrentSequence<T>& seq, int
     bias[input_term<Cell>(gate)] = seq.bias_x != nullptr ? load(seq.bias_x[place]) : 0.0f;
     const float of_h = seq.bias_h != nullptr ? load(seq.bias_h[place]) : 0.0f;
     bias[gate] = is_sum<Cell>(gate) ? bias[gate] + of_h : of_h;
+  }
+#pragma unroll
+  for (int j = 0; j < Cell::kVectors; ++j) {
+    bias[Cell::kGates + Cell::kApart + j] = load(seq.vectors[j * seq.hidden + unit]);
   }
 }
 
@@ -45,6 +49,8 @@ __device__ __forceinline__ void add_terms(Share share, Bias bias, Product produc
     const float sum = product(gate);
     z[gate] += resets ? 0.0f : sum;
   }
+#pragma unroll
+  for (int term = Cell::kGates + Cell::kApart; term < kTerms<Cell>; ++term) z[term] = bias(term);
 }
 
 // A number of values, as a type.
