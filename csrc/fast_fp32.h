@@ -35,7 +35,8 @@ namespace my_ops::fast_fp32 {
   F(kDropout, "of attention with dropout")                             \
   F(kHeads, "of attention with other head sizes or no positive scale") \
   F(kFailed, "where ours failed, usually for lack of memory")          \
-  F(kConvolution, "while TF32 is allowed in convolutions")
+  F(kConvolution, "while TF32 is allowed in convolutions")             \
+  F(kMemory, "of convolutions that would take too much memory")
 
 // Why a product stays torch's, in the order of the checks.
 #define MY_OPS_ENUMERATOR(left, text) left,

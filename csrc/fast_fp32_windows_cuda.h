@@ -21,11 +21,11 @@ class Windows {
       count(Left::kOther);
       return std::nullopt;
     }
-    bool ours = false;
+    cuda::ConvolutionPlan plan;
     const Device device(input);
-    check_launch(cuda::plan_convolution(args, &ours), kOp);
-    if (!ours) {
-      count(Left::kPlan);
+    check_launch(cuda::plan_convolution(args, &plan), kOp);
+    if (plan.choice != cuda::ConvolutionChoice::kOurs) {
+      count(plan.choice == cuda::ConvolutionChoice::kMemory ? Left::kMemory : Left::kPlan);
       return std::nullopt;
     }
     const bool last = is_channels_last(given.pass == Convolution::kGradWeight ? weight : input);
@@ -45,8 +45,8 @@ class Windows {
     if (given.transposed) std::swap(args.input, args.grad);
     args.weight = in<float>(weight);
     args.result = out<float>(result);
-    const Tensor workspace = empty(input, {cuda::convolution_workspace(args)}, ScalarType::Byte);
-    check_launch(cuda::convolution(args, workspace.mutable_data_ptr(), device.stream()), kOp);
+    const Tensor workspace = empty(input, {plan.workspace}, ScalarType::Byte);
+    check_launch(cuda::convolution(args, plan, workspace.mutable_data_ptr(), device.stream()), kOp);
     count(shape(args));
     return result;
   }

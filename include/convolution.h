@@ -33,18 +33,33 @@ struct ConvolutionArgs {
   float* result;      // the output, or the gradient of the input or of the weight
 };
 
+// Who computes a convolution, and why.
+enum class ConvolutionChoice {
+  kOurs,
+  kAsFast,  // cuDNN: it should be as fast, or ours cannot run
+  kMemory,  // cuDNN: ours would take too much memory
+};
+
+// As decided by plan_convolution.
+struct ConvolutionPlan {
+  DeviceFacts device;
+  ConvolutionChoice choice = ConvolutionChoice::kAsFast;
+  int slices = 1;         // of the windows that a gradient of the weight sums over
+  int64_t workspace = 0;  // bytes
+};
+
 #ifdef MY_OPS_WITH_CUDA
-// Whether ours should be faster than cuDNN's strict kernels; false also where ours cannot run. It
-// does not look at the pointers.
-cudaError_t plan_convolution(const ConvolutionArgs& args, bool* ours);
+// Returns the plan for the current device. It does not look at the pointers.
+cudaError_t plan_convolution(const ConvolutionArgs& args, ConvolutionPlan* plan);
 
-// Bytes of the workspace, aligned to 256. Of a convolution that is ours, like the next.
-int64_t convolution_workspace(const ConvolutionArgs& args);
-
+// Runs a plan for these arguments, on the device it was made for; its choice must be kOurs.
+// workspace: plan.workspace bytes, 256-byte aligned.
+//
 // As accurate as a float convolution: each number is a sum of two fp16 parts, which hold magnitudes
 // that span 2^27 within an operand. The device looks at the data: beyond that it takes three bf16
 // parts, up to 2^90, and fp32 FMAs for anything else. Deterministic, safe to capture in a graph.
-cudaError_t convolution(const ConvolutionArgs& args, void* workspace, cudaStream_t stream);
+cudaError_t convolution(const ConvolutionArgs& args, const ConvolutionPlan& plan, void* workspace,
+                        cudaStream_t stream);
 #endif
 
 }  // namespace my_ops::cuda

@@ -16,8 +16,6 @@
 #include "common/launch.cuh"
 #include "common/tensor_map.h"
 #include "convolution.h"
-#include "convolution/costs.h"
-#include "convolution/geometry.h"
 #include "convolution/plan.h"
 #include "convolution/product.cuh"
 #include "convolution/split.cuh"
@@ -26,140 +24,53 @@ namespace my_ops::cuda {
 namespace convolution_sm90 {
 namespace {
 
-constexpr int kParts = Bf16Scheme::kParts, kMaxBlocksPerSm = 8,
-              kSplitBlocksPerSm = 4 * kSplitBlocks;
+static_assert(kParts == Bf16Scheme::kParts);
 
-int padded(int channels) { return static_cast<int>(ceil_div(channels, kChannels)) * kChannels; }
+constexpr int kSplitBlocksPerSm = 4 * kSplitBlocks;
 
-Places places(int channels, int points, bool last) {
-  const int64_t all = int64_t{channels} * points;
-  return last ? Places{all, 1, channels} : Places{all, points, 1};
-}
-
-// The slices of windows that a gradient of the weight takes: so many that waves of clusters are
-// full, but not so many that adding them takes long. In microseconds, as timed on an H200.
-int weight_slices(const Product& p, int tiles, int clusters) {
-  constexpr double kBlock = 1.0, kTile = 2.0, kBytes = 3e6;
-  constexpr int kMost = 128, kLeastBlocks = 4;
-  const double bytes = 8.0 * p.m * p.n;
-  int best = 1;
-  double least = 0;
-  for (int slices = 1; slices == 1 || (slices <= kMost && p.k_blocks / slices >= kLeastBlocks);
-       ++slices) {
-    const auto blocks = static_cast<double>(ceil_div(p.k_blocks, slices));
-    const auto waves = static_cast<double>(ceil_div(tiles * slices, clusters));
-    const double time = waves * (blocks * kBlock + kTile) + slices * bytes / kBytes;
-    if (slices == 1 || time < least) best = slices, least = time;
-  }
-  return best;
-}
-
+// What a plan's launches need.
 struct Prepared {
   SplitArgs split;
   Product product;
-  int64_t workspace;
 };
 
-// All but the tensor maps.
-Prepared prepare(const ConvolutionArgs& args, int sm_count, void* workspace) {
+// All but the tensor maps and the grid.
+Prepared prepare(const ConvolutionArgs& args, const ConvolutionPlan& plan, void* workspace) {
   const bool grads_weight = args.pass == ConvolutionPass::kGradWeight;
   const bool grads_input = args.pass == ConvolutionPass::kGradInput;
-  Prepared prepared{};
-  Product& p = prepared.product;
-  const Geometry& g = p.geometry = geometry_of(args);
-  const int image_points = g.image[0] * g.image[1], taps = g.taps();
-  p.windows = args.batch * g.window_count();
-  p.channels = grads_input ? args.outputs : args.channels;
-  p.padded = padded(p.channels);
-  p.channel_blocks = p.padded / kChannels;
-  p.n = grads_input ? args.channels : args.outputs;
-  p.m = grads_weight ? taps * p.padded : p.windows;
-
+  const Shape shape = shape_of(args);
+  const Layout layout = lay_out(args, shape, plan, workspace);
+  Prepared prepared{layout.split, {shape}};
   SplitArgs& split = prepared.split;
-  split.operands = grads_weight ? 2 : 1;
-  split.max_blocks = kMaxBlocksPerSm * sm_count;
+  Product& p = prepared.product;
+  const Geometry& g = p.geometry;
   Points& x = split.points[0];
   x.x = grads_input ? args.grad : args.input;
-  x.batch = args.batch;
-  x.channels = p.channels;
-  x.points = image_points;
-  x.last = grads_input ? args.output_last : args.input_last;
+  p.x = x.x;
+  p.x_at = places(x.channels, x.points, x.last);
+  p.a_exponent = x.exponent;
   if (grads_weight) {
     Points& y = split.points[1];
     y.x = args.grad;
-    y.batch = args.batch;
-    y.channels = args.outputs;
-    y.points = g.window_count();
-    y.last = args.output_last;
+    p.y = y.x;
+    p.y_at = places(y.channels, y.points, y.last);
+    p.b_exponent = y.exponent;
+    p.out_at = places(args.channels, g.taps(), args.weight_last);
   } else {
     Weights& w = split.weights;
-    w.x = args.weight;
-    const Places at = places(args.channels, taps, args.weight_last);
-    w.rows = p.n;
-    w.channels = p.channels;
-    w.taps = taps;
-    w.row_stride = grads_input ? at.channel : at.batch;
-    w.channel_stride = grads_input ? at.batch : at.channel;
-    w.tap_stride = at.point;
-    if (grads_input) {
-      w.x += (taps - 1) * at.point;
-      w.tap_stride = -at.point;
-    }
-    w.padded = p.padded;
-  }
-  p.x = x.x;
-  p.x_at = places(x.channels, x.points, x.last);
-  if (grads_weight) {
-    p.y = args.grad;
-    p.y_at = places(args.outputs, g.window_count(), args.output_last);
-    p.out_at = places(args.channels, taps, args.weight_last);
-  } else {
-    p.y = split.weights.x;
-    p.y_at = {split.weights.row_stride, split.weights.channel_stride, split.weights.tap_stride};
+    w.x = args.weight + (grads_input ? (1 - g.taps()) * w.tap_stride : 0);  // its last tap
+    p.y = w.x;
+    p.y_at = {w.row_stride, w.channel_stride, w.tap_stride};
+    p.b_exponent = w.exponent;
     p.out_at =
         places(p.n, g.result[0] * g.result[1], grads_input ? args.input_last : args.output_last);
   }
+  p.slices = plan.slices;
+  p.k_blocks_per_slice = k_blocks_per_slice(shape, plan.slices);
+  p.path = split.path;
   p.bias = args.bias;
   p.out = args.result;
-
-  const auto plan_tiles = [&]<typename Tile>(Tile) {
-    p.grid.cluster_tiles_m = static_cast<int>(ceil_div(p.m, Tile::kClusterTileM));
-    p.grid.cluster_tiles_n = static_cast<int>(ceil_div(p.n, Tile::kClusterTileN));
-    const int tiles = p.grid.cluster_tiles_m * p.grid.cluster_tiles_n;
-    p.slices = 1;
-    p.k_blocks = taps * p.channel_blocks;
-    if (grads_weight) {
-      p.k_blocks = static_cast<int>(ceil_div(p.windows, Tile::kK));
-      p.slices = weight_slices(p, tiles, fp32_sm90::resident_clusters<Tile>(sm_count));
-    }
-    p.k_blocks_per_slice = static_cast<int>(ceil_div(p.k_blocks, p.slices));
-    p.slices = static_cast<int>(ceil_div(p.k_blocks, p.k_blocks_per_slice));
-    p.grid.cluster_tiles = tiles * p.slices;
-  };
-  p.n <= 64 ? plan_tiles(NarrowTile{}) : plan_tiles(LargeTile{});
-
-  Arena arena(workspace);
-  split.path = arena.take<uint32_t>(1);
-  for (int i = 0; i < split.operands; ++i) {
-    Points& points = split.points[i];
-    points.padded = padded(points.channels);
-    points.largest_count = split.max_blocks;
-    points.largest = arena.take<uint32_t>(points.largest_count);
-    points.exponent = arena.take<int32_t>(1);
-    points.parts = arena.take<uint16_t>(kParts * points.part_stride());
-  }
-  Weights& w = split.weights;
-  if (!grads_weight) {
-    w.parts = arena.take<uint16_t>(kParts * w.part_stride());
-    w.exponent = arena.take<int32_t>(w.rows);
-    w.status = arena.take<uint8_t>(w.rows);
-  } else {
-    p.partial = arena.take<float>(int64_t{p.slices} * p.m * p.n);
-  }
-  prepared.workspace = arena.used();
-  p.path = split.path;
-  p.a_exponent = x.exponent;
-  p.b_exponent = grads_weight ? split.points[1].exponent : w.exponent;
+  p.partial = layout.partial;
   return prepared;
 }
 
@@ -204,6 +115,9 @@ cudaError_t run(Prepared* prepared, int sm_count, cudaStream_t stream) {
   const SplitArgs& split = prepared->split;
   Product& p = prepared->product;
   if (auto err = make_maps<kTaps, Tile>(split, &p); err != cudaSuccess) return err;
+  p.grid.cluster_tiles_m = static_cast<int>(ceil_div(p.m, Tile::kClusterTileM));
+  p.grid.cluster_tiles_n = static_cast<int>(ceil_div(p.n, Tile::kClusterTileN));
+  p.grid.cluster_tiles = cluster_tiles<Tile>(p) * p.slices;
   if (auto err = sm90::launch_overlapped(prepare_kernel,
                                          split.weights.rows + split.operands * split.max_blocks,
                                          kSplitThreads, 0, 1, stream, split);
@@ -232,89 +146,26 @@ cudaError_t run(Prepared* prepared, int sm_count, cudaStream_t stream) {
                                  kReduceThreads, 0, 1, stream, p);
 }
 
-// Whether sizes are within what TMA and indices can hold.
-bool can_run(const ConvolutionArgs& args) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  int64_t points = args.batch, windows = args.batch, taps = 1;
-  for (int d = 0; d < 2; ++d) {
-    const int64_t reach = int64_t{args.dilation[d]} * (args.kernel[d] - 1);
-    // The last window begins up to reach + stride - 1 before the image's end: 8 bits hold that, and
-    // where windows of classes begin and end.
-    if (args.stride[d] > kMaxStride || args.padding[d] > 127) return false;
-    if (reach + args.stride[d] > 128) return false;
-    points *= args.input_size[d], windows *= args.output_size[d], taps *= args.kernel[d];
-  }
-  const int64_t channels = padded(args.channels), outputs = padded(args.outputs);
-  return points < kMost && windows < kMost && taps * channels < kMost && taps * outputs < kMost &&
-         points * channels < 16 * kMost && windows * outputs < 16 * kMost &&
-         taps * channels * outputs < kMost;
-}
-
-double predicted_us(const ConvolutionArgs& args, const Prepared& prepared, int sm_count,
-                    const ConvolutionCosts& c) {
-  constexpr double kMillion = 1e6;
-  const Product& p = prepared.product;
-  const bool narrow = p.n <= NarrowTile::kN;
-  const auto waves = static_cast<double>(ceil_div(p.grid.cluster_tiles, sm_count / 2));
-  const Geometry& g = p.geometry;
-  const double plane = static_cast<double>(p.m) * p.n * g.class_count();
-  // A tile begins and ends once for each class, which may take as long as a block of k.
-  const int blocks = p.k_blocks_per_slice + g.class_count() - 1;
-  double time = c.launch + waves * blocks * (narrow ? c.narrow_block : c.block);
-  for (int i = 0; i < prepared.split.operands; ++i) {
-    const Points& x = prepared.split.points[i];
-    const auto elements = static_cast<double>(x.elements());
-    time += c.split * (8 * elements + 4 * static_cast<double>(x.part_stride())) / kMillion;
-  }
-  if (args.pass == ConvolutionPass::kGradWeight) {
-    return time + c.slices * 8 * p.slices * plane / kMillion;
-  }
-  const double weights = static_cast<double>(g.taps()) * args.channels * args.outputs;
-  const bool turned = args.pass == ConvolutionPass::kGradInput;
-  // Each class along the width may write every sector of memory again.
-  const int writes = p.out_at.channel == 1 ? 1 : g.classes[1];
-  return time + (turned ? c.turned_weight : c.weight) * weights / kMillion +
-         c.output * 4 * writes * plane / kMillion;
-}
-
-bool gains(const ConvolutionArgs& args, int sm_count, const ConvolutionCosts& costs) {
-  const Prepared prepared = prepare(args, sm_count, nullptr);
-  const double work = 2.0 * prepared.product.geometry.taps() * args.channels * args.outputs *
-                      args.batch * args.output_size[0] * args.output_size[1];
-  const double cudnn_us = work / cudnn_rate(args, costs) * 1e-6;
-  return costs.margin * predicted_us(args, prepared, sm_count, costs) < cudnn_us;
-}
-
 }  // namespace
 }  // namespace convolution_sm90
 }  // namespace my_ops::cuda
 
 using namespace my_ops::cuda::convolution_sm90;
 
-cudaError_t my_ops::cuda::plan_convolution(const ConvolutionArgs& args, bool* ours) {
+cudaError_t my_ops::cuda::plan_convolution(const ConvolutionArgs& args, ConvolutionPlan* plan) {
   DeviceFacts device;
   if (auto err = current_device(&device); err != cudaSuccess) return err;
-  *ours = device.hopper_code && device.runs(fp32_sm90::kNeeds) && can_run(args) &&
-          gains(args, device.sm_count, kFittedConvolutionCosts);
+  *plan = plan_for(args, device, kFittedConvolutionCosts);
   return cudaSuccess;
 }
 
-int64_t my_ops::cuda::convolution_workspace(const ConvolutionArgs& args) {
-  DeviceFacts device;
-  if (current_device(&device) != cudaSuccess) return 0;
-  return prepare(args, device.sm_count, nullptr).workspace;
-}
-
-cudaError_t my_ops::cuda::convolution(const ConvolutionArgs& args, void* workspace,
-                                      cudaStream_t stream) {
-  DeviceFacts device;
-  if (auto err = current_device(&device); err != cudaSuccess) return err;
-  Prepared prepared = prepare(args, device.sm_count, workspace);
-  const bool narrow = prepared.product.n <= 64;
-  if (args.pass == ConvolutionPass::kGradWeight) {
-    return narrow ? run<true, NarrowTile>(&prepared, device.sm_count, stream)
-                  : run<true, LargeTile>(&prepared, device.sm_count, stream);
-  }
-  return narrow ? run<false, NarrowTile>(&prepared, device.sm_count, stream)
-                : run<false, LargeTile>(&prepared, device.sm_count, stream);
+cudaError_t my_ops::cuda::convolution(const ConvolutionArgs& args, const ConvolutionPlan& plan,
+                                      void* workspace, cudaStream_t stream) {
+  Prepared prepared = prepare(args, plan, workspace);
+  const int sm_count = plan.device.sm_count;
+  return with_tile(prepared.product.n, [&]<typename Tile>(Tile) {
+    return args.pass == ConvolutionPass::kGradWeight
+               ? run<true, Tile>(&prepared, sm_count, stream)
+               : run<false, Tile>(&prepared, sm_count, stream);
+  });
 }

@@ -18,6 +18,8 @@ struct ConvolutionCosts {
   double block, narrow_block;  // of a wave of tiles, for each block of k
   double weight, turned_weight, output;
   double slices;  // of the partial sums of gradients of the weight, written and read
+  // The same, of a tile, and of a block of k, as the number of these slices is chosen by.
+  double slice_sums, slice_tile, slice_block;
   // TFLOP/s that cuDNN has at most: at all, or where it can transform windows (3 x 3, other sizes).
   double cudnn, cudnn_forward, cudnn_grad_input, cudnn_grad_weight, cudnn_grad_weight_narrow;
   double cudnn_by_channels, cudnn_large_grad_input, cudnn_large_grad_weight;
@@ -36,6 +38,9 @@ inline constexpr ConvolutionCosts kFittedConvolutionCosts = {
     .turned_weight = 23.4,
     .output = 0.512,
     .slices = 1.66,
+    .slice_sums = 0.333,
+    .slice_tile = 2,
+    .slice_block = 1,
     .cudnn = 45,
     .cudnn_forward = 85,
     .cudnn_grad_input = 115,

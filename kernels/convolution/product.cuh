@@ -14,18 +14,9 @@
 namespace my_ops::cuda::convolution_sm90 {
 namespace {
 
-// Where a tensor's elements are: [n][channel][point].
-struct Places {
-  int64_t batch, channel, point;
-};
-
-struct Product {
-  CUtensorMap a[3], b[3];  // of each part. Forward: b[0] has all
-  Geometry geometry;
-  int m, n;                              // windows or taps * padded channels; outputs
-  int channels, padded, channel_blocks;  // of the input
-  int k_blocks, k_blocks_per_slice, slices;
-  int windows;  // of all images
+struct Product : Shape {
+  CUtensorMap a[kParts], b[kParts];  // of each part. Forward: b[0] has all
+  int slices, k_blocks_per_slice;
   ProductGrid grid;
   const uint32_t* path;
   const int32_t *a_exponent, *b_exponent;

@@ -7,52 +7,12 @@
 
 #include <cstdint>
 
+#include "convolution/plan.h"
 #include "fp32/split_device.cuh"
 #include "ptx/griddepcontrol.cuh"
 
 namespace my_ops::cuda::convolution_sm90 {
 namespace {
-
-constexpr int kChannels = 64, kPoints = 64;  // of a block of the split
-
-// [batch][channels][points], either of the last two contiguous.
-struct Points {
-  const float* x;
-  int batch, channels, points;
-  bool last;          // channels are contiguous
-  int padded;         // channels, to whole blocks
-  uint16_t* parts;    // [part][batch][points][padded]
-  uint32_t* largest;  // [largest_count] magnitudes, as bits
-  int largest_count;
-  int32_t* exponent;  // one, of all
-
-  __host__ __device__ int64_t elements() const { return int64_t{batch} * channels * points; }
-  __host__ __device__ int64_t part_stride() const { return int64_t{batch} * points * padded; }
-  __host__ __device__ int64_t blocks() const {
-    return int64_t{batch} * ((points + kPoints - 1) / kPoints) * (padded / kChannels);
-  }
-};
-
-// Rows of a product's other operand: weight[row][channel][tap] with these strides.
-struct Weights {
-  const float* x;
-  int rows, channels, taps;
-  int64_t row_stride, channel_stride, tap_stride;
-  int padded;         // channels, to whole blocks
-  uint16_t* parts;    // [part][rows][taps][padded]
-  int32_t* exponent;  // [rows]
-  uint8_t* status;    // [rows] SplitPath
-
-  __host__ __device__ int64_t part_stride() const { return int64_t{rows} * taps * padded; }
-};
-
-struct SplitArgs {
-  Points points[2];  // the second of gradients of the weight only, which have no Weights
-  int operands;      // how many of these
-  Weights weights;
-  uint32_t* path;  // the SplitPath of all, as bits
-  int max_blocks;  // that look for the largest, for each Points
-};
 
 constexpr int kSplitThreads = 256;
 // Of a block of threads, and how many of those an SM runs at once.

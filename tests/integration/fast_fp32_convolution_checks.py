@@ -459,6 +459,15 @@ def test_windows_that_stay_torchs():
 
 
 @ON_CUDA
+def test_a_workspace_far_larger_than_the_tensors_stays_torchs():
+    """Here of 20 channels, which count as 64, and of the slices' sums."""
+    x, weight, _ = window_operands(64, 20, 96, (112, 112), (11, 11), False)
+    options = [2, 2], [5, 5], [1, 1], False, [0, 0], 1, [False, True, False]
+    with leaves("of convolutions that would", 1):
+        torch.ops.aten.convolution_backward(randn(64, 96, 56, 56), x, weight, None, *options)
+
+
+@ON_CUDA
 def test_compiled_windows():
     layer = torch.nn.Sequential(
         torch.nn.Conv2d(128, 192, 3, padding=2, dilation=2), torch.nn.ReLU()

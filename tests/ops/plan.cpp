@@ -3,6 +3,9 @@
 //     VARIANT
 //   lltm, lstm or gru DEVICE BACKWARD WIDTH BATCH HIDDEN VARIANT
 //   packs DEVICE N K            1 if products gain from a packed weight
+//   convolution DEVICE PASS BATCH CHANNELS OUTPUTS LAST, and for both dimensions INPUT OUTPUT
+//   KERNEL
+//     STRIDE PADDING DILATION: the choice, k-slices, bytes of the workspace
 //   windows DEVICE GRADS_INPUT, and for both dimensions INPUT OUTPUT KERNEL STRIDE PADDING
 //   DILATION:
 //     for both, where the first window begins, where the last one after the image's last point, and
@@ -18,6 +21,7 @@
 #include <type_traits>
 
 #include "convolution/geometry.h"
+#include "convolution/plan.h"
 #include "gemm/plan.h"
 #include "recurrent/cells/gru.h"
 #include "recurrent/cells/lltm.h"
@@ -115,16 +119,33 @@ void layer(std::istream& in, const DeviceFacts& device) {
   }
 }
 
+void read_dimensions(std::istream& in, ConvolutionArgs* args) {
+  for (int d = 0; d < 2; ++d) {
+    in >> args->input_size[d] >> args->output_size[d] >> args->kernel[d] >> args->stride[d] >>
+        args->padding[d] >> args->dilation[d];
+  }
+}
+
+void convolution(std::istream& in, const DeviceFacts& device) {
+  int pass;
+  ConvolutionArgs args{};
+  in >> pass >> args.batch >> args.channels >> args.outputs >> args.input_last;
+  args.pass = static_cast<ConvolutionPass>(pass);
+  args.weight_last = args.output_last = args.input_last;
+  read_dimensions(in, &args);
+  const ConvolutionPlan plan = convolution_sm90::plan_for(args, device, kFittedConvolutionCosts);
+  const char* const choices[] = {"ours", "as_fast", "memory"};
+  std::cout << choices[static_cast<int>(plan.choice)] << ' ' << plan.slices << ' ' << plan.workspace
+            << '\n';
+}
+
 // Of one image.
 void windows(std::istream& in) {
   bool grads_input;
   in >> grads_input;
   ConvolutionArgs args{};
   args.pass = grads_input ? ConvolutionPass::kGradInput : ConvolutionPass::kForward;
-  for (int d = 0; d < 2; ++d) {
-    in >> args.input_size[d] >> args.output_size[d] >> args.kernel[d] >> args.stride[d] >>
-        args.padding[d] >> args.dilation[d];
-  }
+  read_dimensions(in, &args);
   using convolution_sm90::PointClass, convolution_sm90::Window;
   const auto g = convolution_sm90::geometry_of(args);
   const auto index = [](const int (&sizes)[2], int y, int x) {
@@ -178,6 +199,8 @@ int main() {
       in >> args.n >> args.k;
       args.row_stride = 1, args.col_stride = args.k;
       std::cout << fp32_sm90::packs(args, device, costs_of(device).fp32_sm90) << '\n';
+    } else if (question == "convolution") {
+      convolution(in, device);
     } else if (question == "windows") {
       windows(in);
     } else if (question == "lltm") {

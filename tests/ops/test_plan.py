@@ -460,6 +460,70 @@ def test_windows_of_random_convolutions(grads_input, plan):
                 assert_windows_as_defined(plan, dimension(3, 2, 2, 1, 1), wide, grads_input)
 
 
+FORWARD, GRAD_INPUT, GRAD_WEIGHT = range(3)  # passes
+
+
+def convolution(name, grad_of, images, channels, outputs, size, *kernel, last=False):
+    """A question about a square image: kernel, stride, padding and dilation."""
+    both = dimension(size, *kernel) * 2
+    return ("convolution", *DEVICES[name], grad_of, images, channels, outputs, last, *both)
+
+
+CONVOLUTIONS = [  # device, pass, images, channels, outputs, size, kernel, stride, padding, dilation
+    ("H200", FORWARD, 64, 256, 256, 14, 3, 1, 1, 1, "ours"),
+    ("H200", GRAD_INPUT, 64, 256, 256, 14, 3, 1, 1, 1, "ours"),
+    ("H200", GRAD_WEIGHT, 64, 256, 256, 14, 3, 1, 1, 1, "as_fast"),
+    ("H200", GRAD_WEIGHT, 64, 64, 64, 56, 3, 1, 1, 1, "ours"),
+    ("H200", GRAD_INPUT, 16, 256, 256, 64, 9, 9, 0, 1, "as_fast"),  # a stride beyond TMA's
+    ("H200", GRAD_WEIGHT, 64, 20, 96, 112, 11, 2, 5, 1, "memory"),  # 20 channels count as 64
+    ("H200", GRAD_WEIGHT, 64, 64, 96, 112, 11, 2, 5, 1, "ours"),
+    ("H200", FORWARD, 1, 16, 16, 14, 3, 1, 1, 1, "as_fast"),
+    ("H200-slice", FORWARD, 64, 256, 256, 14, 3, 1, 1, 1, "as_fast"),
+    ("H200-plain", FORWARD, 64, 256, 256, 14, 3, 1, 1, 1, "as_fast"),
+    ("A100", FORWARD, 64, 256, 256, 14, 3, 1, 1, 1, "as_fast"),
+    ("B200", FORWARD, 64, 256, 256, 14, 3, 1, 1, 1, "as_fast"),
+]
+
+
+@pytest.mark.parametrize(
+    ("device", "grad_of", "images", "channels", "outputs", "size", "kernel", "stride", "padding",
+     "dilation", "want"), CONVOLUTIONS,
+)  # fmt: skip
+def test_choice_of_a_convolution(
+    device, grad_of, images, channels, outputs, size, kernel, stride, padding, dilation, want, plan
+):
+    sizes = (images, channels, outputs, size, kernel, stride, padding, dilation)
+    ((choice, *_),) = plan([convolution(device, grad_of, *sizes)])
+    assert choice == want
+
+
+def test_a_convolution_takes_no_more_memory_than_three_times_its_tensors(plan):
+    questions, tensors = [], []
+    while len(questions) < 4000:
+        images, channels, outputs = size(12), size(11), size(11)
+        side, kernel, stride = size(9), *(int(x) for x in torch.randint(1, 9, (2,)))
+        if not (both := dimension(side, kernel, stride, kernel // 2, 1)):
+            continue
+        grad_of = int(torch.randint(3, ()))
+        questions.append(
+            convolution(
+                "H200", grad_of, images, channels, outputs, side, *both[2:], last=flags(1)[0]
+            )
+        )
+        planes = images * channels * side**2 + images * outputs * both[1] ** 2
+        tensors.append(4 * (planes + channels * outputs * kernel**2))
+    ours = 0
+    for (choice, slices, bytes_), tensor, question in zip(
+        plan(questions), tensors, questions, strict=True
+    ):
+        assert slices >= 1
+        assert slices == 1 or question[8] == GRAD_WEIGHT
+        if choice != "as_fast":
+            assert (choice == "ours") == (bytes_ <= 3 * tensor), question
+        ours += choice == "ours"
+    assert ours > 100
+
+
 PLANNED = {  # kernels that request shared memory at launch; others have up to 48 KiB, static
     "gemm_small_kernel": "at most 32 KiB",
     "fp32_skinny_kernel": "fp32_skinny::kNeeds",
