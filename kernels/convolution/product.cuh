@@ -6,6 +6,8 @@
 // weight: rows are taps and channels, columns are outputs, and k runs over windows, in slices.
 #pragma once
 
+#include <type_traits>
+
 #include "convolution/geometry.h"
 #include "convolution/plan.h"
 #include "convolution/split.cuh"
@@ -34,64 +36,129 @@ struct Bf16AlongRowsScheme : Bf16Scheme {
 
 // ---- by FMAs ----
 
-// For 256 threads. a(row, k) and b(column, k) are elements, 0 outside.
-template <typename A, typename B, typename Store>
-__device__ __noinline__ void multiply_by_fma(FmaSmem& smem, int m, int n, int k, const A& a,
-                                             const B& b, const Store& store) {
-  if (threadIdx.x >= kFmaThreads) return;
-  const int tiles_n = static_cast<int>(ceil_div(n, kFmaTile));
-  const int64_t tiles = int64_t{tiles_n} * ceil_div(m, kFmaTile);
-  const int row0 = threadIdx.x / 16 * 4, col0 = threadIdx.x % 16 * 4;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int m0 = static_cast<int>(tile / tiles_n) * kFmaTile;
-    const int n0 = static_cast<int>(tile % tiles_n) * kFmaTile;
-    float sum[4][4] = {}, segment[4][4] = {};
-    for (int k0 = 0; k0 < k; k0 += kFmaK) {
-      fma_barrier();
-      for (int i = threadIdx.x; i < kFmaK * kFmaTile; i += kFmaThreads) {
-        const int l = i / kFmaTile, at = i % kFmaTile;
-        const bool inside = k0 + l < k;
-        smem.a[l][at] = inside && m0 + at < m ? a(m0 + at, k0 + l) : 0.0f;
-        smem.b[l][at] = inside && n0 + at < n ? b(n0 + at, k0 + l) : 0.0f;
-      }
-      fma_barrier();
+// An operand of count rows that is not a matrix in memory: what read(row(r), column(l)) returns. A
+// row's or column's part of an address is computed once for several elements. Lanes run along k or
+// rows, whichever is contiguous in most cases.
+template <bool kAlongK, typename Row, typename Column, typename Read>
+struct Gathered {
+  int count;
+  Row row;
+  Column column;
+  Read read;
+};
+
+template <bool kAlongK, typename Row, typename Column, typename Read>
+__device__ __forceinline__ Gathered<kAlongK, Row, Column, Read> gathered(int count, Row row,
+                                                                         Column column, Read read) {
+  return {count, row, column, read};
+}
+
+// A thread's share of a 64 x 16 tile, for sum_tile_by_fma.
+template <typename Operand>
+struct GatherLoader;
+
+template <bool kAlongK, typename Row, typename Column, typename Read>
+struct GatherLoader<Gathered<kAlongK, Row, Column, Read>> {
+  static constexpr int kRows = kAlongK ? 4 : 1, kThreadRows = kFmaThreads / kFmaK,
+                       kThreadColumns = kFmaThreads / kFmaTile;
+  const Gathered<kAlongK, Row, Column, Read>& operand;
+  int64_t end;  // of k
+  int first_row, first_column;
+  std::invoke_result_t<Row, int> rows[kRows];
+  float held[4];
+
+  __device__ __forceinline__ GatherLoader(const Gathered<kAlongK, Row, Column, Read>& of, int row0,
+                                          int64_t end, int thread)
+      : operand(of),
+        end(end),
+        first_row(kAlongK ? thread / kFmaK : thread % kFmaTile),
+        first_column(kAlongK ? thread % kFmaK : thread / kFmaTile) {
+    // Rows beyond the last are of no use; they read that one.
 #pragma unroll
-      for (int l = 0; l < kFmaK; ++l) {
+    for (int i = 0; i < kRows; ++i) {
+      rows[i] = operand.row(min(row0 + first_row + i * kThreadRows, operand.count - 1));
+    }
+  }
+  __device__ __forceinline__ void load(int64_t l0) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i) held[i] = 0.0f;
+    if constexpr (kAlongK) {
+      if (l0 + first_column >= end) return;
+      const auto column = operand.column(static_cast<int>(l0) + first_column);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            segment[i][j] = fmaf(smem.a[l][row0 + i], smem.b[l][col0 + j], segment[i][j]);
-          }
-        }
-      }
-      if (k0 / kFmaK % 8 != 7 && k0 + kFmaK < k) continue;
+      for (int i = 0; i < 4; ++i) held[i] = operand.read(rows[i], column);
+    } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[i][j] += segment[i][j], segment[i][j] = 0.0f;
+        const int64_t l = l0 + first_column + i * kThreadColumns;
+        if (l < end) held[i] = operand.read(rows[0], operand.column(static_cast<int>(l)));
       }
     }
+  }
+  __device__ __forceinline__ void store(float (&to)[kFmaK][kFmaTile + 4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      if constexpr (kAlongK) {
+        to[first_column][first_row + i * kThreadRows] = held[i];
+      } else {
+        to[first_column + i * kThreadColumns][first_row] = held[i];
+      }
+    }
+  }
+};
+
+// For 256 threads. Sums over k in slices: store(slice, row, column, sum).
+template <typename A, typename B, typename Store>
+__device__ __noinline__ void multiply_by_fma(FmaSmem& smem, int k, int slices, int k_per_slice,
+                                             const A& a, const B& b, const Store& store) {
+  if (threadIdx.x >= kFmaThreads) return;
+  const int thread = threadIdx.x, row0 = thread / 16 * 4, col0 = thread % 16 * 4;
+  const int tiles_n = static_cast<int>(ceil_div(b.count, kFmaTile));
+  const int64_t tiles = tiles_n * ceil_div(a.count, kFmaTile);
+  for (int64_t i = blockIdx.x; i < tiles * slices; i += gridDim.x) {
+    const int slice = static_cast<int>(i / tiles), tile = static_cast<int>(i % tiles);
+    const int m0 = tile / tiles_n * kFmaTile, n0 = tile % tiles_n * kFmaTile;
+    const int64_t first = int64_t{slice} * k_per_slice, end = min(first + k_per_slice, int64_t{k});
+    GatherLoader<A> rows(a, m0, end, thread);
+    GatherLoader<B> columns(b, n0, end, thread);
+    float sum[4][4];
+    sum_tile_by_fma(smem, thread, first, end, rows, columns, sum);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (m0 + row0 + i < m && n0 + col0 + j < n) store(m0 + row0 + i, n0 + col0 + j, sum[i][j]);
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int row = m0 + row0 + r, col = n0 + col0 + c;
+        if (row < a.count && col < b.count) store(slice, row, col, sum[r][c]);
       }
     }
   }
 }
 
-// The point of a window's tap, 0 outside the image. `tap` counts the taps of the class.
-__device__ __forceinline__ float point_of(const Product& p, const PointClass& points, int window,
-                                          int tap, int channel) {
+// Where a window's points, and one that a tap reads, are: in memory, and in an image.
+struct PointPlace {
+  int64_t at;
+  int y, x;
+};
+
+__device__ __forceinline__ PointPlace window_place(const Product& p, int window) {
+  const Window at(p.geometry, window);
+  return {at.n * p.x_at.batch, at.first(p.geometry, 0), at.first(p.geometry, 1)};
+}
+
+// From a window's first point. i counts the taps of the class, of each channel.
+__device__ __forceinline__ PointPlace tap_place(const Product& p, const PointClass& points, int i) {
+  const int across = points.taps[1].count, taps = points.count(), tap = i % taps;
+  return {i / taps * p.x_at.channel, points.offset(p.geometry, 0, tap / across),
+          points.offset(p.geometry, 1, tap % across)};
+}
+
+// 0 outside the image.
+__device__ __forceinline__ float point_of(const Product& p, const PointPlace& window,
+                                          const PointPlace& tap) {
   const Geometry& g = p.geometry;
-  const Window at(g, window);
-  const int y = at.first(g, 0) + points.offset(g, 0, tap / points.taps[1].count);
-  const int x = at.first(g, 1) + points.offset(g, 1, tap % points.taps[1].count);
+  const int y = window.y + tap.y, x = window.x + tap.x;
   if (y < 0 || y >= g.image[0] || x < 0 || x >= g.image[1]) return 0.0f;
-  return p.x[at.n * p.x_at.batch + channel * p.x_at.channel +
-             (int64_t{y} * g.image[1] + x) * p.x_at.point];
+  return p.x[window.at + tap.at + (int64_t{y} * g.image[1] + x) * p.x_at.point];
 }
 
 // Where a window's sum for a class and an output goes; null if the result has no such point.
@@ -109,35 +176,47 @@ __device__ __forceinline__ void convolve_by_fma(const Product& p, FmaSmem& smem)
   const Geometry& g = p.geometry;
   for (int i = 0; i < g.class_count(); ++i) {
     const PointClass points(g, i);
-    const int taps = points.count();
-    multiply_by_fma(
-        smem, p.m, p.n, taps * p.channels,
-        [&](int row, int k) { return point_of(p, points, row, k % taps, k / taps); },
-        [&](int col, int k) {
-          const int across = points.taps[1].count, tap = k % taps;
-          return p.y[col * p.y_at.batch + k / taps * p.y_at.channel +
-                     points.weight_tap(g, tap / across, tap % across) * p.y_at.point];
-        },
-        [&](int row, int col, float sum) {
-          float* out = out_of(p, points, row, col);
-          if (out) *out = sum + (p.bias ? p.bias[col] : 0.0f);
-        });
+    const int taps = points.count(), across = points.taps[1].count, k = taps * p.channels;
+    multiply_by_fma(smem, k, 1, k,
+                    gathered<false>(
+                        p.m, [&](int row) { return window_place(p, row); },
+                        [&](int l) { return tap_place(p, points, l); },
+                        [&](const PointPlace& window, const PointPlace& tap) {
+                          return point_of(p, window, tap);
+                        }),
+                    gathered<true>(
+                        p.n, [&](int col) { return col * p.y_at.batch; },
+                        [&](int l) {
+                          const int tap = l % taps;
+                          return l / taps * p.y_at.channel +
+                                 points.weight_tap(g, tap / across, tap % across) * p.y_at.point;
+                        },
+                        [&](int64_t row, int64_t column) { return p.y[row + column]; }),
+                    [&](int, int row, int col, float sum) {
+                      float* out = out_of(p, points, row, col);
+                      if (out) *out = sum + (p.bias ? p.bias[col] : 0.0f);
+                    });
   }
 }
 
 __device__ __forceinline__ void sum_windows_by_fma(const Product& p, FmaSmem& smem) {
   const int taps = p.geometry.taps(), count = p.geometry.window_count();
   const PointClass points(p.geometry, 0);
-  multiply_by_fma(
-      smem, taps * p.channels, p.n, p.windows,
-      [&](int row, int k) { return point_of(p, points, k, row % taps, row / taps); },
-      [&](int col, int k) {
-        return p.y[k / count * p.y_at.batch + col * p.y_at.channel + k % count * p.y_at.point];
-      },
-      [&](int row, int col, float sum) {
-        p.out[col * p.out_at.batch + row / taps * p.out_at.channel + row % taps * p.out_at.point] =
-            sum;
-      });
+  multiply_by_fma(smem, p.windows, p.slices, p.k_blocks_per_slice * kSplitBlockK,
+                  gathered<true>(
+                      taps * p.channels, [&](int row) { return tap_place(p, points, row); },
+                      [&](int l) { return window_place(p, l); },
+                      [&](const PointPlace& tap, const PointPlace& window) {
+                        return point_of(p, window, tap);
+                      }),
+                  gathered<true>(
+                      p.n, [&](int col) { return col * p.y_at.channel; },
+                      [&](int l) { return l / count * p.y_at.batch + l % count * p.y_at.point; },
+                      [&](int64_t row, int64_t column) { return p.y[row + column]; }),
+                  [&](int slice, int row, int col, float sum) {
+                    const int in_padded = row % taps * p.padded + row / taps;
+                    p.partial[(int64_t{slice} * p.m + in_padded) * p.n + col] = sum;
+                  });
 }
 
 // ---- by tensor cores ----
@@ -385,9 +464,11 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(const __grid_con
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const uint32_t path = *p.path;
-  if (needs_fma(path)) return;
-  const int shift = 2 * (path ? kBf16Shift : kFp16Shift);
-  const Pow2Pair factor = pow2_pair(*p.a_exponent + *p.b_exponent - shift);
+  Pow2Pair factor{1.0f, 1.0f};
+  if (!needs_fma(path)) {
+    const int shift = 2 * (path ? kBf16Shift : kFp16Shift);
+    factor = pow2_pair(*p.a_exponent + *p.b_exponent - shift);
+  }
   const int64_t plane = int64_t{p.m} * p.n;
   const int64_t i = int64_t{blockIdx.x} * kReduceThreads + threadIdx.x;
   if (i >= plane) return;

@@ -76,18 +76,21 @@ struct FmaLoader {
   }
 };
 
-// Multiplies matrix z from row m0 and column n0 on, up to a tile's end or column n_end.
-__device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem& smem, int thread,
-                                     int64_t z, int m0, int n0, int n_end) {
-  const int m = static_cast<int>(args.m);
-  const int n = min(static_cast<int>(args.n), n_end);
+// The sums of a tile over k from `first` to `end`. a and b load 16 of k into registers, and store
+// them in shared memory.
+template <typename A, typename B>
+__device__ __forceinline__ void sum_tile_by_fma(FmaSmem& smem, int thread, int64_t first,
+                                                int64_t end, A& a, B& b, float (&acc)[4][4]) {
   const int row0 = thread / 16 * 4, col0 = thread % 16 * 4;
-  FmaLoader a{fma_a(args), z * args.a_batch, args.a_row, args.a_col, args.k, m0, m, thread};
-  FmaLoader b{fma_b(args), z * args.b_batch, args.b_col, args.b_row, args.k, n0, n, thread};
-  float acc[4][4] = {}, middle[4][4] = {};
-  a.load(0);
-  b.load(0);
-  for (int64_t l0 = 0; l0 < args.k; l0 += kFmaK) {
+  float middle[4][4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) acc[i][j] = 0.0f;
+  }
+  a.load(first);
+  b.load(first);
+  for (int64_t l0 = first; l0 < end; l0 += kFmaK) {
     fma_barrier();  // smem has been read
     a.store(smem.a);
     b.store(smem.b);
@@ -111,7 +114,7 @@ __device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem
 #pragma unroll
       for (int j = 0; j < 4; ++j) middle[i][j] += segment[i][j];
     }
-    if (l0 / kFmaK % 16 == 15 || l0 + kFmaK >= args.k) {
+    if ((l0 - first) / kFmaK % 16 == 15 || l0 + kFmaK >= end) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -122,6 +125,18 @@ __device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem
       }
     }
   }
+}
+
+// Multiplies matrix z from row m0 and column n0 on, up to a tile's end or column n_end.
+__device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem& smem, int thread,
+                                     int64_t z, int m0, int n0, int n_end) {
+  const int m = static_cast<int>(args.m);
+  const int n = min(static_cast<int>(args.n), n_end);
+  const int row0 = thread / 16 * 4, col0 = thread % 16 * 4;
+  FmaLoader a{fma_a(args), z * args.a_batch, args.a_row, args.a_col, args.k, m0, m, thread};
+  FmaLoader b{fma_b(args), z * args.b_batch, args.b_col, args.b_row, args.k, n0, n, thread};
+  float acc[4][4];
+  sum_tile_by_fma(smem, thread, 0, args.k, a, b, acc);
 #pragma unroll 1  // unrolled, the activations would be a fifth of the code to compile
   for (int e = 0; e < 16; ++e) {
     const int row = m0 + row0 + e / 4, col = n0 + col0 + e % 4;

@@ -388,6 +388,38 @@ def test_strided_gradient_of_inf_and_nan():
     torch.testing.assert_close(found.cpu(), exact.float(), rtol=1e-4, atol=1e-3, equal_nan=True)
 
 
+def weight_gradient(grad, x, weight, stride=1, padding=0, dilation=1):
+    both = ([n] * 2 for n in (stride, padding, dilation))
+    options = *both, False, [0, 0], 1, [False, True, False]
+    return torch.ops.aten.convolution_backward(grad, x, weight, None, *options)[1]
+
+
+@ON_CUDA
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "outputs", "space", "kernel", "options"),
+    [
+        (64, 64, (57, 58), (3, 3), {"padding": 2, "dilation": 2}),
+        (40, 96, (112, 113), (7, 7), {"stride": 2, "padding": 3}),  # 40 channels count as 64
+    ],
+)
+def test_weight_gradient_of_inf_and_nan(channels, outputs, space, kernel, options, last):
+    """By FMAs, in slices of the windows. What does not touch these is as exact as ever."""
+    x, weight, _ = window_operands(16, channels, outputs, space, kernel, last)
+    grad = gradient_of((x, weight), options)
+    x[3, 5, 20, 20], x[4, 6, 7, 8] = torch.nan, torch.inf
+    with takes("convolution", "convolution"):
+        found, again = (weight_gradient(grad, x, weight, **options) for _ in range(2))
+    assert torch.equal(found.view(torch.int32), again.view(torch.int32))
+    found, of = found.cpu(), [t.double().cpu() for t in (grad, x, weight)]
+    exact = weight_gradient(*of, **options)
+    size = weight_gradient(*(t.abs().nan_to_num(0, 0) for t in of), **options)
+    finite = exact.isfinite()
+    assert 0 < finite.sum() < finite.numel()
+    assert ((found - exact).abs() <= LIMIT * size)[finite].all()
+    torch.testing.assert_close(found[~finite], exact[~finite].float(), equal_nan=True)
+
+
 @ON_CUDA
 def test_windows_in_small_tensors_and_zeros():
     x, weight, bias = window_operands(16, 128, 192, (30, 31), (3, 3), False)
@@ -462,9 +494,8 @@ def test_windows_that_stay_torchs():
 def test_a_workspace_far_larger_than_the_tensors_stays_torchs():
     """Here of 20 channels, which count as 64, and of the slices' sums."""
     x, weight, _ = window_operands(64, 20, 96, (112, 112), (11, 11), False)
-    options = [2, 2], [5, 5], [1, 1], False, [0, 0], 1, [False, True, False]
     with leaves("of convolutions that would", 1):
-        torch.ops.aten.convolution_backward(randn(64, 96, 56, 56), x, weight, None, *options)
+        weight_gradient(randn(64, 96, 56, 56), x, weight, stride=2, padding=5)
 
 
 @ON_CUDA
