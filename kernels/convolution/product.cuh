@@ -221,6 +221,9 @@ __device__ __forceinline__ void sum_windows_by_fma(const Product& p, FmaSmem& sm
 
 // ---- by tensor cores ----
 
+// A producer and a consumer for each of the two products. Their walks differ, over taps or over
+// windows, and so do the boxes of a stage, by k or along the rows; what is alike is in
+// fill_stage and sum_parts.
 template <typename Scheme, typename Tile>
 __device__ __forceinline__ void produce_windows(const Product& p, ProductSmem& smem,
                                                 ClusterPlace place) {

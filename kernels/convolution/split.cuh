@@ -14,34 +14,18 @@
 namespace my_ops::cuda::convolution_sm90 {
 namespace {
 
-constexpr int kSplitThreads = 256;
+constexpr int kSplitThreads = fp32_split::kThreads;
 // Of a block of threads, and how many of those an SM runs at once.
 constexpr int kSplitBlocks = 5;
 constexpr int kNotFinite = 128;  // the exponent of Inf and NaN
 
 // As fp32/split_device.cuh.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-__device__ __forceinline__ uint32_t block_max(uint32_t x) {
-  __shared__ uint32_t of_warps[kSplitThreads / 32];
-  x = __reduce_max_sync(~0u, x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kSplitThreads / 32; ++i) x = max(x, of_warps[i]);
-  return x;
-}
-
-__device__ __forceinline__ uint32_t block_sum(uint32_t x) {
-  __shared__ uint32_t of_warps[kSplitThreads / 32];
-  x = __reduce_add_sync(~0u, x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = 0;
-#pragma unroll
-  for (int i = 0; i < kSplitThreads / 32; ++i) x += of_warps[i];
-  return x;
+// What all threads of the block have seen, Extremes or Counts, in each of them.
+template <typename Seen>
+__device__ __forceinline__ Seen of_block(const Seen& mine) {
+  __shared__ RowSmem<kSplitThreads> smem;
+  return row_reduce<kSplitThreads>(mine, smem);
 }
 
 __device__ __forceinline__ void find_largest(const Points& p, int block, int blocks) {
@@ -63,7 +47,7 @@ __device__ __forceinline__ void find_largest(const Points& p, int block, int blo
     done = count / 4 * 4;
   }
   for (int64_t i = done + first; i < count; i += step) most = max(most, magnitude(p.x[i]));
-  most = block_max(most);
+  most = of_block(Extremes{most}).largest;
   if (threadIdx.x == 0) p.largest[block] = most;
 }
 
@@ -71,14 +55,14 @@ __device__ __forceinline__ void find_largest(const Points& p, int block, int blo
 template <typename Parts>
 __device__ __forceinline__ void split_row(const Weights& w, int row) {
   const float* x = w.x + row * w.row_stride;
-  RowStats stats;
+  uint32_t most = 0;
   // In the order of memory, more or less.
   const int count = w.taps * w.channels;
   for (int i = threadIdx.x; i < count; i += kSplitThreads) {
     const int tap = i % w.taps, channel = i / w.taps;
-    stats.add(x[channel * w.channel_stride + tap * w.tap_stride]);
+    most = max(most, magnitude(x[channel * w.channel_stride + tap * w.tap_stride]));
   }
-  const RowScale scale(block_max(stats.extremes.largest));
+  const RowScale scale(of_block(Extremes{most}).largest);
   const Pow2Pair factor = pow2_pair(Parts::kShift - scale.exponent);
   Counts counts;
   uint32_t* to = reinterpret_cast<uint32_t*>(w.parts + int64_t{row} * w.taps * w.padded);
@@ -99,12 +83,10 @@ __device__ __forceinline__ void split_row(const Weights& w, int row) {
     for (int part = 0; part < Parts::kCount; ++part)
       to[part * w.part_stride() / 2 + i] = word[part];
   }
-  const uint32_t nonzero = block_sum(counts.nonzero);
-  const uint32_t tiny_fp16 = block_sum(counts.tiny_fp16);
-  const uint32_t tiny_bf16 = block_sum(counts.tiny_bf16);
+  counts = of_block(counts);
   if (threadIdx.x == 0) {
     w.exponent[row] = scale.exponent;
-    const SplitPath path = row_path(tiny_fp16, tiny_bf16, nonzero, 0);
+    const SplitPath path = row_path(counts.tiny_fp16, counts.tiny_bf16, counts.nonzero, 0);
     w.status[row] = static_cast<uint8_t>(scale.exponent < kNotFinite ? path : SplitPath::kFma);
   }
 }
@@ -210,10 +192,11 @@ __device__ __forceinline__ void split_points(const Points& p, const RowScale& sc
     }
   }
   if (__syncthreads_or(counts.tiny_fp16)) {
-    const uint32_t tiny_fp16 = block_sum(counts.tiny_fp16), tiny_bf16 = block_sum(counts.tiny_bf16);
-    const uint32_t most = block_sum(counts.nonzero) / kNonzeroPerTiny;
-    if (threadIdx.x == 0 && tiny_fp16 > most) {
-      atomicOr(path, static_cast<uint32_t>(tiny_bf16 > most ? SplitPath::kFma : SplitPath::kBf16));
+    counts = of_block(counts);
+    const uint32_t most = counts.nonzero / kNonzeroPerTiny;
+    if (threadIdx.x == 0 && counts.tiny_fp16 > most) {
+      const bool fma = counts.tiny_bf16 > most;
+      atomicOr(path, static_cast<uint32_t>(fma ? SplitPath::kFma : SplitPath::kBf16));
     }
   }
 }
@@ -221,7 +204,7 @@ __device__ __forceinline__ void split_points(const Points& p, const RowScale& sc
 __device__ __forceinline__ RowScale scale_of(const Points& p) {
   uint32_t most = 0;
   for (int i = threadIdx.x; i < p.largest_count; i += kSplitThreads) most = max(most, p.largest[i]);
-  return RowScale(block_max(most));
+  return RowScale(of_block(Extremes{most}).largest);
 }
 #endif
 

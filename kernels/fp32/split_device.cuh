@@ -1,5 +1,5 @@
 // Device side of the split: the parts of a number, what a row holds, and the work for one row and
-// one tile. Only split_sm90.cu includes this.
+// one tile.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -210,9 +210,17 @@ struct RowSmem {
   Counts counts[kWarps];
 };
 
+// A thread's row in its block: known to the compiler if there is only one.
+template <int kRowThreads>
+__device__ __forceinline__ uint32_t row_in_block() {
+  return kRowThreads == kThreads ? 0 : threadIdx.x / kRowThreads;
+}
+
 template <int kRowThreads>
 __device__ __forceinline__ void row_sync() {
-  if constexpr (kRowThreads > 32) ptx::barrier_sync(1 + threadIdx.x / kRowThreads, kRowThreads);
+  if constexpr (kRowThreads > 32) {
+    ptx::barrier_sync(1 + row_in_block<kRowThreads>(), kRowThreads);
+  }
 }
 
 template <int kRowThreads>
@@ -222,7 +230,7 @@ __device__ Extremes row_reduce(Extremes mine, RowSmem<kRowThreads>& smem) {
   row_sync<kRowThreads>();  // the previous row's values have been read
   if (threadIdx.x % 32 == 0) smem.extremes[threadIdx.x / 32] = mine;
   row_sync<kRowThreads>();
-  const int first = threadIdx.x / kRowThreads * (kRowThreads / 32);
+  const int first = row_in_block<kRowThreads>() * (kRowThreads / 32);
 #pragma unroll
   for (int i = 0; i < kRowThreads / 32; ++i) mine.add(smem.extremes[first + i]);
   return mine;
@@ -235,7 +243,7 @@ __device__ Counts row_reduce(Counts mine, RowSmem<kRowThreads>& smem) {
   row_sync<kRowThreads>();  // the previous row's values have been read
   if (threadIdx.x % 32 == 0) smem.counts[threadIdx.x / 32] = mine;
   row_sync<kRowThreads>();
-  const int first = threadIdx.x / kRowThreads * (kRowThreads / 32);
+  const int first = row_in_block<kRowThreads>() * (kRowThreads / 32);
   Counts sum;
 #pragma unroll
   for (int i = 0; i < kRowThreads / 32; ++i) {
@@ -307,7 +315,7 @@ __device__ __forceinline__ SplitPath split_rows(const SplitOperand& op, int bloc
   SplitPath path = SplitPath::kFp16;
 
   const bool held = op.k <= kHold;
-  const int first = block * kRowsPerBlock + threadIdx.x / kRowThreads;
+  const int first = block * kRowsPerBlock + row_in_block<kRowThreads>();
   Four<T> next[kVectors];
   if (held && first < rows) load_row<kRowThreads>(op, first, 0, vectorized, next);
   for (int row = first; row < rows; row += step) {
