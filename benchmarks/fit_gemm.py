@@ -31,8 +31,7 @@ BY_HAND = {
     # (tests/ops/test_gemm_tf32.py, test_high_of_random_shapes).
     "fp32_sm90.single_min_work": 4e9,
     # Not among the committed times: within 20 % of those in docs/notes/gemm.md, "A narrow operand".
-    "fp32_narrow.launches": 1.9e8,
-    **{f"fp32_narrow.{name}": x for name, x in START["fp32_narrow"].items() if name != "launches"},
+    **flat({"fp32_narrow": START["fp32_narrow"] | {"launches": 1.9e8}}),
     # A plan is timed with the slices that START gives to its tile, not with others.
     "fp32_sm90.more_waves_min_gain": 0.04,
     # The times are of the GPU alone, and a second launch costs the host too.

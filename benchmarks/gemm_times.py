@@ -47,9 +47,11 @@ def candidates() -> Iterator[Numbers]:
         for name in flat(START)
         if name.startswith("fp32_skinny.")
     }
-    taken = ("launches", "end", "product", "product_16_bits")
+    taken = [f"fp32_narrow.{name}" for name in ("launches", "end", "floats.here", "halves.here")]
     yield library | {
-        f"fp32_narrow.{name}": ALWAYS if name in taken else NEVER for name in START["fp32_narrow"]
+        name: ALWAYS if name in taken else NEVER
+        for name in flat(START)
+        if name.startswith("fp32_narrow.")
     }
     chosen, left = 1e-6, 1e6  # for tiles
     tiles = ["fp32_sm90.wide_slowdown", "fp32_sm90.medium_slowdown", "fp32_sm90.small_slowdown"]

@@ -17,12 +17,13 @@ struct GemmCosts {
 
   struct Fp32Narrow {
     int64_t max_columns;  // of the smaller operand
-    // In multiply-adds of a library: launches, the end of a wave of tiles, and a multiply-add here,
-    // by the larger operand's type; and for operands that are split beforehand, an element and a
-    // multiply-add.
-    double launches, end, product, product_16_bits, split_element, split_product,
-        split_product_16_bits;
-    double conversion;  // of a 16-bit element to float
+    // In multiply-adds of a library: launches, the end of a wave of tiles, the split of an element
+    // beforehand, and the conversion of a 16-bit one to float.
+    double launches, end, split_element, conversion;
+    // A multiply-add, here and of operands that are split beforehand, by the larger one's type.
+    struct Product {
+      double here, split;
+    } floats, halves;
   } fp32_narrow;
 
   struct Fp32Sm90 {

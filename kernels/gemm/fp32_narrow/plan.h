@@ -112,17 +112,28 @@ inline int choose_slices(const Wide& wide, int64_t k, int sm_count) {
   return static_cast<int>(ceil_div(k_blocks, ceil_div(k_blocks, std::max<int64_t>(most, 1))));
 }
 
-// What the kernels cost, in multiply-adds of a library: tiles in whole waves here, and for a
-// product of operands that are split beforehand.
-inline double cost(const Wide& wide, int64_t k, int slices, int sm_count,
-                   const GemmCosts::Fp32Narrow& costs) {
+// What kernels cost, in multiply-adds of a library: launches, waves of tiles, and multiply-adds of
+// so much each.
+inline double cost(double waves, double work, double each, const GemmCosts::Fp32Narrow& costs) {
+  return costs.launches + costs.end * waves + work * each;
+}
+
+// Here, with tiles in whole waves.
+inline double cost_here(const Wide& wide, int64_t k, int slices, int sm_count, double each,
+                        const GemmCosts::Fp32Narrow& costs) {
   const int64_t resident = sm_count / kCluster;
   const int64_t waves = ceil_div(cluster_tiles(wide) * slices, resident);
   const int64_t k_blocks = ceil_div(ceil_div(k, int64_t{kK}), int64_t{slices});
   const double work = static_cast<double>(waves) * static_cast<double>(resident * k_blocks) *
                       (kM * kCluster * kN * kK);
-  return costs.launches + costs.end * static_cast<double>(waves) +
-         work * (wide.elements == Elements::kFloat ? costs.product : costs.product_16_bits);
+  return cost(static_cast<double>(waves), work, each, costs);
+}
+
+// Of operands that are split beforehand.
+inline double cost_of_split(const GemmProblem& p, double each, const GemmCosts::Fp32Narrow& costs) {
+  const double elements =
+      static_cast<double>(p.m) * p.k + (p.packed ? 0.0 : static_cast<double>(p.n) * p.k);
+  return elements * costs.split_element + cost(1, fp32_sm90::size_of(p).work, each, costs);
 }
 
 // A 16-bit operand is converted first.
@@ -131,14 +142,6 @@ inline double cost_of_library(const GemmProblem& p, const Wide& wide,
   const double conversion =
       p.mixed() ? costs.conversion * static_cast<double>(wide.rows) * p.k : 0.0;
   return conversion + fp32_sm90::size_of(p).work;
-}
-
-inline double cost_of_split(const GemmProblem& p, const GemmCosts::Fp32Narrow& costs) {
-  const fp32_sm90::Size size = fp32_sm90::size_of(p);
-  const double elements =
-      static_cast<double>(p.m) * p.k + (p.packed ? 0.0 : static_cast<double>(p.n) * p.k);
-  return costs.launches + costs.end + elements * costs.split_element +
-         size.work * (p.mixed() ? costs.split_product_16_bits : costs.split_product);
 }
 
 // Plans the product if this kernel accepts it; otherwise returns why it does not. sm90_accepts:
@@ -162,9 +165,11 @@ inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Narrow& costs
   }
   if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";
   const int slices = choose_slices(wide, p.k, device.sm_count);
-  const double own = cost(wide, p.k, slices, device.sm_count, costs);
+  const auto& product = p.mixed() ? costs.halves : costs.floats;
+  const double own = cost_here(wide, p.k, slices, device.sm_count, product.here, costs);
   if (own > cost_of_library(p, wide, costs)) return "too small to pay for its launches";
-  if (sm90_accepts && own > cost_of_split(p, costs)) return "so wide that a split beforehand pays";
+  if (sm90_accepts && own > cost_of_split(p, product.split, costs))
+    return "so wide that a split beforehand pays";
   plan->kernel = GemmKernel::kFp32Narrow;
   plan->slices = slices;
   plan->workspace = lay_out(wide, p.k, slices).bytes;
