@@ -8,7 +8,7 @@
 //   run(op, product, added, place) computes the product with what is added, in the tensor place();
 //                                  returns why it did not, in which case nothing is written
 //   Attention                      optional: computes attention (fast_fp32_attention_cuda.h)
-//   Windows                        optional: computes convolutions (fast_fp32_windows_cuda.h)
+//   Windows                        computes convolutions of windows (fast_fp32_windows_cuda.h)
 //
 // Once registered, those kernels stay registered: other threads may be inside them, and kernels of
 // other packages may fall back to them.
@@ -22,6 +22,7 @@
 #include <mutex>
 #include <string_view>
 #include <tuple>
+#include <variant>
 
 #include "gemm_checks.h"
 #include "overrides/fast_fp32_switch.h"
@@ -45,6 +46,9 @@ enum class Left { MY_OPS_LEFT(MY_OPS_ENUMERATOR) };
 #define MY_OPS_TEXT(left, text) text,
 inline constexpr const char* kLeftTexts[] = {MY_OPS_LEFT(MY_OPS_TEXT)};
 #undef MY_OPS_TEXT
+
+// A result, or why it stays torch's.
+using Found = std::variant<Tensor, Left>;
 
 // op, batch, m, n, k
 using Shape = std::tuple<std::string_view, int64_t, int64_t, int64_t, int64_t>;
@@ -141,24 +145,23 @@ class Products {
                                     const Tensor& a, const Tensor& b,
                                     const std::optional<Tensor>& out) {
     const char* const op = rank == 3 ? (self ? "baddbmm" : "bmm") : (self ? "addmm" : "mm");
-    return take_as(op, rank, self, a, b, out);
+    const Found found = take_as(op, rank, self, a, b, out);
+    if (const Tensor* const result = std::get_if<Tensor>(&found)) return *result;
+    count(std::get<Left>(found));
+    return std::nullopt;
   }
 
-  // As above, counted as a product of this op.
-  static std::optional<Tensor> take_as(const char* op, int64_t rank,
-                                       const std::optional<Tensor>& self, const Tensor& a,
-                                       const Tensor& b, const std::optional<Tensor>& out) {
-    Left left;
+  // As above, counted as a product of this op if it is taken, and not otherwise.
+  static Found take_as(const char* op, int64_t rank, const std::optional<Tensor>& self,
+                       const Tensor& a, const Tensor& b, const std::optional<Tensor>& out) {
     try {
       Tensor result = out.value_or(Tensor());
       const std::optional<Left> why = run(op, rank, self, a, b, &result);
       if (!why) return result;
-      left = *why;
+      return *why;
     } catch (const std::exception&) {  // torch's product needs less memory, or raises its own error
-      left = Left::kFailed;
+      return Left::kFailed;
     }
-    count(left);
-    return std::nullopt;
   }
 
  private:

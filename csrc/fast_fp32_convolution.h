@@ -1,6 +1,6 @@
 // Computes torch's convolutions, and their gradients, if the switch is on and ours are faster.
 // Those of windows are the backend's (fast_fp32_windows_cuda.h). Those of single points (1 x 1 and
-// the like) are products:
+// the like) are products, and windows of one point where their plan leaves them to torch:
 //
 //   output[n]       = weight @ input[n]           weight [K, C], input[n] [C, points]
 //   grad_input[n]   = weight^T @ grad[n]          grad[n] [K, points]
@@ -61,52 +61,51 @@ inline std::optional<Tensor> points(const Tensor& t) {
 template <typename Backend>
 class PointConvolutions {
  public:
-  // The convolution's output, or nothing if it stays torch's. Whoever asks has seen that all of
-  // the kernel's sizes are 1, and that there is no padding and one group.
-  static std::optional<Tensor> forward(const Tensor& input, const Tensor& weight,
-                                       const std::optional<Tensor>& bias, const int64_t* stride) {
+  // The convolution's output. Whoever asks has seen that all of the kernel's sizes are 1, and that
+  // there is no padding and one group.
+  static Found forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                       const int64_t* stride) {
     const bool last = is_channels_last(input);
-    if (!fits(input, weight)) return other();
+    if (!fits(input, weight)) return Left::kOther;
     const Tensor kept = without_dropped(input, stride, last);
     const std::optional<Tensor> x = points(kept);
-    if (!x) return other();
+    if (!x) return Left::kOther;
     const Tensor w = matrices(weight, kept.size(0));
     std::optional<Tensor> added = bias;
     if (bias && !last) {
-      if (bias->dim() != 1) return other();
+      if (bias->dim() != 1) return Left::kOther;
       added = as_strided(*bias, {bias->size(0), 1}, {bias->stride(0), 1});
     }
-    const auto y = last ? take(added, transposed(*x), transposed(w)) : take(added, w, *x);
-    if (!y) return std::nullopt;
-    return shaped(*y, sizes_with(kept, weight.size(0)), last);
+    const Found y = last ? take(added, transposed(*x), transposed(w)) : take(added, w, *x);
+    return shaped(y, sizes_with(kept, weight.size(0)), last);
   }
 
-  static std::optional<Tensor> grad_input(const Tensor& grad, const Tensor& input,
-                                          const Tensor& weight, const int64_t* stride) {
+  static Found grad_input(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                          const int64_t* stride) {
     const bool last = is_channels_last(input);
-    if (!fits(input, weight) || !fits_output(grad, input, weight, stride)) return other();
+    if (!fits(input, weight) || !fits_output(grad, input, weight, stride)) return Left::kOther;
     const std::optional<Tensor> g = points(grad);
-    if (!g) return other();
+    if (!g) return Left::kOther;
     const Tensor w = matrices(weight, grad.size(0));
-    const auto result =
+    const Found result =
         last ? take(std::nullopt, transposed(*g), w) : take(std::nullopt, transposed(w), *g);
-    if (!result) return std::nullopt;
-    const Tensor kept = shaped(*result, sizes_with(grad, input.size(1)), last);
-    if (!drops(input, stride)) return kept;
+    const Found found = shaped(result, sizes_with(grad, input.size(1)), last);
+    const Tensor* const kept = std::get_if<Tensor>(&found);
+    if (!kept || !drops(input, stride)) return found;
     const Sizes sizes = sizes_of(input);
     Tensor all = empty_strided(input, sizes, dense_strides(sizes, last), input.scalar_type());
     torch::stable::zero_(all);
     Tensor places = without_dropped_view(all, stride);
-    torch::stable::copy_(places, kept);
+    torch::stable::copy_(places, *kept);
     return all;
   }
 
-  static std::optional<Tensor> grad_weight(const Tensor& grad, const Tensor& input,
-                                           const Tensor& weight, const int64_t* stride) {
-    if (!fits(input, weight) || !fits_output(grad, input, weight, stride)) return other();
+  static Found grad_weight(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                           const int64_t* stride) {
+    if (!fits(input, weight) || !fits_output(grad, input, weight, stride)) return Left::kOther;
     const Tensor kept = without_dropped(input, stride, is_channels_last(input));
     std::optional<Tensor> x = points(kept), g = points(grad);
-    if (!x || !g) return other();
+    if (!x || !g) return Left::kOther;
     const int64_t k = weight.size(0), c = weight.size(1), count = x->size(2);
     // A product for each n writes n k c numbers, which are then summed; one product over all n
     // needs the channels last, for which at most n points (k + c) are moved.
@@ -114,30 +113,26 @@ class PointConvolutions {
       if (!rows(*x)) x = points(dense(kept, true));
       if (!rows(*g)) g = points(dense(grad, true));
     }
-    std::optional<Tensor> result;
+    Found found;
     if (rows(*x) && rows(*g)) {
       const int64_t all = x->size(0) * count;
       const Tensor left = as_strided(*g, {k, all}, {g->stride(1), g->stride(2)});
       const Tensor right = as_strided(*x, {all, c}, {x->stride(2), x->stride(1)});
-      result = Products<Backend>::take_as(kOp, 2, std::nullopt, left, right, std::nullopt);
-    } else if ((result = take(std::nullopt, *g, transposed(*x)))) {
-      result = aten("aten::sum", "dim_IntList", *result, std::optional(Sizes{0}), false,
-                    std::optional<ScalarType>());
+      found = Products<Backend>::take_as(kOp, 2, std::nullopt, left, right, std::nullopt);
+    } else {
+      found = take(std::nullopt, *g, transposed(*x));
+      if (const Tensor* const of_each = std::get_if<Tensor>(&found)) {
+        found = aten("aten::sum", "dim_IntList", *of_each, std::optional(Sizes{0}), false,
+                     std::optional<ScalarType>());
+      }
     }
-    if (!result) return std::nullopt;
-    return shaped(*result, sizes_of(weight), is_channels_last(weight));
+    return shaped(found, sizes_of(weight), is_channels_last(weight));
   }
 
  private:
   static constexpr const char* kOp = "convolution";
 
-  static std::optional<Tensor> other() {
-    count(Left::kOther);
-    return std::nullopt;
-  }
-
-  static std::optional<Tensor> take(const std::optional<Tensor>& added, const Tensor& a,
-                                    const Tensor& b) {
+  static Found take(const std::optional<Tensor>& added, const Tensor& a, const Tensor& b) {
     return Products<Backend>::take_as(kOp, 3, added, a, b, std::nullopt);
   }
 
@@ -194,14 +189,15 @@ class PointConvolutions {
     return t.size(0) == 1 || t.stride(0) == t.size(2) * t.stride(2);
   }
 
-  static Tensor shaped(const Tensor& result, const Sizes& sizes, bool last) {
-    return as_strided(result, sizes, dense_strides(sizes, last));
+  static Found shaped(const Found& found, const Sizes& sizes, bool last) {
+    const Tensor* const result = std::get_if<Tensor>(&found);
+    if (!result) return found;
+    return as_strided(*result, sizes, dense_strides(sizes, last));
   }
 };
 
 template <typename Backend>
-std::optional<Tensor> convolve_points(const Convolution& given, const Tensor& input,
-                                      const Tensor& weight) {
+Found convolve_points(const Convolution& given, const Tensor& input, const Tensor& weight) {
   using Convolutions = PointConvolutions<Backend>;
   switch (given.pass) {
     case Convolution::kForward:
@@ -211,25 +207,28 @@ std::optional<Tensor> convolve_points(const Convolution& given, const Tensor& in
     case Convolution::kGradWeight:
       return Convolutions::grad_weight(tensor(given.other), input, weight, given.stride);
   }
-  return std::nullopt;
+  return Left::kOther;
 }
 
 // For the kernels in C++, which own their tensors. *result is the output, or the gradient of the
 // input or of the weight; otherwise it is null.
 template <typename Backend>
 void convolve(const Convolution& given, AtenTensorHandle* result) {
-  constexpr bool kWindows = requires { typename Backend::Windows; };
-  if (!given.of_points && !kWindows) return;
   try {
     const Tensor input = tensor(given.input), weight = tensor(given.weight);
     if (given.rounds) return count(Left::kConvolution);
-    std::optional<Tensor> found;
-    if (given.of_points) {
-      found = convolve_points<Backend>(given, input, weight);
-    } else if constexpr (kWindows) {
-      found = Backend::Windows::compute(given, input, weight);
+    Found found = Left::kPlan;
+    if (given.of_points) found = convolve_points<Backend>(given, input, weight);
+    const Left* const why = std::get_if<Left>(&found);
+    if (why && *why == Left::kPlan) {
+      const Found of_windows = Backend::Windows::compute(given, input, weight);
+      if (!given.of_points || std::holds_alternative<Tensor>(of_windows)) found = of_windows;
     }
-    if (found) *result = new_handle(found->get());
+    if (const Tensor* const tensor = std::get_if<Tensor>(&found)) {
+      *result = new_handle(tensor->get());
+    } else {
+      count(std::get<Left>(found));
+    }
   } catch (const std::exception&) {  // torch's may need less memory, or raises its own error
     count(Left::kFailed);
   }

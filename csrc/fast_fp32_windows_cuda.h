@@ -12,22 +12,16 @@ namespace my_ops::fast_fp32 {
 template <typename Backend>
 class Windows {
  public:
-  // The output or a gradient, or nothing if it stays torch's.
-  static std::optional<Tensor> compute(const Convolution& given, const Tensor& input,
-                                       const Tensor& weight) {
+  // The output or a gradient.
+  static Found compute(const Convolution& given, const Tensor& input, const Tensor& weight) {
     const std::optional<Tensor> other = optional_tensor(given.other);
     cuda::ConvolutionArgs args{};
-    if (!fits(given, input, weight, other, &args)) {
-      count(Left::kOther);
-      return std::nullopt;
-    }
+    if (!fits(given, input, weight, other, &args)) return Left::kOther;
     cuda::ConvolutionPlan plan;
     const Device device(input);
     check_launch(cuda::plan_convolution(args, &plan), kOp);
-    if (plan.choice != cuda::ConvolutionChoice::kOurs) {
-      count(plan.choice == cuda::ConvolutionChoice::kMemory ? Left::kMemory : Left::kPlan);
-      return std::nullopt;
-    }
+    if (plan.choice == cuda::ConvolutionChoice::kMemory) return Left::kMemory;
+    if (plan.choice != cuda::ConvolutionChoice::kOurs) return Left::kPlan;
     const bool last = is_channels_last(given.pass == Convolution::kGradWeight ? weight : input);
     const Sizes sizes = given.pass == Convolution::kForward     ? output_sizes(given, input, args)
                         : given.pass == Convolution::kGradInput ? sizes_of(input)

@@ -1,7 +1,8 @@
 // Whether our kernels for convolutions are faster than cuDNN's strict ones: our time, from a model
 // of what takes it, and the least that cuDNN was seen to take. Fitted to 237 random passes on an
-// H200, and cuDNN's rate of strided gradients of the input to 30 more; what their classes of points
-// add to ours is an estimate. Host only.
+// H200, cuDNN's rate of strided gradients of the input to 30 more, and of single points to 31
+// cases, with both gradients in one time (docs/notes/convolutions.md); what classes of points add
+// to ours is an estimate. Host only.
 #pragma once
 
 #include <algorithm>
@@ -26,6 +27,11 @@ struct ConvolutionCosts {
   // The same at 3 x 3, for few images or points, and for few points.
   double cudnn_few_grad_input, cudnn_few_grad_weight;
   double cudnn_strided_grad_input;
+  // Of single points, where it transforms nothing: less with few channels, and in the gradient of
+  // the weight also without the channels last.
+  struct Points {
+    double most, base, by_channel;
+  } cudnn_points, cudnn_points_grad_weight, cudnn_points_grad_weight_last, cudnn_points_few_outputs;
   double margin;  // by which ours must be faster
 };
 
@@ -52,8 +58,32 @@ inline constexpr ConvolutionCosts kFittedConvolutionCosts = {
     .cudnn_few_grad_input = 50,
     .cudnn_few_grad_weight = 100,
     .cudnn_strided_grad_input = 36,
+    .cudnn_points = {.most = 40, .base = 21, .by_channel = 0.093},
+    .cudnn_points_grad_weight = {.most = 27, .base = 0, .by_channel = 0.12},
+    .cudnn_points_grad_weight_last = {.most = 27, .base = 4, .by_channel = 0.125},
+    .cudnn_points_few_outputs = {.most = 27, .base = 9.5, .by_channel = 0.071},
     .margin = 1.1,
 };
+
+// What cuDNN has at most, of single points. Those are products, whose k is the channels read, or
+// the points.
+inline double cudnn_points_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
+  constexpr double kFewest = 64;  // channels that were timed
+  const auto rate = [&](const ConvolutionCosts::Points& p, double channels) {
+    return std::min(p.most, p.base + p.by_channel * std::max(channels, kFewest));
+  };
+  switch (a.pass) {
+    case ConvolutionPass::kForward:
+      return rate(c.cudnn_points, a.channels);
+    case ConvolutionPass::kGradInput:
+      return rate(c.cudnn_points, a.outputs);
+    default:
+      return std::min(
+          rate(a.input_last ? c.cudnn_points_grad_weight_last : c.cudnn_points_grad_weight,
+               std::sqrt(static_cast<double>(a.channels) * a.outputs)),
+          rate(c.cudnn_points_few_outputs, a.outputs));
+  }
+}
 
 // What cuDNN has at most. Winograd's and Fourier's transforms gain with the number of channels.
 inline double cudnn_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
@@ -63,6 +93,7 @@ inline double cudnn_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
     small = small && a.kernel[d] == 3;
     strided = strided || a.stride[d] > 1;
   }
+  if (a.kernel[0] * a.kernel[1] == 1) return cudnn_points_rate(a, c);
   if (strided && a.pass == ConvolutionPass::kGradInput) return c.cudnn_strided_grad_input;
   if (!transforms) return c.cudnn;
   const double by_channels =

@@ -1,14 +1,21 @@
 """Checks of convolutions under the switch, which test_fast_fp32.py runs in their own process, as it
 does those of fast_fp32_checks.py. Only compiled kernels replace torch's convolutions."""
 
+import contextlib
+import ctypes
+
 import pytest
 import torch
 import torch.nn.functional as F
 from fast_fp32_checks import (
     DEVICE,
     LIMIT,
+    MODULE,
+    ON_CPU,
     ON_CUDA,
     OTHER,
+    PLAN,
+    PRECISION,
     gains,  # noqa: F401
     leaves,
     randn,
@@ -153,15 +160,51 @@ def test_hands_off_while_tf32_is_allowed():
         results(*given)
 
 
-def test_what_is_not_even_looked_at():
+@contextlib.contextmanager
+def stand_ins(left, windows):
+    """Products of the stand-in are left for this reason, and its windows are computed, or not."""
+    module = ctypes.CDLL(MODULE)
+    module.refuse(left)
+    module.compute_windows(windows)
+    try:
+        yield
+    finally:
+        module.refuse(-1)
+        module.compute_windows(0)
+
+
+@ON_CPU
+def test_points_that_the_products_plan_leaves_are_asked_of_windows():
+    """Each is counted once: as taken or, if windows leave it too, for the products' reason."""
+    x, weight, bias = operands(SPACE[2], 2)
+    with stand_ins(1, windows=True), takes("convolution"):
+        before = my_ops.fast_fp32.report().left
+        assert (F.conv2d(x, weight, bias) == 0).all()
+        assert my_ops.fast_fp32.report().left == before
+    with stand_ins(1, windows=False), leaves(PLAN, 1):
+        F.conv2d(x, weight, bias)
+    with stand_ins(2, windows=True), leaves(PRECISION, 1):  # not a matter of speed
+        F.conv2d(x, weight, bias)
+    with stand_ins(-2, windows=True), leaves("where ours", 1):
+        F.conv2d(x, weight, bias)
+
+
+@ON_CPU
+def test_windows_that_are_left():
     x, weight, bias = operands(SPACE[2], 2)
     wide = randn(OUTPUTS, CHANNELS, 3, 3)
-    windows = {
-        "another kernel": lambda: F.conv2d(x, wide, bias),
-        "padding": lambda: F.conv2d(x, weight, bias, padding=1),
-        "transposed": lambda: F.conv_transpose2d(x, weight.transpose(0, 1), bias),
-    }
-    calls = (windows if DEVICE == "cpu" else {}) | {
+    for call in (
+        lambda: F.conv2d(x, wide, bias),
+        lambda: F.conv2d(x, weight, bias, padding=1),
+        lambda: F.conv_transpose2d(x, weight.transpose(0, 1), bias),
+    ):
+        with leaves(OTHER, 1):
+            call()
+
+
+def test_what_is_not_even_looked_at():
+    x, weight, bias = operands(SPACE[2], 2)
+    calls = {
         "groups": lambda: F.conv2d(x, weight[:, : CHANNELS // 2], bias, groups=2),
         "transposed groups": lambda: F.conv_transpose2d(
             x, randn(CHANNELS, OUTPUTS // 2, 1, 1), bias, groups=2
@@ -488,6 +531,33 @@ def test_windows_that_stay_torchs():
         F.conv2d(x[:1], weight, bias)
     with leaves(OTHER, 1):
         F.conv3d(x[:, :, None], weight[:, :, None], bias)
+
+
+# Of points, few channels: images, channels, outputs, size, stride, and how many passes are ours.
+POINTS = [
+    (64, 64, 64, 56, 1, 1),  # the gradient of the weight
+    (32, 64, 256, 56, 1, 2),  # and forward
+    (32, 256, 64, 56, 1, 2),  # and that of the input
+    (32, 128, 1024, 57, 2, 3),  # forward by windows, the gradients by products
+]
+
+
+@ON_CUDA
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("images", "channels", "outputs", "size", "stride", "taken"), POINTS)
+def test_points_that_windows_take(images, channels, outputs, size, stride, taken, last):
+    given = window_operands(images, channels, outputs, (size, size - 1), (1, 1), last)
+    grad = gradient_of(given, {"stride": stride})
+    before = my_ops.fast_fp32.report()
+    found = results(*given, grad=grad, stride=stride)
+    after = my_ops.fast_fp32.report()
+    ours = sum(times for *_, times in after.taken) - sum(times for *_, times in before.taken)
+    assert ours == taken
+    assert ours + sum(after.left.values()) - sum(before.left.values()) == 3
+    assert_as_exact(found, given, grad=grad, stride=stride)
+    with my_ops.fast_fp32(False):
+        torchs = results(*given, grad=grad, stride=stride)
+    assert [t.stride() for t in found] == [t.stride() for t in torchs]
 
 
 @ON_CUDA

@@ -478,6 +478,14 @@ CONVOLUTIONS = [  # device, pass, images, channels, outputs, size, kernel, strid
     ("H200", GRAD_WEIGHT, 64, 20, 96, 112, 11, 2, 5, 1, "memory"),  # 20 channels count as 64
     ("H200", GRAD_WEIGHT, 64, 64, 96, 112, 11, 2, 5, 1, "ours"),
     ("H200", FORWARD, 1, 16, 16, 14, 3, 1, 1, 1, "as_fast"),
+    ("H200", FORWARD, 64, 64, 256, 56, 1, 1, 0, 1, "ours"),  # points: cuDNN is slow at few channels
+    ("H200", FORWARD, 64, 256, 64, 56, 1, 1, 0, 1, "as_fast"),
+    ("H200", GRAD_INPUT, 64, 256, 64, 56, 1, 1, 0, 1, "ours"),
+    ("H200", GRAD_INPUT, 64, 64, 256, 56, 1, 1, 0, 1, "as_fast"),
+    ("H200", GRAD_WEIGHT, 64, 64, 64, 56, 1, 1, 0, 1, "ours"),
+    ("H200", GRAD_WEIGHT, 64, 256, 64, 56, 1, 1, 0, 1, "ours"),
+    ("H200", FORWARD, 64, 64, 64, 56, 1, 1, 0, 1, "as_fast"),
+    ("H200", GRAD_WEIGHT, 64, 16, 16, 56, 1, 1, 0, 1, "as_fast"),
     ("H200-slice", FORWARD, 64, 256, 256, 14, 3, 1, 1, 1, "as_fast"),
     ("H200-plain", FORWARD, 64, 256, 256, 14, 3, 1, 1, 1, "as_fast"),
     ("A100", FORWARD, 64, 256, 256, 14, 3, 1, 1, 1, "as_fast"),
