@@ -1,5 +1,5 @@
-"""What is compiled for the cells of programs: what is said of it, the folder that keeps what was
-compiled at run time, and those that packages bring (my_ops.build)."""
+"""What is compiled for the cells of programs: what is said of it, its files in the user's cache
+(:mod:`my_ops._cache`), and those that packages bring (my_ops.build)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import hashlib
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from threading import RLock
 from typing import Any, TextIO
 
-_DIGEST = 32  # bytes at the end of a file
+from my_ops._cache import cache_folder
 
 lock = RLock()  # of what has been compiled; to be read here, as a child has its own after a fork
 
@@ -57,15 +56,6 @@ def body_of(header: str) -> str:
 # ----------------------------------------------------------------------------------------- cache
 
 
-def cache_folder() -> Path:
-    """MY_OPS_CACHE, or my_ops in the user's cache folder."""
-    given = os.environ.get("MY_OPS_CACHE")
-    if given:
-        return Path(given)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(home) / "my_ops"
-
-
 def file_name(suffix: str, *asked: str) -> str:
     """Of what is compiled of ``asked``."""
     return f"{hashlib.sha256(chr(0).join(asked).encode()).hexdigest()}{suffix}"
@@ -74,34 +64,6 @@ def file_name(suffix: str, *asked: str) -> str:
 def place_of(suffix: str, *asked: str) -> Path:
     """Where the folder has what was compiled of ``asked``."""
     return cache_folder() / file_name(suffix, *asked)
-
-
-def read(path: Path) -> bytes | None:
-    """What :func:`write` has written, or None."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    data, digest = data[:-_DIGEST], data[-_DIGEST:]
-    return data if hashlib.sha256(data).digest() == digest else None
-
-
-def write(path: Path, data: bytes) -> bool:
-    """Other processes may use the folder at the same time: a file appears there whole. A folder
-    that cannot be written to is left as it is, and the result is false."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
-    except OSError:
-        return False
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data + hashlib.sha256(data).digest())
-        os.replace(temporary, path)
-    except OSError:  # the disk is full
-        Path(temporary).unlink(missing_ok=True)
-        return False
-    return True
 
 
 # -------------------------------------------------------------------------------- ahead of time

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from my_ops.recurrent._compiled import CannotCompile, built, file_name, place_of, read, say, write
+from my_ops._cache import read, write
+from my_ops.recurrent._compiled import CannotCompile, built, file_name, place_of, say
 
 _OPTIONS = ["--std=c++20", "--device-as-default-execution-space", "--disable-warnings"]
 _OPTIONS += ["-DMY_OPS_WITH_CUDA"]

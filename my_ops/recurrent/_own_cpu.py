@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from my_ops._cache import read, write
 from my_ops.ops._common import ops
 from my_ops.recurrent import _compiled
 from my_ops.recurrent._compiled import (
@@ -144,14 +145,14 @@ def _library(cell: Any, source: str, what: str) -> Any:
             say(f"{what} is compiled again: {error}")
     command, version = _compiler()
     path = place_of(".so", source, *command, version, *options)
-    if _compiled.read(path) is not None:
+    if read(path) is not None:
         return _load(path)
     say(f"compiling {what}{lacking(cell)} for this CPU{f', {level}' if level else ''}")
     try:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder, "cell.so")
             _compile(source, options, made)
-            return _load(path if _compiled.write(path, made.read_bytes()) else made)
+            return _load(path if write(path, made.read_bytes()) else made)
     except OSError as error:
         raise CannotCompile(f"no temporary file can be written: {error}") from None
 

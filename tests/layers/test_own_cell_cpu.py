@@ -12,6 +12,7 @@ from own_cell_runs import LIMIT, MODES, check, check_cache_of_processes, fit_sls
 from torch.testing import assert_close
 
 import my_ops
+from my_ops import _cache
 from my_ops.recurrent import _compiled, _own_cpu
 
 COMPILED = [name for name in own_cells.ALL if name != "relu_rnn"]  # which grows
@@ -286,7 +287,7 @@ def test_line(fresh, capfd):
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("my_ops: compiling janet for this CPU")
     (file,) = fresh.iterdir()
-    assert _compiled.read(file) is not None
+    assert _cache.read(file) is not None
     _own_cpu._numbers.clear()
     layer(torch.randn(2, 2, 2))
     assert capfd.readouterr().err == ""

@@ -8,7 +8,8 @@ import own_cells
 import pytest
 import torch
 
-from my_ops.recurrent import _compiled, _nvrtc, _own_kernels
+from my_ops import _cache
+from my_ops.recurrent import _nvrtc, _own_kernels
 from my_ops.recurrent._compiled import CannotCompile, struct_of
 
 SIZES = {"warp": "32, 1", "block": "64", "cluster": "1, 4", "grid": "1, 1, 2"}
@@ -116,7 +117,7 @@ def test_a_full_disk_leaves_nothing(compile_count, monkeypatch, tmp_path):
     def replace(*paths):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(_compiled.os, "replace", replace)
+    monkeypatch.setattr(_cache.os, "replace", replace)
     _nvrtc.machine_code("source", "kernel", "cell")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -134,8 +135,8 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_CACHE_HOME", "MY_OPS_CACHE"):
         monkeypatch.delenv(name, raising=False)
-    assert _compiled.cache_folder() == tmp_path / ".cache" / "my_ops"
+    assert _cache.cache_folder() == tmp_path / ".cache" / "my_ops"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert _compiled.cache_folder() == tmp_path / "xdg" / "my_ops"
+    assert _cache.cache_folder() == tmp_path / "xdg" / "my_ops"
     monkeypatch.setenv("MY_OPS_CACHE", str(tmp_path / "own"))
-    assert _compiled.cache_folder() == tmp_path / "own"
+    assert _cache.cache_folder() == tmp_path / "own"
