@@ -1,22 +1,10 @@
-"""Runs the plan of a matrix product with costs of any value, for fit_gemm.py."""
+"""The costs that fit_gemm.py starts from, and how a header spells them."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from my_ops._explain import _Problem as Problem
-
-ROOT = Path(__file__).resolve().parents[1]
-
-Numbers = dict[str, float]
-Row = dict[
-    str, Any
-]  # a product's family, the fields of a Problem that are not DEFAULT, and its times
+from my_ops._gemm_costs import Numbers
 
 START: dict[str, Any] = {  # GemmCosts, as first fitted by hand
     "fp32_skinny": {
@@ -58,6 +46,7 @@ START: dict[str, Any] = {  # GemmCosts, as first fitted by hand
         "more_waves_min_gain": 1.0,
         "bf16_min_work": 5e8,
     },
+    "fp32_sm80": {"launches": 1.5e8, "product": 1.0},
     "half_sm90": {
         "large_us": 0.70,
         "wide_us": 0.53,
@@ -111,75 +100,3 @@ def initializer(tree: dict[str, Any], numbers: dict[str, str], column: int, path
     if "\n" not in line and column + len(line) < 100:
         return line
     return "{" + (",\n" + " " * (column + 1)).join(items) + "}"
-
-
-def load(folder: Path, architecture: str | None = None) -> ctypes.CDLL:
-    """Loads gemm_costs.cpp: only the plan, or with the kernels, compiled for that GPU by nvcc."""
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / (f"{architecture or 'plan'}.so")
-    driver = Path(__file__).with_suffix(".cpp")
-    folders = [f"-I{ROOT}/kernels", f"-I{ROOT}/include", f"-I{folder}"]
-    number = {
-        name: f"static_cast<int64_t>(x[{i}])" if isinstance(value, int) else f"x[{i}]"
-        for i, (name, value) in enumerate(flat(START).items())
-    }
-    (folder / "costs_from.h").write_text(
-        "inline my_ops::cuda::GemmCosts costs_from(const double* x) {\n"
-        f"  return {initializer(START, number, 9)};\n}}\n"
-    )
-    if architecture is None:
-        options = ["-std=c++20", "-O1", "-shared", "-fPIC", *folders]
-        subprocess.run(["c++", *options, str(driver), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))
-    sources = [
-        driver,
-        *(s for room in ("gemm", "fp32", "common") for s in ROOT.glob(f"kernels/{room}/**/*.cu")),
-    ]
-    newest = max(p.stat().st_mtime for p in [*sources, *ROOT.glob("kernels/**/*.*h")])
-    if not library.exists() or library.stat().st_mtime < newest:
-        nvcc = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
-        options = ["-std=c++20", "-O3", f"-arch={architecture}", "-DMY_OPS_WITH_CUDA", *folders]
-        objects = [folder / f"{source.stem}.o" for source in sources]
-
-        def compile_one(source: Path, target: Path) -> None:
-            shared = ["-Xcompiler", "-fPIC", "-x", "cu", "-c"]
-            subprocess.run([nvcc, *options, *shared, source, "-o", target], check=True)
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(compile_one, sources, objects))
-        subprocess.run([nvcc, "-shared", *objects, "-o", library], check=True)
-    return ctypes.CDLL(str(library))
-
-
-DEFAULT: Row = {"dtype": "float32", "activation": "none", "batch": 1}
-
-
-def problem_of(row: Row, device: list[int]) -> Problem:
-    names = [name for name, _ in Problem._fields_][len(device) :]
-    values = [row.get(name, DEFAULT.get(name, 0)) for name in names]
-    return Problem(*device, *(v.encode() if isinstance(v, str) else v for v in values))
-
-
-class Planner:
-    """Runs plan_gemm for many problems at once."""
-
-    def __init__(self, module: ctypes.CDLL, problems: list[Problem]) -> None:
-        self._module = module
-        self.problems = (Problem * len(problems))(*problems)
-        self._codes, self._workspaces = ((ctypes.c_int64 * len(problems))() for _ in range(2))
-
-    def codes(self, numbers: Numbers) -> list[int]:
-        given = (ctypes.c_double * len(numbers))(*numbers.values())
-        count = ctypes.c_int64(len(self.problems))
-        self._module.plans(self.problems, count, given, self._codes, self._workspaces)
-        return list(self._codes)
-
-    def workspaces(self) -> list[int]:
-        """The workspaces of the plans of the last call of `codes`."""
-        return list(self._workspaces)
-
-    def describe(self, code: int) -> str:
-        """The words of `python -m my_ops explain`."""
-        text = ctypes.create_string_buffer(256)
-        self._module.describe(ctypes.c_int64(code), text, ctypes.c_int64(len(text)))
-        return text.value.decode()

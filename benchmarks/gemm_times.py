@@ -5,101 +5,45 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
+import os
 import random
+import subprocess
 from collections.abc import Callable, Iterator
-from itertools import product
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from bench import GEMM_SIZES, sweep_sizes
-from gemm_costs import DEFAULT, ROOT, START, Numbers, Planner, Problem, Row, flat, load, problem_of
+from gemm_costs import START, flat
 from measure import Run, environment, gpu_times, save
 
-ALWAYS, NEVER = 0, 1 << 40  # a lower limit; for an upper limit the two are swapped
+from my_ops import _gemm_costs
+from my_ops._fit import (
+    BATCHES,
+    DEFAULT,
+    FEW_ROWS,
+    FLOATS,
+    LAYOUT,
+    SMALL,
+    Family,
+    Row,
+    drawn,
+    plans_of,
+    problem_of,
+    sizes,
+)
+from my_ops._gemm_costs import Numbers, Planner, Problem
 
+ROOT = Path(__file__).resolve().parents[1]
 
-def candidates() -> Iterator[Numbers]:
-    """Costs for which one kernel, with one of its tiles, is chosen wherever it can run."""
-    library: Numbers = flat(START) | {
-        "fp32_skinny.few_min_columns": NEVER,
-        "fp32_skinny.min_k": NEVER,
-        "fp32_narrow.launches": NEVER,
-        "fp32_sm90.min_side": NEVER,
-        "fp32_sm90.packed_min_rows": NEVER,
-        "half_sm90.copied.min_size": NEVER,
-        "half_sm90.in_place.min_size": NEVER,
-        "half_sm90.epilogue_max_outputs": NEVER,
-        "half_sm90.epilogue_min_side": NEVER,
-        "small.max_outputs": 0,
-        "small.tile_min_work": NEVER,
-    }
-    yield library
-    yield library | {
-        name: NEVER if "max" in name or "many" in name else ALWAYS
-        for name in flat(START)
-        if name.startswith("small.")
-    }
-    yield library | {
-        name: NEVER if "max" in name else ALWAYS
-        for name in flat(START)
-        if name.startswith("fp32_skinny.")
-    }
-    taken = [f"fp32_narrow.{name}" for name in ("launches", "end", "floats.here", "halves.here")]
-    yield library | {
-        name: ALWAYS if name in taken else NEVER
-        for name in flat(START)
-        if name.startswith("fp32_narrow.")
-    }
-    chosen, left = 1e-6, 1e6  # for tiles
-    tiles = ["fp32_sm90.wide_slowdown", "fp32_sm90.medium_slowdown", "fp32_sm90.small_slowdown"]
-    free = ["min_side", "min_k", "launches", "second_pass", "element", "strided_element"]
-    free += ["tf32_launches", "tf32_element", "reduce", "reduce_element"]
-    three = library | {f"fp32_sm90.{name}": ALWAYS for name in free}
-    three |= {"small.tile_min_work": ALWAYS, "fp32_sm90.single_min_work": 1e30}
-    for tile in (None, *tiles):
-        yield three | {name: chosen if name == tile else left for name in tiles}
-    for slowdown in (chosen, left):
-        single = {"fp32_sm90.single_min_work": ALWAYS, "fp32_sm90.promoted_slowdown": slowdown}
-        yield three | single
-    tiles = [f"half_sm90.{size}_us" for size in ("large", "wide", "medium", "small")]
-    half = library | {
-        f"half_sm90.{odd}.{name}": NEVER if "max" in name else ALWAYS
-        for odd in ("copied", "in_place")
-        for name in START["half_sm90"][odd]
-    }
-    half |= {"half_sm90.epilogue_min_side": ALWAYS, "half_sm90.epilogue_warps_min_share": ALWAYS}
-    half["half_sm90.epilogue_max_k"] = NEVER
-    half |= {f"half_sm90.epilogue_warps_min_k{slow}": ALWAYS for slow in ("", "_slow")}
-    for most, tile in product((ALWAYS, NEVER), tiles):
-        half["half_sm90.epilogue_max_outputs"] = most
-        yield half | {name: chosen if name == tile else left for name in tiles}
-
-
-LAYOUT = {"a_transposed": [0, 1], "b_transposed": [0, 1]}
-BATCHES = {"batch": [1, 1, 1, (2, 32)]}
 LINEAR = {"linear": 1, "b_transposed": 1, "bias": 1}
 EPILOGUE = LINEAR | {"activation": ["none", "silu", "gelu"], "residual": [0, 1]}
 HALF = {"dtype": ["bfloat16", "float16"]}
-
-
-def sizes(low: int, high: int) -> Row:
-    """A range of sizes, half of which are multiples of a vector."""
-    return {name: [(low, high, 1), (low, high, 8)] for name in "mnk"}
-
-
-# Families of products, at the limits where kernels start to pay: a name, how many, the fewest and
-# the most multiply-adds, and a description. A tuple is a range of sizes, even on a logarithmic
-# scale, and what they are multiples of; from a list one is picked.
-FAMILIES: list[tuple[str, int, float, float, Row]] = [
-    ("float32", 200, 1e6, 2e10, sizes(48, 6000) | LAYOUT | BATCHES),
-    (
-        "float32, few rows",
-        *(220, 1e6, 4e9),
-        {"m": (2, 64), "n": (32, 16384, 4), "k": (512, 32768, 4), "b_transposed": [0, 1]},
-    ),
+FAMILIES: list[Family] = [
+    FLOATS,
+    FEW_ROWS,
     (
         "float32, packed",
         *(110, 1e6, 4e10),
@@ -116,10 +60,7 @@ FAMILIES: list[tuple[str, int, float, float, Row]] = [
         *(80, 1e4, 1e9),
         LAYOUT | {"m": (4, 512), "n": (4, 512), "k": (96, 4096), "library_tf32": 1},
     ),
-    *(
-        (f"small {dtype}", 80, 1e4, 1.6e7, sizes(2, 1024) | LAYOUT | BATCHES | {"dtype": dtype})
-        for dtype in ("float64", "float32", "float16", "bfloat16")
-    ),
+    *SMALL,
     *(
         (f"small layers {dtype}", 60, 1e4, 1.6e7, sizes(2, 1024) | EPILOGUE | {"dtype": dtype})
         for dtype in ("float32", "bfloat16")
@@ -140,39 +81,47 @@ FAMILIES: list[tuple[str, int, float, float, Row]] = [
 
 def products() -> Iterator[Row]:
     """The products of bench.py and some of each family, without fields that are DEFAULT."""
-    pick = random.Random(0)
-
-    def drawn(field: Any) -> Any:
-        if isinstance(field, list):
-            return drawn(pick.choice(field))
-        if not isinstance(field, tuple):
-            return field
-        low, high, multiple = (*field, 1)[:3]
-        value = math.exp(pick.uniform(math.log(low), math.log(high)))
-        return max(1, round(value / multiple)) * multiple
-
     for dtype in ("float32", "bfloat16"):
         for m, n, k in (*GEMM_SIZES, *sweep_sizes()):
             if 1e5 <= m * n * k <= 3e10:
                 yield {"family": f"bench {dtype}", "m": m, "n": n, "k": k} | (
                     {} if dtype == DEFAULT["dtype"] else {"dtype": dtype}
                 )
-    for family, count, least, most, fields in FAMILIES:
-        found = 0
-        while found < count:
-            row = {name: drawn(field) for name, field in fields.items()}
-            if least <= work(row) <= most:
-                yield {"family": family, **{n: x for n, x in row.items() if x != DEFAULT.get(n, 0)}}
-                found += 1
+    yield from drawn(FAMILIES, random.Random(0))
 
 
-def work(row: Row) -> int:
-    return row.get("batch", 1) * row["m"] * row["n"] * row["k"]
+def load(folder: Path, architecture: str) -> ctypes.CDLL:
+    """Loads gemm_costs.cpp with the kernels, compiled for that GPU by nvcc."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"{architecture}.so"
+    sources = [
+        Path(__file__).with_name("gemm_costs.cpp"),
+        *(s for room in ("gemm", "fp32", "common") for s in ROOT.glob(f"kernels/{room}/**/*.cu")),
+    ]
+    newest = max(p.stat().st_mtime for p in [*sources, *ROOT.glob("kernels/**/*.*h")])
+    if not library.exists() or library.stat().st_mtime < newest:
+        nvcc = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
+        options = ["-std=c++20", "-O3", f"-arch={architecture}", "-DMY_OPS_WITH_CUDA"]
+        options += [f"-I{ROOT}/kernels", f"-I{ROOT}/include"]
+        objects = [folder / f"{source.stem}.o" for source in sources]
+
+        def compile_one(source: Path, target: Path) -> None:
+            shared = ["-Xcompiler", "-fPIC", "-x", "cu", "-c"]
+            subprocess.run([nvcc, *options, *shared, source, "-o", target], check=True)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_one, sources, objects))
+        subprocess.run([nvcc, "-shared", *objects, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
 
 
-def runs_of(
-    row: Row, problem: Problem, module: ctypes.CDLL, plans: dict[str, Numbers], bytes_: int
-) -> Any:
+def array_of(numbers: Numbers) -> Any:
+    """In the order of GemmCosts."""
+    values = [numbers[name] for name in _gemm_costs.kinds()]
+    return (ctypes.c_double * len(values))(*values)
+
+
+def runs_of(row: Row, problem: Problem, module: ctypes.CDLL, plans: dict[str, Numbers]) -> Any:
     """For each plan, in words, a function that runs it on the same random data."""
     dtype, batch = getattr(torch, problem.dtype.decode()), problem.batch
 
@@ -194,6 +143,8 @@ def runs_of(
     out, residual = matrix(problem.m, problem.n, 0), matrix(problem.m, problem.n, 0)
     bias = torch.randn(problem.n, device="cuda", dtype=dtype)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    costs = {words: array_of(numbers) for words, numbers in plans.items()}
+    bytes_ = max(module.workspace(ctypes.byref(problem), each) for each in costs.values())
     packed = None
     if problem.packed:
         scratch = ctypes.c_int64()
@@ -234,15 +185,15 @@ def runs_of(
             torch.add(y, residual)
         return None
 
-    def planned(numbers: Numbers) -> Callable[[], None]:
-        costs = (ctypes.c_double * len(numbers))(*numbers.values())
-        return lambda: check(module.multiply(ctypes.byref(problem), costs, operands, stream))
+    def planned(words: str) -> Callable[[], None]:
+        each = costs[words]
+        return lambda: check(module.multiply(ctypes.byref(problem), each, operands, stream))
 
     return {
         words: (lambda words=words: library(words))
         if words.startswith("library")
-        else planned(numbers)
-        for words, numbers in plans.items()
+        else planned(words)
+        for words in plans
     }
 
 
@@ -265,28 +216,20 @@ def measure(results: Path) -> None:
     """Writes <gpu>.json into a folder. Control-C ends it early."""
     major, minor = torch.cuda.get_device_capability()
     module = load(ROOT / "build/fit_gemm", f"sm_{major}{minor}{'a' if major == 9 else ''}")
-    device = Problem()
-    module.ask_device(ctypes.byref(device))
-    facts = {name: getattr(device, name) for name, _ in Problem._fields_[:7]}
-    rows = list(products())
+    module.workspace.restype = module.packed_bytes.restype = ctypes.c_int64
+    found = _gemm_costs.current_gpu()
+    assert found is not None, "my_ops has no code for this GPU"
+    rows, gpu = list(products()), found[0]
     random.Random(0).shuffle(rows)  # so that after Control-C there are some of every family
-    planner = Planner(module, [problem_of(row, list(facts.values())) for row in rows])
-    plans: list[dict[str, Numbers]] = [{} for _ in rows]
-    bytes_ = [0] * len(rows)
-    for numbers in (flat(START), *candidates()):
-        codes = planner.codes(numbers)
-        for i, (code, size) in enumerate(zip(codes, planner.workspaces(), strict=True)):
-            words = planner.describe(code)
-            if words != "small" or work(rows[i]) < 1e8:
-                plans[i].setdefault(words, numbers)
-            bytes_[i] = max(bytes_[i], size)
+    planner = Planner([problem_of(row, gpu) for row in rows])
+    plans = plans_of(rows, planner, flat(START))
     print(f"{len(rows)} products, {sum(map(len, plans))} plans")
     names = sorted({words for found in plans for words in found})
     try:
         with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
             for i, row in enumerate(rows):
                 torch.backends.cuda.matmul.allow_tf32 = bool(row.get("library_tf32"))
-                runs = runs_of(row, planner.problems[i], module, plans[i], bytes_[i])
+                runs = runs_of(row, planner.problems[i], module, plans[i])
                 times = [(names.index(words), *us) for words, us in timed(runs).items()]
                 row["us"] = [
                     [plan, *(float(f"{t:.3g}") for t in us)] for plan, *us in sorted(times)
@@ -296,5 +239,5 @@ def measure(results: Path) -> None:
     done = sorted((row for row in rows if "us" in row), key=json.dumps)
     record = environment()
     path = results / f"{record['gpu'].lower().replace(' ', '-')}.json"
-    save(path, {"device": facts, "plans": names, "products": done}, record)
+    save(path, {"device": gpu._asdict(), "plans": names, "products": done}, record)
     print(f"{path}: {len(done)} products")

@@ -80,10 +80,11 @@ inline Tensor packed(const Tensor& b, cudaStream_t stream, const char* op) {
 inline void log_plan(const cuda::GemmProblem& args, const cuda::GemmPlan& plan, const Tensor& like,
                      const char* op) {
   if (!logs_plans()) return;
-  std::fprintf(stderr, "my_ops: %s of %s, m %lld n %lld k %lld batch %lld: %s\n", op,
+  std::fprintf(stderr, "my_ops: %s of %s, m %lld n %lld k %lld batch %lld: %s; %s\n", op,
                name_of(like.scalar_type()).c_str(), static_cast<long long>(args.m),
                static_cast<long long>(args.n), static_cast<long long>(args.k),
-               static_cast<long long>(args.batch), show(plan).c_str());
+               static_cast<long long>(args.batch), show(plan).c_str(),
+               show_costs(plan.device).c_str());
 }
 
 // Plans a product for the current device, which is the device of like.

@@ -65,6 +65,11 @@ inline std::string show(const cuda::GemmPlan& plan) {
   return text.str();
 }
 
+// Where the costs of a plan on this device are from.
+inline std::string show_costs(const cuda::DeviceFacts& device) {
+  return std::string("costs: ") + cuda::known_costs_of(device).said;
+}
+
 // A line such as "  fp32_skinny: no, supports 2 to 64 rows and no batch" for each kernel that the
 // plan tried, and then the plan.
 template <typename T, typename Out>

@@ -36,7 +36,7 @@ if (
     raise SystemExit(_main())
 
 from my_ops import _inductor as _inductor  # registers itself
-from my_ops import _library
+from my_ops import _library, _tuned
 from my_ops import nn as nn
 from my_ops import reference as reference
 from my_ops._convert import Conversion as Conversion
@@ -93,6 +93,8 @@ def get_include() -> str:
     """Returns the include folder of the C++ header ``my_ops/ops.h``."""
     return str(_Path(__file__).parent / "include")
 
+
+_tuned.load()  # which kernel computes a product follows from what the user's cache has
 
 # torch.compile's caches must not return gradients that were compiled with another version.
 _library.tag_compile_cache(__version__)

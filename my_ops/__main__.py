@@ -3,8 +3,8 @@
 ``--json`` prints the same for programs and bug reports. ``install-hint`` prints the ``pip install``
 line for this machine, or fails and says why none would help. These work even if torch is missing or
 the module does not load. ``explain gemm M N K`` says which kernel computes a product on a GPU, and
-why. ``run SCRIPT ARGS`` and ``run -m MODULE ARGS`` run an unchanged program with
-:class:`my_ops.fast_fp32` on.
+why. ``tune`` measures this machine's GPU, for those choices. ``run SCRIPT ARGS`` and ``run -m
+MODULE ARGS`` run an unchanged program with :class:`my_ops.fast_fp32` on.
 """
 
 from __future__ import annotations
@@ -224,6 +224,12 @@ def main() -> int:
     commands.add_parser("install-hint", help=text, description=text)
     text = "Say which kernel computes a product on a GPU, and why."
     _explain.add_arguments(commands.add_parser("explain", help=text, description=text))
+    text = "Measure this GPU's products, for the choice of kernels from now on."
+    tune = commands.add_parser("tune", help=text, description=text)
+    add = tune.add_argument
+    add("--device", type=int, default=0, help="torch's number of the GPU, default: %(default)s")
+    add("--seconds", type=float, default=120, help="to measure for, default: %(default)s")
+    add("--json", action="store_true", help="print what was found and written as JSON")
     text = "Run a program with my_ops.fast_fp32 on, and print its report to stderr."
     run = commands.add_parser("run", help=text, description=text, usage=_RUN_USAGE)
     if sys.argv[1:2] == ["run"]:  # the arguments after it belong to the program
@@ -237,6 +243,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "explain":
         print(_explain.explain(arguments), end="")
+        return 0
+    if arguments.command == "tune":
+        from my_ops._tune import tune as tuned  # imported here, as it needs torch
+
+        print(tuned(arguments), end="")
         return 0
     report = environment()
     if arguments.command == "install-hint":

@@ -11,8 +11,10 @@ import argparse
 import ctypes
 import json
 from math import prod
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from my_ops import _gemm_costs, _tuned
+from my_ops._gemm_costs import AskedDevice, Gpu, Problem
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -25,18 +27,6 @@ OWN: dict[str, dict[str, object]] = {
     "linear": {"bias": False, "activation": "none", "residual": False, "packed": False},
     "gemm, linear": {"precision": None},
 }
-
-
-class Gpu(NamedTuple):
-    """A GPU's numbers, from the CUDA programming guide; the L2 cache's, from its white paper."""
-
-    major: int
-    minor: int
-    sm_count: int
-    shared_bytes: int
-    l2_bytes: int
-    code: int  # the architecture that a wheel with code for all GPUs runs there
-    hopper_code: int = 0
 
 
 GPUS = {
@@ -55,27 +45,11 @@ GPUS = {
 }
 
 
-_DEVICE = [(name, ctypes.c_int) for name in Gpu.__annotations__]
-
-
-class _Problem(ctypes.Structure):
-    """AskedProduct of csrc/explain.h."""
-
-    _fields_ = [
-        *_DEVICE,
-        *((name, ctypes.c_char_p) for name in ("dtype", "activation")),
-        *((name, ctypes.c_int64) for name in ("batch", "m", "n", "k")),
-        *((name, ctypes.c_int) for name in ("a_transposed", "b_transposed", "linear")),
-        *((name, ctypes.c_int) for name in ("bias", "residual", "packed")),
-        *((name, ctypes.c_int) for name in ("high", "library_tf32")),
-    ]
-
-
 class _Layer(ctypes.Structure):
     """AskedLayer of csrc/explain.h."""
 
     _fields_ = [
-        *_DEVICE,
+        *AskedDevice._fields_,
         *((name, ctypes.c_char_p) for name in ("op", "dtype")),
         *((name, ctypes.c_int64) for name in ("steps", "batch", "hidden")),
         *((name, ctypes.c_int) for name in ("backward", "library_tf32")),
@@ -135,7 +109,8 @@ def explain(options: argparse.Namespace) -> str:
     shape = " x ".join(str(size) for size in options.sizes)
     batch = f", batch {options.batch}" if options.batch != 1 else ""
     assumed = "" if options.gpu else " (assumed: --gpu names another)"
-    where = f"on {asked['gpu']}{assumed}"
+    costs = f"; costs: {asked['costs']}" if "costs" in asked else ""
+    where = f"on {asked['gpu']}{assumed}{costs}"
     said = [
         f"{options.op} of {asked['dtype']}, {names.replace(', ', ' x ')} = {shape}{batch}, {where}"
     ]
@@ -154,9 +129,9 @@ def _as_dict(lines: list[str]) -> dict[str, object]:
 def _product(options: argparse.Namespace, asked: dict[str, object]) -> list[str]:
     precision = options.precision or ("high" if options.tf32 else "highest")
     asked["precision"] = precision
-    linear = options.op == "linear"
-    problem = _Problem(
-        *GPUS[str(asked["gpu"])],
+    linear, gpu = options.op == "linear", GPUS[str(asked["gpu"])]
+    problem = Problem(
+        *gpu,
         str(asked["dtype"]).encode(),
         options.activation.encode(),
         options.batch,
@@ -171,7 +146,9 @@ def _product(options: argparse.Namespace, asked: dict[str, object]) -> list[str]
         options.tf32,
     )
     wrong = f"no activation of linear is called {options.activation!r}"
-    return _answer("my_ops_explain_gemm", problem, wrong)
+    lines = _answer("my_ops_explain_gemm", problem, wrong)
+    asked["costs"] = _gemm_costs.said_of(gpu)
+    return lines
 
 
 def _layer(options: argparse.Namespace, asked: dict[str, object]) -> dict[str, list[str]]:
@@ -190,14 +167,10 @@ def _layer(options: argparse.Namespace, asked: dict[str, object]) -> dict[str, l
 def _answer(name: str, problem: ctypes.Structure, wrong: str) -> list[str]:
     """The lines that the module's function writes; it knows all names but the one of `wrong`."""
     try:
-        import torch  # noqa: F401  loads the libraries that the module needs
-
-        module = ctypes.CDLL(str(Path(__file__).with_name("_C.so")))
+        _tuned.load()
+        said = _gemm_costs.answer(name, ctypes.byref(problem))
     except (ImportError, OSError) as error:
         raise SystemExit(f"explain: {error}; `python -m my_ops` says what to do") from None
-    function = module[name]
-    function.restype = ctypes.c_int64
-    text = ctypes.create_string_buffer(4096)
-    if function(ctypes.byref(problem), text, ctypes.c_int64(len(text))) < 0:
+    if said is None:
         raise SystemExit(f"explain: {wrong}")
-    return [line.strip() for line in text.value.decode().splitlines()]
+    return [line.strip() for line in said.splitlines()]

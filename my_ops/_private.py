@@ -223,6 +223,10 @@ def _no_table(op: str) -> str:
 dispatch_table: Any = _torch("torch._C", "_dispatch_dump", _no_table)
 
 
+# Keeps the GPU busy for so many cycles. Without it, times of the GPU include some of the host's.
+gpu_sleep: Any = _torch("torch.cuda", "_sleep", lambda cycles: None)
+
+
 def inductor_tables() -> list[dict[Any, Any]]:
     """Inductor's tables of decompositions. It reads either of two; one is a copy made at its first
     use. Without them our ops are opaque to Inductor."""

@@ -1,6 +1,7 @@
 // Reads the properties of a device that plans depend on.
 #include "device.h"
 
+#include <cstring>
 #include <optional>
 
 #include "common/probe.h"
@@ -42,6 +43,10 @@ cudaError_t ask(int id, DeviceFacts* facts) {
     return err;
   }
   if (auto err = get(&facts->l2_bytes, cudaDevAttrL2CacheSize); err != cudaSuccess) return err;
+  char name[256];
+  int clock_khz = 0;
+  if (auto err = my_ops::cuda::current_name(name, &clock_khz); err != cudaSuccess) return err;
+  facts->model = model_of(name, clock_khz);
   cudaFuncAttributes attributes{};
   if (auto err = ask_kernel(probe_sm90(), &attributes); err != cudaSuccess) return err;
   if (attributes.ptxVersion == 0) {
@@ -58,6 +63,16 @@ cudaError_t ask(int id, DeviceFacts* facts) {
 }  // namespace my_ops::cuda
 
 const void* my_ops::cuda::probe() { return reinterpret_cast<const void*>(&probe_kernel); }
+
+cudaError_t my_ops::cuda::current_name(char (&name)[256], int* clock_khz) {
+  int id = 0;
+  if (auto err = cudaGetDevice(&id); err != cudaSuccess) return err;
+  cudaDeviceProp properties;
+  if (auto err = cudaGetDeviceProperties(&properties, id); err != cudaSuccess) return err;
+  static_assert(sizeof(name) == sizeof(properties.name));
+  std::memcpy(name, properties.name, sizeof(name));
+  return cudaDeviceGetAttribute(clock_khz, cudaDevAttrClockRate, id);
+}
 
 cudaError_t my_ops::cuda::current_device(DeviceFacts* facts) {
   constexpr int kRemembered = 64;

@@ -43,6 +43,10 @@ struct GemmCosts {
     double bf16_min_work;        // below, fp32 FMAs are fast enough for data of a wide range
   } fp32_sm90;
 
+  struct Fp32Sm80 {
+    double launches, product;  // in multiply-adds of a library: a launch, and a multiply-add here
+  } fp32_sm80;
+
   struct HalfSm90 {
     // Microseconds for 64 of k in a tile, and for a tile's end.
     double large_us, wide_us, medium_us, small_us, end_us;
@@ -68,10 +72,94 @@ struct GemmCosts {
   } small;
 };
 
+// Calls visit(name, cost) for each cost.
+template <typename Costs, typename Visit>
+constexpr void for_each_cost(Costs& costs, Visit visit) {
+#define MY_OPS_COST(cost) visit(#cost, costs.cost)
+  MY_OPS_COST(fp32_skinny.few_min_columns);
+  MY_OPS_COST(fp32_skinny.few_min_input);
+  MY_OPS_COST(fp32_skinny.few_min_weight);
+  MY_OPS_COST(fp32_skinny.min_k);
+  MY_OPS_COST(fp32_skinny.max_columns);
+  MY_OPS_COST(fp32_skinny.max_columns_many);
+  MY_OPS_COST(fp32_narrow.max_columns);
+  MY_OPS_COST(fp32_narrow.launches);
+  MY_OPS_COST(fp32_narrow.end);
+  MY_OPS_COST(fp32_narrow.split_element);
+  MY_OPS_COST(fp32_narrow.conversion);
+  MY_OPS_COST(fp32_narrow.floats.here);
+  MY_OPS_COST(fp32_narrow.floats.split);
+  MY_OPS_COST(fp32_narrow.halves.here);
+  MY_OPS_COST(fp32_narrow.halves.split);
+  MY_OPS_COST(fp32_sm90.min_side);
+  MY_OPS_COST(fp32_sm90.min_k);
+  MY_OPS_COST(fp32_sm90.packed_min_rows);
+  MY_OPS_COST(fp32_sm90.packed_min_weight);
+  MY_OPS_COST(fp32_sm90.launches);
+  MY_OPS_COST(fp32_sm90.second_pass);
+  MY_OPS_COST(fp32_sm90.element);
+  MY_OPS_COST(fp32_sm90.strided_element);
+  MY_OPS_COST(fp32_sm90.single_min_work);
+  MY_OPS_COST(fp32_sm90.tf32_launches);
+  MY_OPS_COST(fp32_sm90.tf32_element);
+  MY_OPS_COST(fp32_sm90.tf32_strided_gain);
+  MY_OPS_COST(fp32_sm90.wide_slowdown);
+  MY_OPS_COST(fp32_sm90.medium_slowdown);
+  MY_OPS_COST(fp32_sm90.small_slowdown);
+  MY_OPS_COST(fp32_sm90.promoted_slowdown);
+  MY_OPS_COST(fp32_sm90.reduce);
+  MY_OPS_COST(fp32_sm90.reduce_element);
+  MY_OPS_COST(fp32_sm90.more_waves_min_gain);
+  MY_OPS_COST(fp32_sm90.bf16_min_work);
+  MY_OPS_COST(fp32_sm80.launches);
+  MY_OPS_COST(fp32_sm80.product);
+  MY_OPS_COST(half_sm90.large_us);
+  MY_OPS_COST(half_sm90.wide_us);
+  MY_OPS_COST(half_sm90.medium_us);
+  MY_OPS_COST(half_sm90.small_us);
+  MY_OPS_COST(half_sm90.end_us);
+  MY_OPS_COST(half_sm90.epilogue_warps_min_share);
+  MY_OPS_COST(half_sm90.epilogue_warps_min_k);
+  MY_OPS_COST(half_sm90.epilogue_warps_min_k_slow);
+  MY_OPS_COST(half_sm90.copied.min_size);
+  MY_OPS_COST(half_sm90.copied.min_tiles);
+  MY_OPS_COST(half_sm90.copied.max_k_per_tile);
+  MY_OPS_COST(half_sm90.in_place.min_size);
+  MY_OPS_COST(half_sm90.in_place.min_tiles);
+  MY_OPS_COST(half_sm90.in_place.max_k_per_tile);
+  MY_OPS_COST(half_sm90.epilogue_min_side);
+  MY_OPS_COST(half_sm90.epilogue_max_k);
+  MY_OPS_COST(half_sm90.epilogue_max_outputs);
+  MY_OPS_COST(small.max_outputs);
+  MY_OPS_COST(small.many_outputs);
+  MY_OPS_COST(small.max_work_of_many);
+  MY_OPS_COST(small.max_work_8_bytes);
+  MY_OPS_COST(small.max_work_4_bytes);
+  MY_OPS_COST(small.max_work_2_bytes);
+  MY_OPS_COST(small.long_k);
+  MY_OPS_COST(small.max_work_of_long_k);
+  MY_OPS_COST(small.tile_min_side);
+  MY_OPS_COST(small.tile_min_work);
+#undef MY_OPS_COST
+}
+
+constexpr int64_t count_costs() {
+  GemmCosts costs{};
+  int64_t count = 0;
+  for_each_cost(costs, [&](const char*, auto&) { ++count; });
+  return count;
+}
+inline constexpr int64_t kCostCount = count_costs();
+static_assert(kCostCount * sizeof(double) == sizeof(GemmCosts), "a cost is missing above");
+
+// Costs of another version are not used: raise it when a plan reads a cost in another way
+// (tests/ops/test_gemm_costs.py sees a change of their names).
+inline constexpr int kCostsVersion = 1;
+
 // The costs of a GPU that was measured, and the facts that identify it.
 struct GpuCosts {
   int major, minor;  // compute capability
-  int l2_bytes;
+  int sm_count, l2_bytes;
   GemmCosts costs;
 };
 

@@ -9,6 +9,7 @@ inline constexpr GpuCosts kFittedCosts[] = {
     // NVIDIA H200, 2026-11-22, torch 2.11.0+cu130
     {.major = 9,
      .minor = 0,
+     .sm_count = 132,
      .l2_bytes = 62914560,
      .costs = {.fp32_skinny = {.few_min_columns = 256,
                                .few_min_input = 8192,
@@ -43,6 +44,7 @@ inline constexpr GpuCosts kFittedCosts[] = {
                              .reduce_element = 0.04,
                              .more_waves_min_gain = 0.04,
                              .bf16_min_work = 5e+08},
+               .fp32_sm80 = {.launches = 1.5e+08, .product = 1},
                .half_sm90 = {.large_us = 0.7,
                              .wide_us = 0.53,
                              .medium_us = 0.37,
@@ -69,6 +71,7 @@ inline constexpr GpuCosts kFittedCosts[] = {
     // NVIDIA H100 80GB HBM3, 2026-11-22, torch 2.11.0+cu130
     {.major = 9,
      .minor = 0,
+     .sm_count = 132,
      .l2_bytes = 52428800,
      .costs = {.fp32_skinny = {.few_min_columns = 256,
                                .few_min_input = 8192,
@@ -103,6 +106,7 @@ inline constexpr GpuCosts kFittedCosts[] = {
                              .reduce_element = 0.04,
                              .more_waves_min_gain = 0.04,
                              .bf16_min_work = 5e+08},
+               .fp32_sm80 = {.launches = 1.5e+08, .product = 1},
                .half_sm90 = {.large_us = 0.63,
                              .wide_us = 0.53,
                              .medium_us = 0.37,

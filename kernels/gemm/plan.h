@@ -11,7 +11,7 @@
 #include "device.h"
 #include "gemm.h"
 #include "gemm/costs.h"
-#include "gemm/fitted_costs.h"
+#include "gemm/costs_of.h"
 #include "gemm/fp32_narrow/plan.h"
 #include "gemm/fp32_skinny/plan.h"
 #include "gemm/fp32_sm80/plan.h"
@@ -26,14 +26,6 @@ constexpr bool kIsFp32 = std::is_same_v<T, float> && std::is_same_v<Out, float>;
 
 template <typename T, typename Out>
 constexpr bool kIsHalf = std::is_same_v<T, Out> && sizeof(T) == 2;
-
-// The costs of a GPU. GPUs without their own use the first ones.
-constexpr const GemmCosts& costs_of(const DeviceFacts& device) {
-  for (const GpuCosts& gpu : kFittedCosts) {
-    if (device.is(gpu.major, gpu.minor) && device.l2_bytes == gpu.l2_bytes) return gpu.costs;
-  }
-  return kFittedCosts[0].costs;
-}
 
 // How the library best computes a product that no kernel accepts. With unaligned 16-bit rows cuBLAS
 // rounds the product before it adds a bias. With few outputs it may add slices of k in 16 bits,
@@ -67,7 +59,7 @@ GemmPlan plan_gemm(const GemmProblem& p, const DeviceFacts& device, const GemmCo
   };
   // Whether the library is ruled out. Before compute capability 8.0 it has no TF32.
   const bool needed = kIsFp32<T, Out> && p.library_too_inaccurate() && device.major >= 8;
-  const bool small = is_small<T>(p, costs.small);
+  const bool small = p.k <= INT_MAX && is_small<T>(p, costs.small);  // whatever the costs are
   if constexpr (kIsFp32<T, Out>) {
     const char* const thin =
         needed && !fills_tiles<T>(p, costs.small) ? "does not fill a tile" : nullptr;
@@ -80,7 +72,8 @@ GemmPlan plan_gemm(const GemmProblem& p, const DeviceFacts& device, const GemmCo
     if (accepts(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(p, costs.fp32_sm90, &plan)))
       return plan;
     if (p.mixed()) return converted;
-    if (accepts(GemmKernel::kFp32Sm80, thin ? thin : fp32_sm80::plan(p, &plan))) return plan;
+    if (accepts(GemmKernel::kFp32Sm80, thin ? thin : fp32_sm80::plan(p, costs.fp32_sm80, &plan)))
+      return plan;
   }
   if constexpr (kIsHalf<T, Out>) {
     const char* const why = small ? "so small that another kernel is faster" : nullptr;

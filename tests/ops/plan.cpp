@@ -6,6 +6,7 @@
 //   convolution DEVICE PASS BATCH CHANNELS OUTPUTS LAST, and for both dimensions INPUT OUTPUT
 //   KERNEL
 //     STRIDE PADDING DILATION: the choice, k-slices, bytes of the workspace
+//   given DEVICE MODEL OTHER    1 if it has the costs that a device of the other model was given
 //   windows DEVICE GRADS_INPUT, and for both dimensions INPUT OUTPUT KERNEL STRIDE PADDING
 //   DILATION:
 //     for both, where the first window begins, where the last one after the image's last point, and
@@ -201,6 +202,13 @@ int main() {
       std::cout << fp32_sm90::packs(args, device, costs_of(device).fp32_sm90) << '\n';
     } else if (question == "convolution") {
       convolution(in, device);
+    } else if (question == "given") {
+      DeviceFacts asked = device, other = device;
+      in >> asked.model >> other.model;
+      const GivenCosts given{other, "given", {}, nullptr};
+      given_costs = &given;
+      std::cout << (&costs_of(asked) == &given.costs) << '\n';
+      given_costs = nullptr;
     } else if (question == "windows") {
       windows(in);
     } else if (question == "lltm") {

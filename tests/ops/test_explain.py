@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from my_ops import _explain
+from my_ops import _explain, _gemm_costs
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools/build"
 
@@ -20,8 +20,10 @@ GOLDEN = [  # the question, and the last line of the answer, which is the plan
     ("gemm 4096 4096 4096", "fp32_sm90, tile 128 x 128, 192.3 MiB of workspace"),
     ("gemm 4096 4096 4096 --gpu h100", "fp32_sm90, tile 128 x 128, 192.3 MiB of workspace"),
     ("gemm 4096 4096 4096 --gpu a100", "fp32_sm80"),
-    ("gemm 200 6912 512 --gpu a100", "fp32_sm80"),  # a tile for each SM
-    ("gemm 128 13696 512 --gpu a100", "library: its product"),  # and for all SMs but one
+    ("gemm 256 6912 4096 --gpu a100", "fp32_sm80"),  # a tile for each SM
+    ("gemm 256 7040 4096 --gpu a100", "library: its product"),  # and one more
+    ("gemm 128 8192 4096 --gpu a100", "library: its product"),  # for half of them
+    ("gemm 256 6912 192 --gpu a100", "library: its product"),
     ("gemm 4096 4096 4096 --gpu a100 --tf32 --precision high", "library: its product"),
     ("gemm 1024 1024 1024 --precision high", "library: its product in TF32"),
     ("gemm 1024 1024 1024 --precision high --tf32", "library: its product"),
@@ -149,8 +151,18 @@ def test_the_code_that_a_gpu_runs(name, monkeypatch):
 
 
 def test_an_assumed_gpu_is_named():
-    assert answer("gemm 8 8 8")[0].endswith("on h200 (assumed: --gpu names another)")
-    assert answer("gemm 8 8 8 --gpu h200")[0].endswith("on h200")
+    costs = "; costs: built in"
+    assert answer("gemm 8 8 8")[0].endswith(f"on h200 (assumed: --gpu names another){costs}")
+    assert answer("gemm 8 8 8 --gpu h200")[0].endswith(f"on h200{costs}")
+
+
+@pytest.mark.parametrize("gpu", _explain.GPUS)
+def test_the_costs_of_a_gpu_are_named(gpu):
+    cautious = "cautious, `python -m my_ops tune` measures this GPU"
+    said = "built in" if gpu in ("h100", "h200") else cautious
+    assert answer(f"gemm 8 8 8 --gpu {gpu}")[0].endswith(f"on {gpu}; costs: {said}")
+    assert json.loads("\n".join(answer(f"linear 8 8 8 --gpu {gpu} --json")))["costs"] == said
+    assert answer(f"gru 8 8 8 --gpu {gpu}")[0].endswith(f"on {gpu}")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +203,7 @@ def test_sizes_are_limited_by_their_tensors(asked, taken):
             problem = _explain._Layer(*gpu, b"gru", b"float32", *sizes)
         else:
             function = module.my_ops_explain_gemm
-            problem = _explain._Problem(*gpu, b"float32", b"none", int(batch), *sizes)
+            problem = _gemm_costs.Problem(*gpu, b"float32", b"none", int(batch), *sizes)
         function.restype = ctypes.c_int64
         assert (function(ctypes.byref(problem), None, ctypes.c_int64(0)) > 0) == taken
 
@@ -202,13 +214,13 @@ def test_as_json():
     assert said.pop("not taken") == dict(line.strip().split(": no, ") for line in plain[1:-1])
     assert said == {
         "op": "gemm", "gpu": "h200", "dtype": "bfloat16", "precision": "high",
-        "batch": 1, "m": 200, "n": 8192, "k": 64, "plan": plain[-1].strip(),
+        "batch": 1, "m": 200, "n": 8192, "k": 64, "plan": plain[-1].strip(), "costs": "built in",
     }  # fmt: skip
 
 
 def test_every_kernel_asked_says_why_not():
     head, *refusals, plan = answer("gemm 200 8192 64 --gpu h200")
-    assert head == "gemm of float32, m x n x k = 200 x 8192 x 64, on h200"
+    assert head == "gemm of float32, m x n x k = 200 x 8192 x 64, on h200; costs: built in"
     assert [line.split(":")[0].strip() for line in refusals] == [
         "fp32_skinny", "fp32_narrow", "fp32_sm90", "fp32_sm80", "small",
     ]  # fmt: skip
@@ -217,7 +229,8 @@ def test_every_kernel_asked_says_why_not():
 
 
 @pytest.mark.slow
-def test_from_the_command_line(tmp_path):
+def test_from_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_OPS_CACHE", str(tmp_path))  # no GPU was tuned
     command = [sys.executable, "-m", "my_ops", "explain"]
     done = subprocess.run(
         [*command, "gemm", "4096", "4096", "4096"],
@@ -271,7 +284,7 @@ def test_the_c_function_refuses():
 
     def call(dtype=b"float32", m=64, activation=b"none", size=8, buffer=text):
         gpu = _explain.GPUS["h200"]
-        problem = _explain._Problem(*gpu, dtype, activation, 1, m, 64, 64)
+        problem = _gemm_costs.Problem(*gpu, dtype, activation, 1, m, 64, 64)
         return function(ctypes.byref(problem), buffer, ctypes.c_int64(size))
 
     whole = call(size=0, buffer=None)

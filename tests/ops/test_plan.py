@@ -382,6 +382,15 @@ def test_weights_worth_packing(name, n, k, want, plan):
     assert plan([("packs", *DEVICES[name], n, k)]) == [(str(want),)]
 
 
+@pytest.mark.parametrize(
+    ("model", "other", "same"), [(5, 5, 1), (5, 6, 0), (0, 5, 1), (-7, -7, 1), (-7, 7, 0)]
+)
+def test_costs_are_of_a_model(model, other, same, plan):
+    """GPUs of the same numbers may differ; 0 is of no known model, as in explain."""
+    for device in DEVICES.values():
+        assert plan([("given", *device, model, other)]) == [(str(same),)]
+
+
 def dimension(size, kernel, stride, padding, dilation):
     """Of a convolution: input, output, kernel, stride, padding and dilation."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1

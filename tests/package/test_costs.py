@@ -15,6 +15,11 @@ SMALL = 8  # numbers up to this are of dimensions, bytes and vectors
 # Python that compares with a number that was not timed.
 NOT_TIMED = {
     "_explain.py": "the sizes that it can answer",
+    "_fit.py": "which products to time, and when a gain is more than chance",
+    "_gemm_costs.py": "the length of a text",
+    "_timing.py": "how long a time takes",
+    "_tune.py": "how many times are enough",
+    "_tuned.py": "what a file may have",
     "_fast_fp32.py": "the length of a text",
     "_install_hint.py": "releases",
     "_library.py": "releases",

@@ -94,7 +94,8 @@ def test_the_binding_chooses_nothing():
         r"|(Gemm|Recurrent)Kernel::(?!kLibrary|kSteps)\w+(?!:)\b"
         rf"|[^<>-][<>]=?\s*({named})\b|\b({named}) [<>]=? "
     )
-    others = r"(gemm_|recurrent_)?explain|gemm_problem|\S+ #if TORCH_VERSION|\S+ static_assert"
+    others = r"(gemm_|recurrent_)?explain|gemm_(problem|costs)|\S+ #if TORCH_VERSION"
+    others += r"|\S+ static_assert"
     assert [m for m in matches("csrc", chooses) if not re.match(others, m)] == []
 
 
@@ -220,10 +221,12 @@ def test_exports_the_c_interface_alone(elf):
     declared = re.findall(r"^(?:int|int64_t|const char\*) (my_ops_\w+)\(", header, re.MULTILINE)
     assert len(declared) == 11
     declared += ["my_ops_explain_gemm", "my_ops_explain_recurrent"]  # csrc/explain.h
+    costs = (PACKAGE / "_gemm_costs.py").read_text()
+    declared += set(re.findall(r"my_ops_gemm_\w+", costs)) - {"my_ops_gemm_costs_gpu"}
     switch = "".join((PACKAGE / name).read_text() for name in ("_fast_fp32.py", "_library.py"))
     called = set(re.findall(r"my_ops_fast_fp32_\w+", switch))
     own_kernels = (PACKAGE / "recurrent/_own_kernels.py").read_text()
-    called |= set(re.findall(r"my_ops_\w+_own_kernel", own_kernels))
+    called |= {"my_ops_gemm_costs_gpu", *re.findall(r"my_ops_\w+_own_kernel", own_kernels)}
     own_cpu = (PACKAGE / "recurrent/_own_cpu.py").read_text()
     declared += set(re.findall(r"my_ops_\w+_own_cell", own_cpu))
     for_cuda = json.loads((PACKAGE / "_build.json").read_text())["nvcc"] is not None

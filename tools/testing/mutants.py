@@ -60,20 +60,25 @@ OWN_CELL = "own_cell_definition own_cell heads own_cell_cpu own_cell_nvrtc"
 OWN_CELL += " own_cell_kernels own_cell_built"
 OF_OWN_CELLS = "_derived", "_expressions", "_header", "_nvrtc", "_own_", "_trace", "own_cell"
 TESTS = {  # the first prefix that fits counts
-    "my_ops/__main__": "report run",
+    "my_ops/__main__": "report run tune",
     "my_ops/__init__": "package private_names report fast_fp32 typing",
     "my_ops/_autocast": "autocast lltm_layer nn",
+    "my_ops/_cache": f"gemm_costs {OWN_CELL}",
     "my_ops/_convert": "convert convert_cudnn",
     "my_ops/_errors": "memory fake_kernels",
     "my_ops/_explain": "explain",
     "my_ops/_fast_fp32": "fast_fp32",
+    "my_ops/_fit": "tune",
     "my_ops/_flops": "integration",
+    "my_ops/_gemm_costs": "gemm_costs tune explain",
     "my_ops/_inductor": "inductor registration",
     "my_ops/_install_hint": "report",
     "my_ops/_library": "private_names registration package",
     "my_ops/_run": "run",
     "my_ops/_plain": PLAIN,
     "my_ops/_private": "private_names autograd registration distributed",
+    "my_ops/_tuned": "gemm_costs tune",
+    "my_ops/_tune": "tune",
     "my_ops/_vmap": "vmap lltm_layer autocast",
     "my_ops/build": "build own_cell_built",
     "my_ops/distributed": "distributed train_distributed",
@@ -100,6 +105,7 @@ TESTS = {  # the first prefix that fits counts
     "my_ops": f"fake_kernels {ELEMENTWISE} gemm gemm_options lltm lltm_layer private_names",
     "csrc/calls": f"{PLAIN} {ELEMENTWISE}",
     "csrc/elementwise": f"{ELEMENTWISE} fake_kernels cpp",
+    "csrc/gemm_costs": "gemm_costs tune",
     "csrc/gemm": f"{GEMM} fake_kernels cpp",
     "csrc/lltm": f"{LLTM} fake_kernels cpp",
     "csrc/lstm": f"{OF_TORCH} fake_kernels",
@@ -118,7 +124,7 @@ PYTHON = ["my_ops/*.py", "my_ops/*/*.py"]
 CPP = ["csrc/binding.h", "csrc/binding_cpu.h", "csrc/bindings.cpp", "csrc/c_api.cpp"]
 CPP += ["csrc/*_checks.h", "csrc/*_layout.h", "csrc/*_cpu.cpp", "csrc/recurrent_cpu.h"]
 CPP += ["csrc/recurrent_*s.h", "csrc/recurrent_ragged.h", "kernels/**/*_cpu.cpp"]
-CPP += ["csrc/fast_fp32.h", "csrc/overrides/*.cpp"]  # compiled by a test
+CPP += ["csrc/gemm_costs.cpp", "csrc/fast_fp32.h", "csrc/overrides/*.cpp"]  # compiled by a test
 CPP += ["kernels/**/*_cpu.h", "kernels/recurrent/cpu/[esw]*.h", "kernels/recurrent/cells/[lg]*.h"]
 
 

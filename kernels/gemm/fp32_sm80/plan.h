@@ -7,6 +7,7 @@
 #include "common/ceil_div.h"
 #include "device.h"
 #include "gemm.h"
+#include "gemm/costs.h"
 
 namespace my_ops::cuda::fp32_sm80 {
 
@@ -23,21 +24,31 @@ inline int stages(const DeviceFacts& device) {
   return device.runs(needs(4)) ? 4 : device.runs(needs(2)) ? 2 : 0;
 }
 
+// What the kernel costs, in multiply-adds of a library: tiles in whole waves, a block to an SM. k
+// is not sliced.
+inline double cost(int64_t tiles, int64_t k, int sm_count, const GemmCosts::Fp32Sm80& costs) {
+  const int64_t room = ceil_div(tiles, int64_t{sm_count}) * sm_count;
+  return costs.launches +
+         costs.product * kTile * kTile * static_cast<double>(room) * static_cast<double>(k);
+}
+
 // Plans the product if this kernel accepts it; otherwise returns why it does not. It accepts
-// products for which six bf16 ones cost less than one of floats, which holds on 8.0 (16 times the
-// rate) but not on 8.6 and 8.9 (two to four times). From 8.0 on it also accepts those for which the
+// products for which six bf16 ones cost less than one of floats: on 8.0 their peak rate is 16 times
+// as high, on 8.6 and 8.9 only two to four times. From 8.0 on it also accepts those for which the
 // library is too inaccurate.
-inline const char* plan(const GemmProblem& p, GemmPlan* plan) {
+inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Sm80& costs, GemmPlan* plan) {
   const DeviceFacts& device = plan->device;
   if (stages(device) == 0) return "needs compute capability 8.0 or later, and code for it";
   if (p.k < kMinK) return "k is too short for its accuracy";
-  const double blocks = static_cast<double>(p.batch) * ceil_div(p.m, kTile) * ceil_div(p.n, kTile);
-  if (blocks >= INT_MAX) return "more tiles than a launch supports";
+  const double tiles = static_cast<double>(p.batch) * ceil_div(p.m, kTile) * ceil_div(p.n, kTile);
+  if (tiles >= INT_MAX) return "more tiles than a launch supports";
   if (!p.library_too_inaccurate()) {
-    if (!device.is(8, 0)) return "six bf16 products cost more than the library's one of float";
+    if (costs.product >= 1) return "six bf16 products cost more than the library's one of float";
     if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";
-    // k is not sliced.
-    if (blocks < device.sm_count) return "fewer tiles than SMs";
+    const double library = static_cast<double>(p.batch) * p.m * p.n * p.k;
+    if (cost(static_cast<int64_t>(tiles), p.k, device.sm_count, costs) > library) {
+      return "tiles would leave SMs idle, or are too few to pay for the launch";
+    }
   }
   plan->kernel = GemmKernel::kFp32Sm80;
   plan->tile = stages(device);
