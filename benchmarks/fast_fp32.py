@@ -90,6 +90,7 @@ def host_times(never: Callable[[str], float]) -> list[dict[str, Any]]:
 
 def large_products() -> dict[str, Run]:
     a, b, bias = tensor(4096, 4096), tensor(4096, 4096), tensor(4096)
+    complex_ = tensor(4096, 4096, dtype=torch.complex64)
     sizes = [(768, 3072), (3072, 768)] * 12
     model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes)).cuda()
     x = tensor(8192, 768)
@@ -101,6 +102,8 @@ def large_products() -> dict[str, Run]:
     return {
         "4096 mm": lambda: torch.mm(a, b),
         "4096 linear with bias": lambda: linear(a, b, bias),
+        "4096 mm complex64": lambda: torch.mm(complex_, complex_),
+        "4096 mm complex64, adjoint": lambda: torch.mm(complex_.mH, complex_),
         "training step of 12 x Linear(768, 3072, 768), 8192 rows": step,
     }
 

@@ -5,8 +5,13 @@
 //
 //   kKey                           the dispatch key
 //   on_device(tensor)              whether a tensor belongs to that key
-//   run(op, product, added, place) computes the product with what is added, in the tensor place();
-//                                  returns why it did not, in which case nothing is written
+//   run(op, product, added, matrix, place)
+//                                  computes the product with what is added, in the tensor place();
+//                                  returns why it did not, in which case nothing is written.
+//                                  matrix: that of a complex product (fast_fp32_complex.h), or
+//                                  null. The product is then the real one; place() makes its
+//                                  operands
+//   write(matrix, tensor)          writes that matrix into a tensor
 //   Attention                      optional: computes attention (fast_fp32_attention_cuda.h)
 //   Windows                        computes convolutions of windows (fast_fp32_windows_cuda.h)
 //
@@ -24,6 +29,7 @@
 #include <tuple>
 #include <variant>
 
+#include "fast_fp32_complex.h"
 #include "gemm_checks.h"
 #include "overrides/fast_fp32_switch.h"
 
@@ -128,9 +134,16 @@ inline std::optional<Added> broadcast(const Tensor& self, const Sizes& sizes) {
   return Added{.residual = values, .batch = strides[0], .row = strides[1], .col = strides[2]};
 }
 
+// As pairs of real numbers in rows of n pairs. Returns whether it can be.
+inline bool make_pairs(Added* added, int64_t n) {
+  if (added->residual && n != 1 && added->col != 1) return false;
+  added->batch *= 2, added->row *= 2, added->col = 1;
+  return true;
+}
+
 template <typename Backend>
-bool is_ours(const Tensor& t, const Tensor& like) {
-  return t.defined() && t.scalar_type() == ScalarType::Float && Backend::on_device(t) &&
+bool is_ours(const Tensor& t, const Tensor& like, ScalarType dtype = ScalarType::Float) {
+  return t.defined() && t.scalar_type() == dtype && Backend::on_device(t) &&
          t.get_device_index() == like.get_device_index() && is_strided(t) && !is_named(t) &&
          storage_bytes(t).suffices();
 }
@@ -166,7 +179,9 @@ class Products {
 
  private:
   static bool is_ours(const Tensor& t, const Tensor& like) {
-    return fast_fp32::is_ours<Backend>(t, like);
+    const ScalarType dtype = like.scalar_type();
+    return (dtype == ScalarType::Float || dtype == ScalarType::ComplexFloat) &&
+           fast_fp32::is_ours<Backend>(t, like, dtype);
   }
 
   // Whether torch would accept these operands.
@@ -188,6 +203,10 @@ class Products {
     if (out->defined() && !takes_out(*out, a, b, self)) return Left::kOther;
     const Sizes sizes = gemm_sizes(a, b);
     Product p = product(a, b, *out, contiguous_strides(sizes));
+    const bool is_complex = a.scalar_type() == ScalarType::ComplexFloat;
+    if (is_complex && ((self && is_conj(*self)) || (out->defined() && is_conj(*out)))) {
+      return Left::kOther;
+    }
     Added added;
     if (self) {
       const std::optional<Added> broadcast_self = broadcast(*self, sizes);
@@ -195,15 +214,24 @@ class Products {
       added = *broadcast_self;
       const bool folded = p.batch != (rank == 3 ? sizes[0] : 1);
       if (folded && added.residual && added.batch != a.size(1) * added.row) return Left::kOther;
+      if (is_complex && !make_pairs(&added, sizes[rank - 1])) return Left::kOther;
     }
+    ComplexMatrix matrix;
+    if (is_complex) matrix = make_real(&p);
     const auto place = [&]() -> const Tensor& {
+      if (is_complex) {
+        if (matrix.copied) p.a = copy(a, a.scalar_type());
+        p.b = empty(b, {matrix.batch, p.k, p.n}, ScalarType::Float);
+        Backend::write(matrix, p.b);
+      }
       if (!p.out.defined()) p.out = empty(a, sizes);
       return p.out;
     };
-    const std::optional<Left> left = Backend::run(op, p, added, place);
+    const std::optional<Left> left =
+        Backend::run(op, p, added, is_complex ? &matrix : nullptr, place);
     if (left) return left;
     *out = p.out;
-    count(Shape(op, rank == 3 ? sizes[0] : 1, sizes[rank - 2], sizes[rank - 1], p.k));
+    count(Shape(op, rank == 3 ? sizes[0] : 1, sizes[rank - 2], sizes[rank - 1], a.size(rank - 1)));
     return std::nullopt;
   }
 };

@@ -3,6 +3,7 @@
 
 #include "fast_fp32_attention_cuda.h"
 #include "fast_fp32_windows_cuda.h"
+#include "gemm/complex_matrix/plan.h"
 #include "gemm_cuda.h"
 
 namespace my_ops {
@@ -16,7 +17,9 @@ struct Cuda {
 
   template <typename Place>
   static std::optional<fast_fp32::Left> run(const char* op, const Product& p,
-                                            const fast_fp32::Added& added, const Place& place) {
+                                            const fast_fp32::Added& added,
+                                            const fast_fp32::ComplexMatrix* matrix,
+                                            const Place& place) {
     const Device device(p.a);
     auto args = gemm_args<float, float>(p, std::nullopt);
     args.bias = added.bias;
@@ -26,12 +29,22 @@ struct Cuda {
     args.residual_batch = added.batch;
     args.residual_row = added.row;
     args.residual_col = added.col;
+    if (matrix) {
+      args.preparation =
+          cuda::complex_matrix::preparation(*matrix, matrix->copied, cuda::kComplexCosts);
+    }
     const cuda::GemmPlan plan = planned<float, float>(args, p.a, op);
     if (!plan.on_tensor_cores()) return fast_fp32::Left::kPlan;
     if (library_uses_tf32().value_or(true)) return fast_fp32::Left::kPrecision;
     args.out = out<float>(place());
+    args.a = in<float>(p.a), args.b = in<float>(p.b);
     launch_plan(args, plan, p.a, device.stream(), op);
     return std::nullopt;
+  }
+
+  static void write(const fast_fp32::ComplexMatrix& matrix, const Tensor& to) {
+    const Device device(to);
+    check_launch(cuda::write_complex_matrix(matrix, out<float>(to), device.stream()), "fast_fp32");
   }
 };
 

@@ -54,6 +54,9 @@ struct GemmProblem {
   bool half_a = false;
   bool half_b = false;
   bool half_is_bfloat16 = false;
+  // What the caller spends before a kernel on tensor cores, but not before the library, in
+  // multiply-adds of the library.
+  double preparation = 0;
   // Which buffers start at multiples of 16 bytes.
   bool a_aligned = true;
   bool b_aligned = true;

@@ -40,8 +40,9 @@ TESTED_TORCH = (210, 215)
 
 
 class Taken(NamedTuple):
-    """Products of one shape that the switch took, and how many (``times``). Of attention, ``batch``
-    counts all heads, ``m`` the queries, ``n`` the keys and ``k`` the size of a head."""
+    """Products of one shape that the switch took, of real or complex matrices, and how many
+    (``times``). Of attention, ``batch`` counts all heads, ``m`` the queries, ``n`` the keys and
+    ``k`` the size of a head."""
 
     op: str
     batch: int
@@ -57,7 +58,8 @@ class Report(NamedTuple):
 
     on: bool
     taken: tuple[Taken, ...]
-    # how many large float32 products, and calls of attention, stayed torch's, for each reason
+    # how many large products in float32 or complex64, and calls of attention, stayed torch's, for
+    # each reason
     left: dict[str, int]
     others: tuple[str, ...]  # ops that keep the kernel of another package
 
@@ -170,7 +172,7 @@ class Switch:
             if (
                 self._on
                 and a.numel() * b.numel() >= least
-                and a.dtype is torch.float32
+                and a.dtype in (torch.float32, torch.complex64)
                 and a.dim() == b.dim() > 1
                 and a.numel() * b.size(-1) >= least
                 and a.size(-1) > 1
@@ -245,11 +247,12 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
     forms, and everything that calls them: ``matmul``, ``einsum``, ``linear``, gradients, and the
     products that Inductor leaves to cuBLAS. It takes convolutions of single points (1 x 1 and the
     like) and their gradients as the products that they are, and on Hopper those of windows in one
-    or two dimensions, with one group, and transposed ones. Results have float32's accuracy, like
-    those of :func:`gemm` with ``precision="highest"``, but not the same bits as torch's. Everything
-    else stays torch's: other dtypes, products that torch computes as fast, all products while
-    torch's settings allow TF32, and convolutions while its setting for them does, which is torch's
-    default: ``torch.backends.cudnn.allow_tf32 = False`` forbids it.
+    or two dimensions, with one group, and transposed ones. Also on Hopper, it takes products of
+    complex64, as real ones of twice ``n`` and ``k``. Results have float32's accuracy, like those of
+    :func:`gemm` with ``precision="highest"``, but not the same bits as torch's. Everything else
+    stays torch's: other dtypes, products that torch computes as fast, all products while torch's
+    settings allow TF32, and convolutions while its setting for them does, which is torch's default:
+    ``torch.backends.cudnn.allow_tf32 = False`` forbids it.
 
     It also takes ``scaled_dot_product_attention`` of float32 and its gradients, where torch would
     use its memory-efficient kernel. That has float32's accuracy whether TF32 is allowed or not, and

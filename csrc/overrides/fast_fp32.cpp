@@ -47,14 +47,18 @@ Tensor owned(AtenTensorHandle result) {
   return own;
 }
 
+bool is_float32_or_complex64(const Tensor& t) {
+  int32_t dtype = -1;
+  return aoti_torch_get_dtype(handle(t), &dtype) == 0 &&
+         (dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_complex64());
+}
+
 // Whether it is worth asking: never for outer products. The dtype comes first, so that a product in
 // 16 bits pays least.
 bool may_be_taken(const Tensor& a, const Tensor& b) {
   if (!the_switch->on->load(std::memory_order_relaxed)) return false;
-  int32_t dtype = -1;
   int64_t a_rank = 0, b_rank = 0, k = 0, size = 0, columns = 0;
-  return aoti_torch_get_dtype(handle(a), &dtype) == 0 && dtype == aoti_torch_dtype_float32() &&
-         aoti_torch_get_dim(handle(a), &a_rank) == 0 && a_rank > 1 &&
+  return is_float32_or_complex64(a) && aoti_torch_get_dim(handle(a), &a_rank) == 0 && a_rank > 1 &&
          aoti_torch_get_dim(handle(b), &b_rank) == 0 && b_rank == a_rank &&
          aoti_torch_get_size(handle(a), a_rank - 1, &k) == 0 && k > 1 &&
          aoti_torch_get_numel(handle(a), &size) == 0 &&

@@ -30,12 +30,13 @@ struct Cpu {
 
   template <typename Place>
   static std::optional<fast_fp32::Left> run(const char*, const Product& p,
-                                            const fast_fp32::Added& added, const Place& place) {
+                                            const fast_fp32::Added& added,
+                                            const fast_fp32::ComplexMatrix*, const Place& place) {
     if (p.m < 8) return fast_fp32::Left::kPlan;
     if (refusal >= 0) return static_cast<fast_fp32::Left>(refusal);
     if (refusal == -2) throw std::runtime_error("out of memory");
-    const float *a = in<float>(p.a), *b = in<float>(p.b);
     float* const c = out<float>(place());
+    const float *a = in<float>(p.a), *b = in<float>(p.b);
     for (int64_t z = 0; z < p.batch; ++z) {
       for (int64_t i = 0; i < p.m; ++i) {
         for (int64_t j = 0; j < p.n; ++j) {
@@ -52,6 +53,23 @@ struct Cpu {
       }
     }
     return std::nullopt;
+  }
+
+  static void write(const fast_fp32::ComplexMatrix& x, const Tensor& to) {
+    const int64_t row = x.matrix_row(), col = x.matrix_col();
+    for (int64_t z = 0; z < x.batch; ++z) {
+      for (int64_t l = 0; l < x.k; ++l) {
+        for (int64_t j = 0; j < x.n; ++j) {
+          const float* const pair =
+              x.b + 2 * (z * x.batch_stride + l * x.row_stride + j * x.col_stride);
+          const float re = pair[0], im = x.conjugate_b ? -pair[1] : pair[1];
+          const float sign = x.conjugate_a ? -1.0F : 1.0F;
+          float* const block = out<float>(to) + 4 * z * x.k * x.n + 2 * l * row + 2 * j * col;
+          block[0] = re, block[col] = im;
+          block[row] = -sign * im, block[row + col] = sign * re;
+        }
+      }
+    }
   }
 };
 

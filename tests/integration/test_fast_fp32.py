@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CHECKS = HERE / "fast_fp32_checks.py", HERE / "fast_fp32_switch_checks.py"
+CHECKS = [HERE / f"fast_fp32_{what}checks.py" for what in ("", "switch_", "complex_")]
 CONVOLUTIONS = HERE / "fast_fp32_convolution_checks.py"
 NO_SOURCE = {
     "condition": not shutil.which("c++") or not (ROOT / "csrc").exists(),

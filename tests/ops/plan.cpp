@@ -7,6 +7,8 @@
 //   KERNEL
 //     STRIDE PADDING DILATION: the choice, k-slices, bytes of the workspace
 //   given DEVICE MODEL OTHER    1 if it has the costs that a device of the other model was given
+//   complex DEVICE BATCH M N K A_LAYOUT B_LAYOUT
+//                               1 if a complex product gains from being a real one
 //   windows DEVICE GRADS_INPUT, and for both dimensions INPUT OUTPUT KERNEL STRIDE PADDING
 //   DILATION:
 //     for both, where the first window begins, where the last one after the image's last point, and
@@ -23,6 +25,7 @@
 
 #include "convolution/geometry.h"
 #include "convolution/plan.h"
+#include "gemm/complex_matrix/plan.h"
 #include "gemm/plan.h"
 #include "recurrent/cells/gru.h"
 #include "recurrent/cells/lltm.h"
@@ -87,6 +90,26 @@ void gemm(std::istream& in, const DeviceFacts& device) {
     case GemmKernel::kLibrary:
       return answer(plan.library == LibraryCall::kConverted ? "converted" : "library");
   }
+}
+
+// A transposed a is copied.
+bool complex_gains(std::istream& in, const DeviceFacts& device) {
+  int64_t batch, m, n, k;
+  bool a_layout, b_layout;
+  in >> batch >> m >> n >> k >> a_layout >> b_layout;
+  const ComplexMatrixArgs matrix{.batch = batch,
+                                 .k = k,
+                                 .n = n,
+                                 .batch_stride = k * n,
+                                 .row_stride = b_layout ? 1 : n,
+                                 .col_stride = b_layout ? k : 1};
+  const int64_t copied = a_layout ? batch * m * k : 0;
+  GemmProblem p{.batch = batch, .m = m, .n = 2 * n, .k = 2 * k};
+  p.a_batch = p.m * p.k, p.a_row = p.k, p.a_col = 1;
+  p.b_batch = p.k * p.n, p.b_row = matrix.matrix_row(), p.b_col = matrix.matrix_col();
+  p.out_batch = p.m * p.n, p.out_row = p.n, p.out_col = 1;
+  p.preparation = complex_matrix::preparation(matrix, copied, kComplexCosts);
+  return plan_gemm<float, float>(p, device).on_tensor_cores();
 }
 
 template <typename Cell>
@@ -209,6 +232,8 @@ int main() {
       given_costs = &given;
       std::cout << (&costs_of(asked) == &given.costs) << '\n';
       given_costs = nullptr;
+    } else if (question == "complex") {
+      std::cout << complex_gains(in, device) << '\n';
     } else if (question == "windows") {
       windows(in);
     } else if (question == "lltm") {

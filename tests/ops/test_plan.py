@@ -181,6 +181,40 @@ def test_a_product_with_a_16_bit_operand(device, m, n, k, a, b, half, kernel, pl
     assert plan([question])[0][0] == kernel
 
 
+COMPLEX = [  # device, batch, m, n, k, transposed a and b -> whether it becomes a real product
+    ("H200", 1, 4096, 4096, 4096, 0, 0, 1),
+    ("H200", 1, 1024, 1024, 1024, 1, 0, 1),
+    ("H200", 8, 1024, 512, 512, 0, 1, 1),
+    ("H200", 1, 16384, 64, 4096, 0, 1, 1),
+    ("H200", 1, 600, 600, 600, 0, 0, 1),
+    ("H200", 1, 512, 512, 512, 0, 0, 0),
+    ("H200", 1, 256, 8192, 8192, 0, 1, 1),
+    ("H200", 1, 200, 8192, 8192, 0, 1, 0),
+    ("H200", 1, 16, 4096, 4096, 0, 1, 0),  # few rows: b would be moved five times
+    ("H200", 4096, 32, 32, 32, 0, 0, 0),
+    ("H200-plain", 1, 4096, 4096, 4096, 0, 0, 0),
+    ("A100", 1, 4096, 4096, 4096, 0, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("device", "batch", "m", "n", "k", "a", "b", "want"), COMPLEX)
+def test_a_complex_product(device, batch, m, n, k, a, b, want, plan):
+    assert plan([("complex", *DEVICES[device], batch, m, n, k, a, b)]) == [(str(want),)]
+
+
+def test_complex_products_cost_more_than_real_ones(plan):
+    """Those of their size that become real ones."""
+    sizes = [torch.randint(32, 2000, (3,)).tolist() for _ in range(500)]
+    device = DEVICES["H200"]
+    real = [("gemm", *device, 4, 4, 1, m, 2 * n, 2 * k, *[0] * 8) for m, n, k in sizes]
+    complex_ = [("complex", *device, 1, m, n, k, 0, 0) for m, n, k in sizes]
+    copied = [("complex", *device, 1, m, n, k, 1, 0) for m, n, k in sizes]
+    ours = [kernel.startswith("fp32") for kernel, *_ in plan(real)]
+    gains, gains_copied = ([answer == ("1",) for answer in plan(q)] for q in (complex_, copied))
+    assert sum(ours) > sum(gains) > sum(gains_copied) > 0
+    assert all(a >= b >= c for a, b, c in zip(ours, gains, gains_copied, strict=True))
+
+
 @pytest.mark.parametrize("cell", ["lltm", "lstm", "gru"])
 @EACH_DEVICE
 def test_a_layer_fits_the_device(device, cell, plan):

@@ -167,7 +167,8 @@ inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Narrow& costs
   const int slices = choose_slices(wide, p.k, device.sm_count);
   const auto& product = p.mixed() ? costs.halves : costs.floats;
   const double own = cost_here(wide, p.k, slices, device.sm_count, product.here, costs);
-  if (own > cost_of_library(p, wide, costs)) return "too small to pay for its launches";
+  if (own + p.preparation > cost_of_library(p, wide, costs))
+    return "too small to pay for its launches";
   if (sm90_accepts && own > cost_of_split(p, product.split, costs))
     return "so wide that a split beforehand pays";
   plan->kernel = GemmKernel::kFp32Narrow;

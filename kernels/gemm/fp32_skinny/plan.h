@@ -48,6 +48,7 @@ inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Skinny& costs
   if (p.batch != 1 || p.m < 2 || p.m > 64) return "supports 2 to 64 rows and no batch";
   if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";
   if (p.k >= (1 << 28) || !vectorizes_b(p)) return "needs a b of aligned rows or columns";
+  if (p.preparation > 0) return "its gain is not known well enough to pay for a preparation";
   if (!pays(p, costs)) return "too few columns, or k too short";
   constexpr int kMinBlocks = 4;  // k-blocks per slice
   const Tile& tile = tile_of(p);

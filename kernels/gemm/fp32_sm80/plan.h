@@ -46,7 +46,8 @@ inline const char* plan(const GemmProblem& p, const GemmCosts::Fp32Sm80& costs, 
     if (costs.product >= 1) return "six bf16 products cost more than the library's one of float";
     if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";
     const double library = static_cast<double>(p.batch) * p.m * p.n * p.k;
-    if (cost(static_cast<int64_t>(tiles), p.k, device.sm_count, costs) > library) {
+    const double own = cost(static_cast<int64_t>(tiles), p.k, device.sm_count, costs);
+    if (own + p.preparation > library) {
       return "tiles would leave SMs idle, or are too few to pay for the launch";
     }
   }

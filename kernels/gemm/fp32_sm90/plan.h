@@ -106,8 +106,8 @@ inline bool pays(const GemmProblem& p, const GemmCosts::Fp32Sm90& costs) {
   const bool two_passes = (size.a_strided || size.b_strided) && p.k > fp32_split::kMaxColumnK;
   const double a = size.a_strided ? costs.strided_element : costs.element;
   const double b = size.b_strided ? costs.strided_element : costs.element;
-  return size.work >=
-         costs.launches + (two_passes ? costs.second_pass : 0) + size.a * a + size.b * b;
+  return size.work >= costs.launches + (two_passes ? costs.second_pass : 0) + size.a * a +
+                          size.b * b + p.preparation;
 }
 
 // Whether one product per element is faster than three at this size.
