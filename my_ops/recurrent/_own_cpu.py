@@ -20,7 +20,7 @@ from torch import Tensor
 
 from my_ops._cache import read, write
 from my_ops.ops._common import ops
-from my_ops.recurrent import _compiled
+from my_ops.recurrent import _carried, _compiled
 from my_ops.recurrent._compiled import (
     CannotCompile,
     body_of,
@@ -180,32 +180,10 @@ def _load(path: Path) -> Any:
 # ----------------------------------------------------------------------------------------- calls
 
 
-def _together(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Values of a unit, (*, hidden) each: side by side, (*, count * hidden)."""
-    if len(tensors) < 2:
-        return tensors[0] if tensors else None
-    return torch.cat(list(tensors), -1)
-
-
-def _apart(cell: Any, together: Tensor) -> list[Tensor]:
-    """The other way, in memory of their own."""
-    count = len(cell.carried)
-    if count < 2:
-        return [together]
-    return [t.clone(memory_format=torch.contiguous_format) for t in together.chunk(count, -1)]
-
-
 def _arguments(cell: Any, parameters: Sequence[Any]) -> list[Any]:
     """Those of the ops: parameters with a value for each unit side by side."""
     vectors = cell.weights.vectors_of(*parameters)
-    return [*parameters[:2], _together(vectors), *parameters[-2:]]
-
-
-def _of_carried(grads: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
-    """Gradients of carried values; zeros for some of them."""
-    if all(g is None for g in grads):
-        return None
-    return _together([torch.zeros_like(like) if g is None else g for g in grads])
+    return [*parameters[:2], _carried.together(vectors), *parameters[-2:]]
 
 
 def forward(
@@ -222,10 +200,10 @@ def forward(
     if number is None:
         return None
     h0, *carried0 = states
-    given = (input, h0, _together(carried0), *_arguments(cell, parameters), *of_rows)
+    given = (input, h0, _carried.together(carried0), *_arguments(cell, parameters), *of_rows)
     output, h_n, *found = ops.own_cell(number, *given, saves)
-    last = _apart(cell, found.pop(0)) if carried0 else []
-    sequences = _apart(cell, found.pop()) if saves and carried0 else []
+    last = _carried.apart(cell, found.pop(0)) if carried0 else []
+    sequences = _carried.apart(cell, found.pop()) if saves and carried0 else []
     return (output, h_n, *last, *found, *sequences)
 
 
@@ -242,14 +220,12 @@ def backward(
     number = number_of(cell, saved.dtype)
     if number is None:
         return None
-    sequences, states = list(read[: len(read) // 2]), list(read[len(read) // 2 :])
-    output, h0 = (sequences.pop(0), states.pop(0)) if cell.reads_h else (None, None)
-    grad_output, grad_h_n, *grad_carried_n = grads
-    of_carried = _of_carried(grad_carried_n, states[0]) if states else None
-    of_forward = (saved, _together(sequences), output, h0, _together(states), w_h)
-    given = (grad_output, grad_h_n, of_carried, *of_forward)
+    output, h0, carried, carried0 = _carried.of_forward(cell, read)
+    grad_output, grad_h_n, *of_kinds = grads
+    of_carried = _carried.gradients(of_kinds, carried0)
+    given = (grad_output, grad_h_n, of_carried, saved, carried, output, h0, carried0, w_h)
     terms, grad_h0, *grad_carried0 = ops.own_cell_backward(number, *given, *of_rows)
-    return (terms, grad_h0, *(_apart(cell, grad_carried0[0]) if states else []))
+    return (terms, grad_h0, *(_carried.apart(cell, grad_carried0[0]) if of_kinds else []))
 
 
 def step(
@@ -260,9 +236,9 @@ def step(
     if number is None:
         return None
     h, *carried = states
-    given = (input, h, _together(carried), *_arguments(cell, parameters))
+    given = (input, h, _carried.together(carried), *_arguments(cell, parameters))
     new_h, *found = ops.own_cell_step(number, *given, saves)
-    return [new_h, *(_apart(cell, found.pop(0)) if carried else []), *found]
+    return [new_h, *(_carried.apart(cell, found.pop(0)) if carried else []), *found]
 
 
 def step_backward(
@@ -274,8 +250,8 @@ def step_backward(
         return None
     states = list(read)
     h = states.pop(0) if cell.reads_h else None
-    grad_h, *grad_carried = grads
-    of_carried = _of_carried(grad_carried, states[0]) if states else None
-    given = (grad_h, of_carried, saved, h, _together(states))
+    grad_h, *of_kinds = grads
+    carried = _carried.together(states)
+    given = (grad_h, _carried.gradients(of_kinds, carried), saved, h, carried)
     terms, *found = ops.own_cell_step_backward(number, *given)
-    return [terms, *found[:-1], *_apart(cell, found[-1])] if states else [terms, *found]
+    return [terms, *found[:-1], *_carried.apart(cell, found[-1])] if of_kinds else [terms, *found]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from my_ops.ops._common import ops
-from my_ops.recurrent import _compiled, _nvrtc
+from my_ops.recurrent import _carried, _compiled, _nvrtc
 from my_ops.recurrent._compiled import CannotCompile, body_of, lacking, say, shown, struct_of
 from my_ops.recurrent._formulas import Rows
 
@@ -225,20 +225,6 @@ def _dense(t: Any) -> Any:
     return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
-def _together(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Carried values, (*, carried, hidden): those of all kinds side by side."""
-    if len(tensors) < 2:
-        return tensors[0] if tensors else None
-    return torch.stack(list(tensors), -2)
-
-
-def _apart(together: Tensor | None) -> list[Tensor]:
-    """The other way, in memory of their own. ``together`` is (*, carried, hidden)."""
-    if together is None:
-        return []
-    return [t.clone(memory_format=torch.contiguous_format) for t in together.unbind(-2)]
-
-
 def _row_major(weights: Tensor) -> Tensor:
     return weights if weights.stride(1) == 1 else weights.contiguous()
 
@@ -286,9 +272,9 @@ def forward(
         w_h, h0 = _row_major(w_h), _dense(states[0])
         count = len(cell.carried)
         of_state = {"output": input.new_empty(sizes), "h_n": torch.empty_like(h0)}
-        carried_n = input.new_empty(batch, count, hidden) if count else None
+        carried_n = input.new_empty(batch, count * hidden) if count else None
         saved = input.new_empty(steps, batch, cell.saved * hidden) if saves else None
-        carried = input.new_empty(steps, batch, count, hidden) if saves and count else None
+        carried = input.new_empty(steps, batch, count * hidden) if saves and count else None
         given = {
             "gates_x": gates_x,
             "bias_x": None if bias_x is None else bias_x.contiguous(),
@@ -297,7 +283,7 @@ def forward(
             "w_h": w_h,
             "w_row": w_h.stride(0),
             "h0": h0,
-            "carried0": _dense(_together(states[1:])),
+            "carried0": _dense(_carried.together(states[1:])),
             "reset": _dense(None if rows.reset is None else rows.reset.squeeze(-1)),
             "zoneout": _dense(rows.zoneout),
             "carried_n": carried_n,
@@ -313,8 +299,8 @@ def forward(
             count_of_steps, last = _ends(rows.runs, hidden)
             h_n = torch.where(count_of_steps > 0, output.gather(0, last).squeeze(0), h0)
             output = torch.where(rows.runs, output, 0.0)
-        results = (output, h_n, *_apart(carried_n))
-        return (*results, saved, *_apart(carried)) if saved is not None else results
+        results = (output, h_n, *_carried.apart(cell, carried_n))
+        return (*results, saved, *_carried.apart(cell, carried)) if saved is not None else results
 
 
 def backward(
@@ -335,11 +321,8 @@ def backward(
         if kernel is None:
             return None
         rows = Rows.of(saved, *of_rows)
-        sequences, states = read[: len(read) // 2], read[len(read) // 2 :]
-        output = h0 = None
-        if cell.reads_h:
-            (output, *sequences), (h0, *states) = sequences, states
-        grad_output, grad_h_n, *grad_carried_n = grads
+        output, h0, carried, carried0 = _carried.of_forward(cell, read)
+        grad_output, grad_h_n, *of_kinds = grads
         given_h_n = grad_h_n
         if rows.runs is not None:
             count_of_steps, last = _ends(rows.runs, hidden)
@@ -349,26 +332,22 @@ def backward(
             if grad_h_n is not None:
                 of_last = torch.where(count_of_steps > 0, grad_h_n, 0.0).unsqueeze(0)
                 grad_output, grad_h_n = grad_output.scatter_add(0, last, of_last), None
-        of_carried = None
-        if any(g is not None for g in grad_carried_n):
-            zero = saved.new_zeros(batch, hidden)
-            of_carried = _together([zero if g is None else g for g in grad_carried_n])
         w_h, count = _row_major(w_h), len(cell.carried)
         grad_terms = saved.new_empty(steps, batch, cell.terms * hidden)
         grad_h0 = saved.new_empty(batch, hidden)
-        grad_carried0 = saved.new_empty(batch, count, hidden) if count else None
+        grad_carried0 = saved.new_empty(batch, count * hidden) if count else None
         kept = None
         if rows.zoneout is not None:
             kept = saved.new_empty(batch, hidden, dtype=torch.float32)
         given = {
             "grad_output": _dense(grad_output),
             "grad_h_n": _dense(grad_h_n),
-            "grad_carried_n": _dense(of_carried),
+            "grad_carried_n": _dense(_carried.gradients(of_kinds, carried0)),
             "saved": _dense(saved),
-            "carried": _dense(_together(sequences)),
+            "carried": _dense(carried),
             "output": _dense(output),
             "h0": _dense(h0),
-            "carried0": _dense(_together(states)),
+            "carried0": _dense(carried0),
             "w_h": w_h,
             "w_row": w_h.stride(0),
             "reset": _dense(None if rows.reset is None else rows.reset.squeeze(-1)),
@@ -385,7 +364,7 @@ def backward(
         if rows.runs is not None:
             unmoved = torch.zeros_like(grad_h0) if given_h_n is None else given_h_n
             grad_h0 = torch.where(count_of_steps > 0, grad_h0, unmoved)
-        return (grad_terms, grad_h0, *_apart(grad_carried0))
+        return (grad_terms, grad_h0, *_carried.apart(cell, grad_carried0))
 
 
 def _keeps_ended_rows(cell: Any, of_rows: Sequence[Any]) -> bool:

@@ -58,7 +58,16 @@ LAYERS = "error_classes nn nn_tools lltm_layer lltm_regularisers overrides autoc
 PLAIN = "plain plain_errors plain_calls"
 OWN_CELL = "own_cell_definition own_cell heads own_cell_cpu own_cell_nvrtc"
 OWN_CELL += " own_cell_kernels own_cell_built"
-OF_OWN_CELLS = "_derived", "_expressions", "_header", "_nvrtc", "_own_", "_trace", "own_cell"
+OF_OWN_CELLS = (
+    "_carried",
+    "_derived",
+    "_expressions",
+    "_header",
+    "_nvrtc",
+    "_own_",
+    "_trace",
+    "own_cell",
+)
 TESTS = {  # the first prefix that fits counts
     "my_ops/__main__": "report run tune",
     "my_ops/__init__": "package private_names report fast_fp32 typing",
