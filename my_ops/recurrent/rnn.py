@@ -153,7 +153,11 @@ class RNN(PlainLayerCall, TorchLayer):
         return CELLS[self.mode.lower()]
 
     _direction = CellLayer._direction  # type: ignore[assignment]
-    flatten_parameters = nn.RNNBase.flatten_parameters  # for cuDNN
+
+    def flatten_parameters(self) -> None:
+        """As torch's, unless there are ``heads``, whose weights are not cuDNN's."""
+        if self.heads == 1:
+            nn.RNNBase.flatten_parameters(self)
 
     def _each_layer(
         self, x: Tensor, states: Tensors, lengths: MaybeTensor, reset: MaybeTensor

@@ -15,7 +15,7 @@ if _own_kernels._module() is None:
     pytest.skip("a build for the CPU", allow_module_level=True)
 
 TYPES = [dtype for dtype in LIMIT if dtype != torch.float64]
-COMPILED = ["lstm", "gru", "lltm", "tanh_rnn", "minimal", "janet", "peephole", "scaled", "indrnn"]
+COMPILED = ["lstm", "gru", "lltm", "tanh_rnn", "minimal", "janet", "peephole", "scaled"]
 COMPILED += ["functions", "slstm"]
 # steps, batch, inputs, hidden
 SIZES = {
@@ -44,8 +44,10 @@ def test_kernels(name, size, dtype):
     check(name, SIZES[size], "plain", dtype, "cuda")
 
 
-def test_a_kink():
-    check("relu_rnn", SIZES["warp"], "plain", torch.float32, "cuda")
+@pytest.mark.parametrize("name", ["relu_rnn", "indrnn"])
+def test_a_kink(name):
+    """In 16 bits, rounding moves values across it."""
+    check(name, SIZES["warp"], "plain", torch.float32, "cuda")
 
 
 @pytest.mark.parametrize("mode", MODES)

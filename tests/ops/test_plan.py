@@ -193,7 +193,8 @@ COMPLEX = [  # device, batch, m, n, k, transposed a and b -> whether it becomes 
     ("H200", 1, 16, 4096, 4096, 0, 1, 0),  # few rows: b would be moved five times
     ("H200", 4096, 32, 32, 32, 0, 0, 0),
     ("H200-plain", 1, 4096, 4096, 4096, 0, 0, 0),
-    ("A100", 1, 4096, 4096, 4096, 0, 0, 0),
+    ("A100", 1, 4096, 4096, 4096, 0, 0, 1),
+    ("A100", 1, 512, 512, 512, 0, 0, 0),
 ]
 
 
