@@ -252,7 +252,7 @@ def test_values_that_are_not_finite(value):
 def test_errors_are_torchs():
     a, b = crandn(M, K), crandn(K, N)
     wrong = {
-        "mm": lambda: torch.mm(a, a),
+        "mm": lambda: torch.mm(a, b[1:]),
         "mm of two dtypes": lambda: torch.mm(a, b.real),
         "mm of two dtypes, the other way": lambda: torch.mm(a.real, b),
         "addmm of two dtypes": lambda: torch.addmm(b[0].real, a, b),
