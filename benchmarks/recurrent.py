@@ -8,8 +8,9 @@ a logarithmic scale. ``reset``: a layer with resets, beside the same layer witho
 training steps on the host's clock. ``memory``: what a layer holds between forward and backward,
 the output included, in MiB. ``converted``: torch's layers, also of two directions and of several
 layers, before and after ``my_ops.convert``. ``converted_host``: short ones on the host's clock.
-Times are medians of alternating runs, in microseconds; those of the GPU but for ``host`` and
-``converted_host``. Except for ``high`` the layers of both are called with their defaults, with the
+``rnn``: ``nn.RNN`` by the kernels of its cell, which a call may leave to cuDNN, likewise. Times are
+medians of alternating runs, in microseconds; those of the GPU but for ``host``, ``converted_host``
+and ``rnn``. Except for ``high`` the layers of both are called with their defaults, with the
 TF32 that each is allowed.
 """
 
@@ -148,6 +149,26 @@ def converted_host() -> Iterator[Case]:
                     yield from before_and_after(name, dtype, *sizes, *form)
 
 
+class RnnOfKernels(my_ops.nn.RNN):
+    def _faster_in_torch(self, *_: Any) -> None:
+        return None
+
+
+def rnn() -> Iterator[Case]:
+    for dtype in DTYPES:
+        for size in (32, 128, 512, 1024):
+            for batch in (1, 16, 128):
+                theirs, ours = (
+                    kind(size, size, device="cuda", dtype=dtype)
+                    for kind in (torch.nn.RNN, RnnOfKernels)
+                )
+                for steps in (32, 64, 256):
+                    x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
+                    what = f"RNN {name_of(dtype)} T{steps} B{batch} H{size}"
+                    for way, run in ways(x, torch.randn_like(x)):
+                        yield Case(f"{what} {way}", run(ours), {"cuDNN": run(theirs)})
+
+
 def with_resets(name: str, steps: int, batch: int, size: int, dtype: torch.dtype) -> Iterator[Case]:
     x = torch.randn(steps, batch, size, device="cuda", dtype=dtype)
     grad, leaf = torch.randn_like(x), x.clone().requires_grad_()
@@ -220,22 +241,27 @@ def main() -> None:
         "converted": converted,
         "reset": reset,
     }
+    on_host = {
+        "host": (host, partial(wall_times, calls=100)),
+        "converted_host": (converted_host, partial(wall_times, calls=40, rounds=5)),
+        "rnn": (rnn, partial(wall_times, calls=4, rounds=5)),
+    }
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("family", nargs="*", choices=[*on_gpu, "host", "converted_host", "memory"])
+    parser.add_argument("family", nargs="*", choices=[*on_gpu, *on_host, "memory"])
     parser.add_argument("--budget", type=float, default=0.6, help="seconds a case")
     parser.add_argument("--alone", action="store_true", help="without peers, to compare builds")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     by_gpu = partial(gpu_times, budget=arguments.budget)
-    by_host = partial(wall_times, calls=100)
-    shortly = partial(wall_times, calls=40, rounds=5)
     families = {
         **{
             name: partial(timed, family(), by_gpu, arguments.alone)
             for name, family in on_gpu.items()
         },
-        "host": partial(timed, host(), by_host, arguments.alone),
-        "converted_host": partial(timed, converted_host(), shortly, arguments.alone),
+        **{
+            name: partial(timed, family(), times, arguments.alone)
+            for name, (family, times) in on_host.items()
+        },
         "memory": memory,
     }
     sections: dict[str, Any] = {}

@@ -106,9 +106,9 @@ def convert(
     sequences or more than 1024 units, while torch lets cuDNN use TF32 and products not; in 16 bits
     with two directions of at least 1024 units; and for small calls of several layers or directions,
     or with packed data. These calls have no second derivative, as before;
-    ``torch.backends.cudnn.flags(enabled=False)`` makes them ours. A converted RNN is ours on the
-    CPU alone, in calls of many steps; the first of them compiles its kernels, once for the machine.
-    One that is on CUDA is skipped.
+    ``torch.backends.cudnn.flags(enabled=False)`` makes them ours. A converted RNN is ours in calls
+    of many steps, as :class:`my_ops.nn.RNN` says; the first of them compiles its kernels, once for
+    the machine.
 
     Args:
         model: any module, which may itself be one of these layers.
@@ -252,6 +252,4 @@ def _reason_to_skip(module: nn.Module, kind: type[nn.Module]) -> str | None:
             return f"its {name} is of dtype {str(t.dtype).removeprefix('torch.')}"
         if t.device.type not in ("cpu", "cuda", "meta"):
             return f"its {name} is on {t.device}"
-        if kind is nn.RNN and t.is_cuda:
-            return "on CUDA its calls are torch's own"
     return None

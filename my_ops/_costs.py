@@ -63,6 +63,15 @@ class RnnCpu(NamedTuple):
     bfloat16_units: int = 512
 
 
+class RnnCuda(NamedTuple):
+    """From where nn.RNN is faster in its cell's kernels than in cuDNN, the time of the host
+    included. In float32 cuDNN too has small layers in one launch."""
+
+    steps: int = 64
+    units: int = 512
+    steps_16_bits: int = 32
+
+
 class Onednn(NamedTuple):
     """Up to where LSTM in bfloat16 is faster in ours than in oneDNN, on a CPU that multiplies
     bfloat16: an EPYC with AVX-512."""
@@ -98,4 +107,4 @@ class Attention(NamedTuple):
 
 CUDNN, ONEDNN, WEIGHTS_BACKWARD = Cudnn(), Onednn(), WeightsBackward()
 LINEAR, GRADIENTS = Linear(), Gradients()
-ATTENTION, RNN_CPU = Attention(), RnnCpu()
+ATTENTION, RNN_CPU, RNN_CUDA = Attention(), RnnCpu(), RnnCuda()

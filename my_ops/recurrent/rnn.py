@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from my_ops._costs import RNN_CPU
+from my_ops._costs import RNN_CPU, RNN_CUDA
 from my_ops._private import (
     any_autocast,
     any_requires_grad,
@@ -18,7 +18,7 @@ from my_ops._private import (
     transforms_active,
 )
 from my_ops.ops._checks import FLOATING
-from my_ops.recurrent import _checks, _own_cpu
+from my_ops.recurrent import _checks, _own_cpu, _own_kernels
 from my_ops.recurrent._calls import MaybeTensor, PlainLayerCall, PlainStepCall, Tensors
 from my_ops.recurrent._torch_layers import TorchLayer
 from my_ops.recurrent._torchs_calls import are_alike, steps_and_batch
@@ -104,11 +104,11 @@ class RNN(PlainLayerCall, TorchLayer):
     :class:`LLTM`, and ``heads``, as in :class:`LSTM`. It is a ``torch.nn.RNNBase``, but not a
     ``torch.nn.RNN`` for ``isinstance``, because torch.compile does not trace those.
 
-    The call is that of :class:`GRU`. On the CPU the machine's C++ compiler makes its kernels at the
-    first call that gains from them, in 1 to 2 s, as those of :func:`my_ops.cell`. Without these
-    arguments and options other calls run torch's own op: on CUDA all, and on the CPU those of few
-    steps, in 16 bits those of many units, and all where there is no compiler. So do all calls in
-    TorchScript, which has none of these arguments and options.
+    The call is that of :class:`GRU`. Its kernels are compiled at the first call that gains from
+    them, in 1 to 2 s, as those of :func:`my_ops.cell`. Without these arguments and options other
+    calls run torch's own op: those of few steps, on the CPU those of many units in 16 bits, on CUDA
+    those of few units in float32 and of packed data, and all where there is no compiler. So do all
+    calls in TorchScript, which has none of these arguments and options.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -200,19 +200,42 @@ class RNN(PlainLayerCall, TorchLayer):
         tensors = [data, *states, *parameters]
         if not are_alike(*tensors):
             return None
-        untimed = data.is_cuda  # the kernels of own cells, beside cuDNN
-        if untimed or tracing():  # torch's op goes into programs that run without my_ops
+        if tracing():  # torch's op goes into programs that run without my_ops
             return parameters
+        packed = batch_sizes is not None
+        trains = torch.is_grad_enabled() and any_requires_grad(*tensors)
+        if data.is_cuda:
+            gains = not packed and self._gains_on_cuda(data, *sizes, trains)
+            return None if gains else parameters
         if not data.is_cpu:
             return None
         if not any_autocast():  # there our op alone always returns 16 bits
-            packed = batch_sizes is not None
-            if packed and not (torch.is_grad_enabled() and any_requires_grad(*tensors)):
+            if packed and not trains:
                 return parameters  # padding costs more than forward alone gains
             if not _gains(data.dtype, *sizes, self.hidden_size, packed):
                 return parameters
         compiled = _own_cpu.number_of(self.cell._cell, data.dtype) is not None
         return None if compiled else parameters
+
+    def _gains_on_cuda(self, data: Tensor, steps: int, batch: int, trains: bool) -> bool:
+        """Whether all steps, and those of backward, run in one launch, and faster than cuDNN's."""
+        dtype = data.dtype
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+        if not _enough_on_cuda(dtype, steps, self.hidden_size):
+            return False
+        sizes = steps, batch, self.hidden_size
+        with torch.cuda.device(data.device):
+            return all(
+                _own_kernels.kernel_of(self.cell._cell, dtype, data.device.index, backward, *sizes)
+                for backward in ((False, True) if trains else (False,))
+            )
+
+
+def _enough_on_cuda(dtype: torch.dtype, steps: int, hidden: int) -> bool:
+    if dtype == torch.float32:
+        return steps >= RNN_CUDA.steps and hidden >= RNN_CUDA.units
+    return steps >= RNN_CUDA.steps_16_bits
 
 
 def _gains(dtype: torch.dtype, steps: int, batch: int, hidden: int, packed: bool) -> bool:

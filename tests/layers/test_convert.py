@@ -62,12 +62,6 @@ def test_every_kind_becomes_ours_and_back(device):
     assert torch.equal(model(x), want)
 
 
-def test_an_rnn_on_cuda_stays_torchs(cuda):
-    layer = nn.RNN(3, 4, device=cuda)
-    assert my_ops.convert(layer).skipped == {"": "on CUDA its calls are torch's own"}
-    assert type(layer) is nn.RNN
-
-
 def test_again_does_nothing():
     model, _ = made()
     first = my_ops.convert(model)

@@ -104,16 +104,49 @@ def test_what_torch_lacks_is_ours(device):
     assert nothing[0].shape == (0, BATCH, HIDDEN) and not nothing[1].any()
 
 
-def test_on_cuda_calls_are_torch_s(device):
+@pytest.mark.parametrize(
+    ("dtype", "steps", "hidden", "gains"),
+    [
+        (F32, 64, 512, True),
+        (F32, 63, 512, False),
+        (F32, 64, 511, False),
+        (BF16, 32, 8, True),
+        (torch.float16, 32, 8, True),
+        (BF16, 31, 8, False),
+    ],
+)
+def test_what_gains_on_cuda(dtype, steps, hidden, gains):
+    assert rnn._enough_on_cuda(dtype, steps, hidden) is gains
+
+
+@pytest.mark.parametrize(("dtype", "hidden"), [(BF16, 64), (F32, 512)])
+def test_calls_on_cuda(dtype, hidden, device):
     if device != "cuda":
         pytest.skip("the CPU's are above")
-    theirs = torch.nn.RNN(INPUTS, 64, 2, bidirectional=True, device=device)
-    layer = my_ops.nn.RNN(INPUTS, 64, 2, bidirectional=True, device=device)
+    options = {"bidirectional": True, "device": device, "dtype": dtype}
+    theirs = torch.nn.RNN(INPUTS, hidden, 2, **options)
+    layer = my_ops.nn.RNN(INPUTS, hidden, 2, **options)
     layer.load_state_dict(theirs.state_dict())
-    x = torch.randn(100, BATCH, INPUTS, device=device)
-    for given in (x, pack_padded_sequence(x, [100, 5, 2])):
+    x = torch.randn(64, BATCH, INPUTS, device=device, dtype=dtype)
+    assert ours(layer, x)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        torch.testing.assert_close(
+            layer(x), theirs(x), rtol=0, atol=0.02 if dtype == BF16 else 1e-5
+        )
+    for given in (x[:31], pack_padded_sequence(x, [64, 5, 2])):
         assert not ours(layer, given)
-    assert torch.equal(layer(x)[0], theirs(x)[0])
+    assert torch.equal(layer(x[:31])[0], theirs(x[:31])[0])
+    with torch.autocast("cuda", BF16):
+        assert ours(layer, x[:32])
+
+
+def test_on_cuda_without_a_kernel(device):
+    """In float64, and where W_h does not fit on chip."""
+    if device != "cuda":
+        pytest.skip("the CPU's are above")
+    for dtype, hidden in ((torch.float64, 64), (BF16, 2304)):
+        layer = my_ops.nn.RNN(INPUTS, hidden, device=device, dtype=dtype)
+        assert not ours(layer, torch.randn(64, BATCH, INPUTS, device=device, dtype=dtype))
 
 
 def test_without_a_compiler(monkeypatch, tmp_path, capfd):
