@@ -90,7 +90,6 @@ def host_times(never: Callable[[str], float]) -> list[dict[str, Any]]:
 
 def large_products() -> dict[str, Run]:
     a, b, bias = tensor(4096, 4096), tensor(4096, 4096), tensor(4096)
-    complex_ = tensor(4096, 4096, dtype=torch.complex64)
     sizes = [(768, 3072), (3072, 768)] * 12
     model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes)).cuda()
     x = tensor(8192, 768)
@@ -102,10 +101,36 @@ def large_products() -> dict[str, Run]:
     return {
         "4096 mm": lambda: torch.mm(a, b),
         "4096 linear with bias": lambda: linear(a, b, bias),
-        "4096 mm complex64": lambda: torch.mm(complex_, complex_),
-        "4096 mm complex64, adjoint": lambda: torch.mm(complex_.mH, complex_),
         "training step of 12 x Linear(768, 3072, 768), 8192 rows": step,
     }
+
+
+def complex_products() -> dict[str, Run]:
+    def product(*sizes: int, adjoint: bool = False) -> Run:
+        *batch, m, n, k = sizes
+        rows = (k, m) if adjoint else (m, k)
+        a, b = (tensor(*batch, *each, dtype=torch.complex64) for each in (rows, (k, n)))
+        return lambda: torch.matmul(a.mH if adjoint else a, b)
+
+    cubes = {f"{n} mm": product(n, n, n) for n in (600, 1024, 2048, 4096)}
+    adjoint = {f"{n} mm, adjoint": product(n, n, n, adjoint=True) for n in (1024, 4096)}
+    rows = {f"{m} x 4096 x 4096 mm": product(m, 4096, 4096) for m in (256, 1024)}
+    return {
+        **cubes,
+        **adjoint,
+        **rows,
+        "16384 x 64 x 4096 mm": product(16384, 64, 4096),
+        "8 x 512 bmm": product(8, 512, 512, 512),
+    }
+
+
+def gpu_rows(products: dict[str, Run]) -> list[dict[str, Any]]:
+    rows = []
+    for name, run in products.items():
+        times = gpu_times({"never us": run, "on us": under_switch(run)})
+        rows.append({"case": name, **{key: round(value, 1) for key, value in times.items()}})
+        show(rows[-1])
+    return rows
 
 
 def main() -> None:
@@ -115,12 +140,11 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as other:
         small = host_times(lambda name: other.submit(never_switched, name).result())
-    sections: dict[str, Any] = {"host time of small products": small}
-    rows = sections["products and a training step"] = []
-    for name, run in large_products().items():
-        times = gpu_times({"never us": run, "on us": under_switch(run)})
-        rows.append({"case": name, **{key: round(value, 1) for key, value in times.items()}})
-        show(rows[-1])
+    sections = {
+        "host time of small products": small,
+        "products and a training step": gpu_rows(large_products()),
+        "complex products": gpu_rows(complex_products()),
+    }
     if output:
         save(output, sections)
 

@@ -393,8 +393,8 @@ cudaError_t ragged(const Ragged& args, cudaStream_t stream);
 // the same bits.
 //
 // Every pointer is aligned to 16 bytes except the biases, vectors, reset and w_h, which only need
-// the alignment of their type (a w_h whose rows start at multiples of 16 bytes loads faster). Nothing
-// may alias.
+// the alignment of their type (a w_h whose rows start at multiples of 16 bytes loads faster).
+// Nothing may alias.
 template <typename T>
 struct RecurrentSequence {
   const float* gates_x;  // [steps, batch, kGates, hidden]
