@@ -17,6 +17,7 @@ struct AskedKernel {
   const char* type;
   int gates, terms, state, width, backward;
   int64_t steps, batch, hidden;
+  int heads;                  // which divide the hidden units
   const AskedDevice* device;  // null: the current one
 };
 
@@ -37,12 +38,15 @@ MY_OPS_EXPORT int64_t my_ops_plan_own_kernel(const my_ops::AskedKernel* asked, v
   cuda::KernelName kernel;
   const auto status = cuda::plan_recurrent_kernel(
       {asked->gates, asked->terms, asked->state, false}, pass, asked->width, asked->steps,
-      asked->batch, asked->hidden, asked->device ? &facts : nullptr, &plan, &kernel);
+      asked->batch, asked->hidden, asked->heads, asked->device ? &facts : nullptr, &plan, &kernel);
   if (status != cudaSuccess || kernel.family == nullptr) return kStepByStep;
   std::string text = "my_ops::cuda::";
   text += kernel.family;
   text += asked->backward ? "_backward" : "_forward";
-  text += std::string("_kernel<my_ops::") + asked->cell + ", " + asked->type;
+  text += "_kernel<";
+  const std::string cell = std::string("my_ops::") + asked->cell;
+  text += asked->heads > 1 ? "my_ops::cuda::Headed<" + cell + ">" : cell;
+  text += std::string(", ") + asked->type;
   for (const int of : kernel.sizes) {
     if (of != 0) text += ", " + std::to_string(of);
   }

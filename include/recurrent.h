@@ -362,6 +362,7 @@ enum class RecurrentKernel {
 struct RecurrentPlan {
   RecurrentKernel kernel = RecurrentKernel::kSteps;
   bool steps_faster_in_tf32 = false;  // where products may have TF32's accuracy
+  int heads = 1;                      // of plan_recurrent_kernel
   int64_t workspace = 0;              // bytes
   WarpPlan warp{};
   BlockPlan block{};
@@ -490,14 +491,17 @@ cudaError_t recurrent_sequence_backward(const RecurrentSequenceBackward<T>& args
 // kernels/recurrent/nvrtc.cuh. The plan is one of kernels other than warpgroups', and its kernel is
 // FAMILY_forward_kernel or FAMILY_backward_kernel<Cell, T, sizes...>; family is null for kSteps,
 // and a size of 0 is none. A null device is the current one.
+//
+// With more than one head, which divide the units, the kernel is that of Headed<Cell>: the launch
+// runs all heads side by side, and w_h is [kGates * hidden, hidden / heads].
 struct DeviceFacts;  // device.h
 struct KernelName {
   const char* family;
   int sizes[3];
 };
 cudaError_t plan_recurrent_kernel(const CellFacts& cell, Pass pass, int width, int64_t steps,
-                                  int64_t batch, int64_t hidden, const DeviceFacts* device,
-                                  RecurrentPlan* plan, KernelName* name);
+                                  int64_t batch, int64_t hidden, int heads,
+                                  const DeviceFacts* device, RecurrentPlan* plan, KernelName* name);
 // `kernel` was loaded, for this plan, from such machine code, and its pass is that of the
 // arguments, whose arrays have its types. The code stays loaded. A plan that the device does not
 // hold is refused (cudaErrorNotSupported).

@@ -44,13 +44,15 @@ class CellExtension(Extension):
     Args:
         module: the name of a module of the package. The build imports it.
         gpus: the names of GPUs, as ``python -m my_ops explain --gpu`` takes them.
-        hidden_sizes: with ``heads``, of one head.
+        hidden_sizes: of whole layers, with ``heads`` too.
+        heads: any number of them may take kernels of its own, as with ``batch_sizes``.
         batch_sizes: any in their range may take a kernel of its own, so list them all:
             ``range(1, 65)``. Most of them share their kernels.
         dtypes: float32, float16 or bfloat16. They matter on CUDA alone.
 
     Raises:
-        ValueError: a name or a dtype is not one of these, a size is below 1, or sizes are missing.
+        ValueError: a name or a dtype is not one of these, a size is below 1, sizes are missing, or
+            ``heads`` do not divide ``hidden_sizes``.
     """
 
     def __init__(
@@ -59,20 +61,27 @@ class CellExtension(Extension):
         *,
         gpus: Iterable[str] = (),
         hidden_sizes: Iterable[int] = (),
+        heads: Iterable[int] = (1,),
         batch_sizes: Iterable[int] = (1,),
         dtypes: Iterable[torch.dtype] = (torch.float32,),
     ) -> None:
         super().__init__(module, sources=[])
         self.gpus, self.dtypes = list(gpus), list(dtypes)
         self.hidden_sizes, self.batch_sizes = list(hidden_sizes), list(batch_sizes)
+        self.heads = list(heads)
         _check("gpus", self.gpus, GPUS)
         _check("dtypes", self.dtypes, _own_kernels.TYPES)
-        for name in ("hidden_sizes", "batch_sizes"):
+        for name in ("hidden_sizes", "batch_sizes", "heads"):
             sizes = getattr(self, name)
             if any(size < 1 for size in sizes):
                 raise ValueError(f"CellExtension: {name} must be at least 1, got {sizes}")
             if self.gpus and not sizes:
                 raise ValueError(f"CellExtension: {name} must not be empty where gpus are given")
+        if any(hidden % heads for hidden, heads in product(self.hidden_sizes, self.heads)):
+            raise ValueError(
+                f"CellExtension: heads must divide hidden_sizes = {self.hidden_sizes}, got "
+                f"{self.heads}"
+            )
 
 
 def _check(name: str, given: Iterable[object], allowed: Iterable[object]) -> None:
@@ -122,11 +131,11 @@ class BuildCells(build_ext):
             try:
                 header = cell.header()
                 _own_cpu.build(header, folder)
-                kinds = product(extension.gpus, extension.dtypes, extension.hidden_sizes)
-                for gpu, dtype, hidden in kinds:
+                sizes = extension.hidden_sizes, extension.heads
+                for gpu, dtype, hidden, heads in product(extension.gpus, extension.dtypes, *sizes):
                     name = f"{extension.name}.{cell.name}, {hidden} units of {dtype} on {gpu}"
                     self.announce(f"compiling {name}", logging.INFO)
-                    layers = (dtype, hidden, extension.batch_sizes)
+                    layers = (dtype, hidden, heads, extension.batch_sizes)
                     _own_kernels.build(cell._cell, header, folder, GPUS[gpu], *layers)
             except (CannotCompile, ValueError) as error:
                 raise CompileError(f"{name}: {error}") from None

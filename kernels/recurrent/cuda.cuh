@@ -71,11 +71,12 @@ cudaError_t launch_sequence(const Sequence& args, const RecurrentPlan& plan, voi
                             cudaStream_t stream) {
   switch (plan.kernel) {
     case RecurrentKernel::kWarp:
-      return launch_warp(warp_kernel_of<Cell, Sequence>(plan.warp), plan.warp, args, stream);
+      return launch_warp(warp_kernel_of<Cell, Sequence>(plan.warp), plan.warp, 1, args, stream);
     case RecurrentKernel::kBlock:
-      return launch_block(block_kernel_of<Cell, T, Sequence>(plan.block), plan.block, args, stream);
+      return launch_block(block_kernel_of<Cell, T, Sequence>(plan.block), plan.block, 1, args,
+                          stream);
     case RecurrentKernel::kGrid:
-      return launch_grid(grid_kernel_of<kPass, Cell, T, Sequence>(plan.grid), plan.grid,
+      return launch_grid(grid_kernel_of<kPass, Cell, T, Sequence>(plan.grid), plan.grid, 1,
                          plan.workspace, args, workspace, stream);
     case RecurrentKernel::kCluster:
     case RecurrentKernel::kWarpgroup:

@@ -7,9 +7,14 @@
 
 namespace my_ops::cuda {
 
+namespace {
+constexpr int kMostHeads = 65535;  // of a grid's second dimension
+}
+
 cudaError_t plan_recurrent_kernel(const CellFacts& cell, Pass pass, int width, int64_t steps,
-                                  int64_t batch, int64_t hidden, const DeviceFacts* given,
-                                  RecurrentPlan* plan, KernelName* name) {
+                                  int64_t batch, int64_t hidden, int heads,
+                                  const DeviceFacts* given, RecurrentPlan* plan, KernelName* name) {
+  if (heads < 1 || heads > kMostHeads || hidden % heads != 0) return cudaErrorInvalidValue;
   DeviceFacts device;
   if (given) {
     device = *given;
@@ -17,7 +22,10 @@ cudaError_t plan_recurrent_kernel(const CellFacts& cell, Pass pass, int width, i
     return err;
   }
   device.hopper_code = false;  // no warpgroups
-  *plan = plan_recurrent({cell, pass, width, steps, batch, hidden}, device);
+  device.sm_count /= heads;    // a head is planned as a layer of its own on its share of the GPU
+  *plan = plan_recurrent({cell, pass, width, steps, batch, hidden / heads}, device);
+  plan->heads = heads;
+  plan->workspace *= heads;
   switch (plan->kernel) {
     case RecurrentKernel::kWarp:
       *name = {"warp", {plan->warp.units, plan->warp.rows}};
@@ -67,15 +75,15 @@ cudaError_t launch_recurrent_kernel(const void* kernel, const Sequence& args,
   switch (plan.kernel) {
     case RecurrentKernel::kWarp:
       return launch_warp(reinterpret_cast<void (*)(Sequence)>(const_cast<void*>(kernel)), plan.warp,
-                         args, stream);
+                         plan.heads, args, stream);
     case RecurrentKernel::kBlock:
       return launch_block(
           reinterpret_cast<void (*)(BlockParams<Sequence>)>(const_cast<void*>(kernel)), plan.block,
-          args, stream);
+          plan.heads, args, stream);
     case RecurrentKernel::kCluster:
-      return launch_cluster(kernel, plan.cluster, args, stream);
+      return launch_cluster(kernel, plan.cluster, plan.heads, args, stream);
     case RecurrentKernel::kGrid:
-      return launch_grid(kernel, plan.grid, plan.workspace, args, workspace, stream);
+      return launch_grid(kernel, plan.grid, plan.heads, plan.workspace, args, workspace, stream);
     case RecurrentKernel::kWarpgroup:
     case RecurrentKernel::kSteps:
       break;

@@ -40,7 +40,7 @@ cudaError_t Sm90<kPass, Cell, T>::launch(const SequenceOf<kPass, T>& args,
                                          cudaStream_t stream) {
   if (plan.kernel == RecurrentKernel::kCluster) {
     const void* const kernel = cluster_kernel_of<Cell, SequenceOf<kPass, T>>(plan.cluster);
-    return launch_cluster(kernel, plan.cluster, args, stream);
+    return launch_cluster(kernel, plan.cluster, 1, args, stream);
   }
   if constexpr (kPass == Pass::kForward) {
     return warpgroup_forward<Cell, T>(args, plan.warpgroup, workspace, stream);

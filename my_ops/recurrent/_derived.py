@@ -188,7 +188,7 @@ class Derived:
             carried={name: name for name in own.carried},
             apart=self.apart,
             reads_h=reads_h,
-            weights=TwoMatrices(vectors=own.parameters),
+            weights=TwoMatrices(vectors=own.parameters, blocks=True),
             advance=advanced,
         )
         for names in (

@@ -16,8 +16,9 @@ from torch import Tensor
 from my_ops._autograd import differentiated
 from my_ops._private import transforms_active
 from my_ops.ops._common import ops
+from my_ops.recurrent import _heads
 from my_ops.recurrent._cell import Cell
-from my_ops.recurrent._weights import Linear
+from my_ops.recurrent._weights import Linear, heads_of
 
 Tensors = Sequence[Tensor]
 Parameters = Sequence[Any]  # optional ones may be None
@@ -109,6 +110,37 @@ def _product(x: Tensor, linear: Linear) -> Tensor:
     return (y if bias is None else y + bias.unsqueeze(1)).unflatten(1, x.shape[1:-1])
 
 
+class _OfH(NamedTuple):
+    """The product with h. Of several heads the weight is ``(*, heads, gates * units, units)``."""
+
+    weight: Tensor
+    bias: Tensor | None
+    gates: int
+    heads: int
+
+    @staticmethod
+    def of(cell: Cell, hidden: int, linear: Linear) -> _OfH:
+        weight, bias = linear
+        heads = heads_of(hidden, weight)
+        if heads > 1:
+            weight = _heads.of_weight(weight, heads, cell.gates)
+        return _OfH(weight, bias, cell.gates, heads)
+
+    def product(self, h: Tensor) -> Tensor:
+        if self.heads == 1:
+            return _product(h, (self.weight, self.bias))
+        parts = _heads.product(ops.gemm, _heads.of_rows(h, self.heads, 1), self.weight.mT)
+        y = _heads.joined_rows(parts, self.gates)
+        return y if self.bias is None else y + self.bias.unsqueeze(-2)
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """That of h, from that of the product."""
+        if self.heads == 1:
+            return ops.gemm(grad, self.weight)
+        parts = _heads.of_rows(grad, self.heads, self.gates)
+        return _heads.joined_rows(_heads.product(ops.gemm, parts, self.weight), 1)
+
+
 class Step(NamedTuple):
     """What backward reads of a step. States are h, and then what is carried."""
 
@@ -126,13 +158,15 @@ def _stack(steps: list[Tensor], like: Tensor, columns: int) -> Tensor:
 def _walk(
     cell: Cell, input: Tensor, states: Tensors, parameters: Parameters, rows: Rows
 ) -> Iterator[Step]:
-    of_input, of_h = cell.weights.linears(cell, states[0].shape[-1], *parameters)
+    hidden = states[0].shape[-1]
+    of_input, linear = cell.weights.linears(cell, hidden, *parameters)
+    of_h = _OfH.of(cell, hidden, linear)
     vectors = cell.weights.vectors_of(*parameters)
     input_gates = _product(input, of_input)
     for t in range(input.shape[-3]):  # DTensor cannot unbind a sharded dimension
         here = rows.at(t)
         h, *carried = states = here.clear(states)
-        z = cell.join(input_gates.select(-3, t), _product(h, of_h), vectors)
+        z = cell.join(input_gates.select(-3, t), of_h.product(h), vectors)
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
         new = (here.mix(new_h, h), *new_carried)
         after = [here.run(n, s) for n, s in zip(new, states, strict=True)]
@@ -162,6 +196,7 @@ def _walk_back(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The gradients of the terms of every step, and of the states before the first step."""
     grad_output, *grad_last = grads
+    through = _OfH.of(cell, zeros.shape[-1], (of_h, None))
     grad_states = [zeros if g is None else g.to(zeros.dtype) for g in grad_last]
     terms: list[Tensor] = []
     for t in range(len(steps) - 1, -1, -1):
@@ -176,7 +211,7 @@ def _walk_back(
             saved, tuple(before[1:]), tuple(after[1:]), before[0], grad_h, tuple(grad_carried)
         )
         terms.append(rows.run(cell.store(grad_z), 0.0))
-        grad_h = ops.gemm(cell.of_h(terms[-1]), of_h)
+        grad_h = through.gradient(cell.of_h(terms[-1]))
         grad_h = grad_h if direct is None else grad_h + direct
         new = (grad_h if stays is None else grad_h + stays, *grad_carried_before)
         kept_or_new = (rows.run(n, g) for n, g in zip(new, grad_states, strict=True))
@@ -278,7 +313,9 @@ def jvp(
     parameters, parameters_t = in_compute_dtype(parameters), in_compute_dtype(parameters_t)
     primals = cell.weights.linears(cell, hidden, *parameters)
     tangents = cell.weights.linears(cell, hidden, *parameters_t)
-    of_input, of_h = primals
+    of_input, linear = primals
+    of_h = _OfH.of(cell, hidden, linear)
+    of_h_t = _OfH.of(cell, hidden, tangents[1])
     vectors = cell.weights.vectors_of(*parameters)
     vectors_t = cell.weights.vectors_of(*parameters_t)
     input_gates = _product(input, of_input)
@@ -288,8 +325,8 @@ def jvp(
         here = rows.at(t)
         h, *carried = states = here.clear(states)
         states_t = here.clear(states_t)
-        z = cell.join(input_gates.select(-3, t), _product(h, of_h), vectors)
-        product_t = _product(states_t[0], (of_h[0], None)) + _product(h, tangents[1])
+        z = cell.join(input_gates.select(-3, t), of_h.product(h), vectors)
+        product_t = of_h._replace(bias=None).product(states_t[0]) + of_h_t.product(h)
         z_t = cell.join(shares_t.select(-3, t), product_t, vectors_t)
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
         new = (here.mix(new_h, h), *new_carried)

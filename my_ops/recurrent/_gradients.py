@@ -200,6 +200,7 @@ def _layer(cell: Cell) -> type[torch.autograd.Function]:
                 trains
                 and lengths is None
                 and not by_formula
+                and weights.heads(h0.shape[1], *parameters) == 1
                 and _weights_backward.takes(
                     cell, grad, input, h0, reset, needs[start:end], output, *parameters
                 )

@@ -123,7 +123,8 @@ def _register_flops(cell: Cell) -> None:
 
     def layer_backward(*shapes: Any, **_: Any) -> int:
         gates, (_, hidden) = shapes[1 + count], shapes[1 + count + len(cell.sequences) + 1]
-        return 2 * gates[0] * gates[1] * cell.gates * hidden * hidden
+        weight = shapes[cell.backward_arguments.index(cell.weights.recurrent)]
+        return 2 * gates[0] * gates[1] * cell.gates * hidden * min(weight[1], hidden)
 
     for name, formula in ((f"{cell.name}_cell", step), (cell.name, layer)):
         register_flop_formula([getattr(ops, name), getattr(ops, f"{name}_forward")])(formula)

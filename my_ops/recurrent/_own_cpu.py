@@ -31,6 +31,7 @@ from my_ops.recurrent._compiled import (
     shown,
     struct_of,
 )
+from my_ops.recurrent._weights import heads_of
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCE = _PACKAGE / "_recurrent.hpp"  # which the build makes of kernels/recurrent/cpu/own.h
@@ -195,9 +196,9 @@ def forward(
     saves: bool,
 ) -> tuple[Tensor, ...] | None:
     """The results of NAME_forward, without the saved values if ``saves`` is false; or None if the
-    cell runs step by step."""
+    cell runs step by step, or has several heads."""
     number = number_of(cell, input.dtype)
-    if number is None:
+    if number is None or cell.weights.heads(states[0].shape[1], *parameters) > 1:
         return None
     h0, *carried0 = states
     given = (input, h0, _carried.together(carried0), *_arguments(cell, parameters), *of_rows)
@@ -218,7 +219,7 @@ def backward(
     """The results of NAME_backward, likewise. ``read`` are the sequences and then the states that
     the cell reads."""
     number = number_of(cell, saved.dtype)
-    if number is None:
+    if number is None or heads_of(saved.shape[2] // cell.saved, w_h) > 1:
         return None
     output, h0, carried, carried0 = _carried.of_forward(cell, read)
     grad_output, grad_h_n, *of_kinds = grads
@@ -233,7 +234,7 @@ def step(
 ) -> list[Tensor] | None:
     """The results of NAME_cell_forward, likewise."""
     number = number_of(cell, input.dtype)
-    if number is None:
+    if number is None or cell.weights.heads(states[0].shape[1], *parameters) > 1:
         return None
     h, *carried = states
     given = (input, h, _carried.together(carried), *_arguments(cell, parameters))

@@ -17,6 +17,7 @@ from my_ops.ops._common import ops
 from my_ops.recurrent import _carried, _compiled, _nvrtc
 from my_ops.recurrent._compiled import CannotCompile, body_of, lacking, say, shown, struct_of
 from my_ops.recurrent._formulas import Rows
+from my_ops.recurrent._weights import heads_of
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCE = _PACKAGE / "_recurrent.cuh"  # which the build makes of kernels/recurrent/nvrtc.cuh
@@ -28,7 +29,7 @@ TYPES = {
 _PLAN_BYTES = 256  # kPlanBytes of csrc/own_kernels_cuda.cpp
 # Under the lock of _compiled.
 _loaded: dict[tuple[str, bytes], tuple[int, ctypes.c_void_p]] = {}  # by source and kernel
-_refused = set[str]()  # cells that cannot be compiled
+_refused = set[tuple[str, bool]]()  # cells that cannot be compiled, and whether for several heads
 
 
 class _Asked(ctypes.Structure):
@@ -38,6 +39,7 @@ class _Asked(ctypes.Structure):
         *((name, ctypes.c_char_p) for name in ("cell", "type")),
         *((name, ctypes.c_int) for name in ("gates", "terms", "state", "width", "backward")),
         *((name, ctypes.c_int64) for name in ("steps", "batch", "hidden")),
+        ("heads", ctypes.c_int),
         ("device", ctypes.POINTER(ctypes.c_int)),
     ]
 
@@ -112,29 +114,38 @@ def _error(module: Any, status: int) -> str:
 
 @functools.lru_cache(4096)
 def kernel_of(
-    cell: Any, dtype: torch.dtype, device: int, backward: bool, steps: int, batch: int, hidden: int
+    cell: Any,
+    dtype: torch.dtype,
+    device: int,
+    backward: bool,
+    steps: int,
+    batch: int,
+    hidden: int,
+    heads: int,
 ) -> _Kernel | None:
-    """The kernel that runs all steps of a layer on the current device, or None if they run one by
-    one. It is compiled and loaded at the first call."""
+    """The kernel that runs all steps and heads of a layer on the current device, or None if they do
+    not run in one launch. It is compiled and loaded at the first call."""
     module = _module()
     if module is None or dtype not in TYPES:
         return None
+    key = cell.name, heads > 1
     with _compiled.lock:
-        if cell.name in _refused:
+        if key in _refused:
             return None
         try:
             header = cell.header()
         except ValueError:  # the kernels lack a function
-            _refused.add(cell.name)
+            _refused.add(key)
             return None
-        planned = _plan(module, cell, header, dtype, backward, (steps, batch, hidden))
+        planned = _plan(module, cell, header, dtype, backward, (steps, batch, hidden, heads))
         if planned is None:
             return None
         try:
             handle = _load(module, source_of(header), planned, cell, backward)
         except CannotCompile as error:
-            _refused.add(cell.name)
-            say(f"{shown(cell)}{lacking(cell)} runs step by step: {error}")
+            _refused.add(key)
+            how = "its heads one after the other" if heads > 1 else "step by step"
+            say(f"{shown(cell)}{lacking(cell)} runs {how}: {error}")
             return None
         return _Kernel(planned.plan, planned.workspace, handle)
 
@@ -145,10 +156,11 @@ def _plan(
     header: str,
     dtype: torch.dtype,
     backward: bool,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, int, int, int],
     gpu: Sequence[int] | None = None,
 ) -> _Planned | None:
-    """For the current device, or the one of these numbers; None if it runs step by step."""
+    """For the current device, or the one of these numbers; None if it runs step by step. ``sizes``:
+    steps, batch, hidden and heads."""
     state = len(cell.carried) + cell.reads_h
     facts = (cell.gates, cell.terms, state, dtype.itemsize, backward, *sizes)
     device = None if gpu is None else (ctypes.c_int * len(gpu))(*gpu)
@@ -193,10 +205,12 @@ def build(
     gpu: Sequence[int],
     dtype: torch.dtype,
     hidden_size: int,
+    heads: int,
     batch_sizes: Sequence[int],
 ) -> None:
     """Compiles the kernels of a cell for layers of these sizes on a GPU of these numbers, those of
-    AskedDevice in csrc/explain.h, into a folder of a package.
+    AskedDevice in csrc/explain.h, into a folder of a package: those that run all heads at once, or
+    else one.
 
     Raises:
         CannotCompile: there are no such kernels, or NVRTC is missing or refuses.
@@ -206,7 +220,9 @@ def build(
         raise CannotCompile("this my_ops is built for the CPU")
     kernels = set[str]()
     for batch, backward in itertools.product(batch_sizes, (False, True)):
-        planned = _plan(module, cell, header, dtype, backward, (1, batch, hidden_size), gpu)
+        given = module, cell, header, dtype, backward
+        planned = _plan(*given, (1, batch, hidden_size, heads), gpu)
+        planned = planned or _plan(*given, (1, batch, hidden_size // heads, 1), gpu)
         kernels |= {planned.name.decode()} if planned else set()
     if not kernels:
         raise CannotCompile("it runs step by step")
@@ -254,13 +270,13 @@ def forward(
     saves: bool,
 ) -> tuple[Tensor, ...] | None:
     """The results of NAME_forward, without the saved values if ``saves`` is false; or None if all
-    steps do not run in one launch."""
+    steps and heads do not run in one launch."""
     if not _keeps_ended_rows(cell, of_rows):
         return None
     (steps, batch, _), hidden = input.shape, states[0].shape[-1]
     with torch.cuda.device(input.device):
-        sizes = (steps, batch, hidden)
-        kernel = kernel_of(cell, input.dtype, input.device.index, False, *sizes)
+        sizes, heads = (steps, batch, hidden), cell.weights.heads(hidden, *parameters)
+        kernel = kernel_of(cell, input.dtype, input.device.index, False, *sizes, heads)
         if kernel is None:
             return None
         rows, vectors = Rows.of(input, *of_rows), cell.weights.vectors_of(*parameters)
@@ -317,7 +333,8 @@ def backward(
         return None
     steps, batch, hidden = *saved.shape[:2], saved.shape[2] // cell.saved
     with torch.cuda.device(saved.device):
-        kernel = kernel_of(cell, saved.dtype, saved.device.index, True, steps, batch, hidden)
+        sizes, heads = (steps, batch, hidden), heads_of(hidden, w_h)
+        kernel = kernel_of(cell, saved.dtype, saved.device.index, True, *sizes, heads)
         if kernel is None:
             return None
         rows = Rows.of(saved, *of_rows)
@@ -326,8 +343,7 @@ def backward(
         given_h_n = grad_h_n
         if rows.runs is not None:
             count_of_steps, last = _ends(rows.runs, hidden)
-            shape = (steps, batch, hidden)
-            zeros = saved.new_zeros(shape)
+            zeros = saved.new_zeros(sizes)
             grad_output = zeros if grad_output is None else grad_output.where(rows.runs, zeros)
             if grad_h_n is not None:
                 of_last = torch.where(count_of_steps > 0, grad_h_n, 0.0).unsqueeze(0)

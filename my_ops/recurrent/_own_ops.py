@@ -1,6 +1,6 @@
 """The ops of cells that are defined at run time: their schemas, which for other cells are in
-csrc/bindings.cpp, and their kernels: all steps in one launch where that is possible, else the
-cell's formulas, a step at a time."""
+csrc/bindings.cpp, and their kernels: all steps in one launch where that is possible, of all heads
+or of each, else the cell's formulas, a step at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from my_ops.recurrent import _checks, _formulas, _own_cpu, _own_kernels
+from my_ops.recurrent import _checks, _formulas, _heads, _own_cpu, _own_kernels
 from my_ops.recurrent._cell import OF_ROWS, OWN_CELLS, Cell, Values, complete, unwrap_single
 from my_ops.recurrent._formulas import ALL_ROWS, Rows
 from my_ops.recurrent._ops import register
@@ -152,9 +152,11 @@ def _layer(cell: OwnCell, saves: bool) -> Call:
         tensors = complete(given, cell.arguments)
         _checks.check_layer(cell, tensors)
         input, states, parameters = tensors[0], tensors[1:start], tensors[start:end]
-        compiled, of_rows = _own_cpu if input.is_cpu else _own_kernels, tensors[end:]
+        run, of_rows = (_own_cpu if input.is_cpu else _own_kernels).forward, tensors[end:]
         asked = cell, input, states, parameters
-        found = compiled.forward(*asked, of_rows, saves)
+        found = run(*asked, of_rows, saves)
+        if found is None:
+            found = _heads.forward(run, *asked, of_rows, saves)
         if found is None:
             found = _formulas.forward_of_op(*asked, Rows.of(input, *of_rows))
         return _apart(found if saves else found[:start], tensors)
@@ -172,9 +174,11 @@ def _back_layer(cell: OwnCell) -> Call:
         of_rows = lengths, reset, zoneout
         grads, gates, read = tensors[:count], tensors[count], tensors[count + 1 :]
         of_h = cell.weights.of_h(gates.shape[-1] // cell.saved, recurrent)
-        compiled = _own_cpu if gates.is_cpu else _own_kernels
+        run = (_own_cpu if gates.is_cpu else _own_kernels).backward
         asked = cell, grads, gates, read, of_h
-        found = compiled.backward(*asked, of_rows)
+        found = run(*asked, of_rows)
+        if found is None:
+            found = _heads.backward(run, *asked, of_rows)
         if found is None:
             found = _formulas.backward_of_op(*asked, Rows.of(gates, *of_rows))
         return _apart(found, tensors)

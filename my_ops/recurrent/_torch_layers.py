@@ -74,6 +74,10 @@ class TorchLayer(LayerCall, nn.RNNBase):
         """The output, and the states at the end."""
         raise NotImplementedError
 
+    def _runs_heads(self, x: Tensor) -> bool:
+        """Whether ``_direction`` runs all heads at once."""
+        return False
+
     def _make_heads(self, heads: int) -> None:
         """The recurrent weights for a number of heads, in place of those for one."""
         check_heads(self._name, heads, self.hidden_size)
@@ -98,9 +102,9 @@ class TorchLayer(LayerCall, nn.RNNBase):
         reset: MaybeTensor,
         zoneout: MaybeTensor,
     ) -> Tensors:
-        """``_direction``, of each head with its own part of the states and parameters."""
+        """``_direction``, of all heads, or of each with its own states and parameters."""
         heads = self.heads
-        if heads == 1:
+        if heads == 1 or self._runs_heads(x):
             return self._direction(x, states, parameters, lengths, reset, zoneout)
         of_states = states_by_head(states, heads)
         own = parameters_by_head(parameters, heads, self.hidden_size // heads)

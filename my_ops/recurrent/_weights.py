@@ -27,6 +27,7 @@ from my_ops.ops._checks import (
 )
 from my_ops.ops.gemm import product
 from my_ops.ops.linear import as_rows, linear_product
+from my_ops.recurrent import _heads
 from my_ops.recurrent._terms import Terms
 
 Linear = tuple[Tensor, Tensor | None]  # a weight and a bias, or None
@@ -65,6 +66,9 @@ class OneMatrix:
 
     def of_h(self, hidden: int, recurrent: Tensor) -> Tensor:
         return recurrent[..., :hidden]
+
+    def heads(self, hidden: int, *_: Any) -> int:
+        return 1
 
     def check(
         self, cell: Terms, op: str, inputs: int, hidden: int, weights: Tensor, bias: Tensor
@@ -159,10 +163,12 @@ class OneMatrix:
 class TwoMatrices:
     """torch's parameters: ``weight_ih``, ``(gates * hidden_size, input_size)``, ``weight_hh``,
     ``(gates * hidden_size, hidden_size)``, then ``vectors``, each ``(hidden_size,)``, and a bias of
-    each product, or None.
+    each product, or None. With ``blocks``, ``weight_hh`` may be that of several heads, ``(gates *
+    hidden_size, hidden_size / heads)``.
     """
 
     vectors: tuple[str, ...] = ()
+    blocks: bool = False
     optional: tuple[str, ...] = ("bias_ih", "bias_hh")
     matrices = 2
     recurrent = "weight_hh"
@@ -182,6 +188,9 @@ class TwoMatrices:
 
     def of_h(self, hidden: int, recurrent: Tensor) -> Tensor:
         return recurrent
+
+    def heads(self, hidden: int, weight_ih: Tensor, weight_hh: Tensor, *_: Any) -> int:
+        return heads_of(hidden, weight_hh)
 
     def check(
         self,
@@ -208,10 +217,16 @@ class TwoMatrices:
     ) -> tuple[int, int] | None:
         if not of_numbers(weight_ih, weight_hh) or (weight_ih.dim(), weight_hh.dim()) != (2, 2):
             return None
-        (rows, inputs), (rows_h, hidden) = weight_ih.shape, weight_hh.shape
-        return (hidden, inputs) if rows == rows_h == cell.gates * hidden else None
+        (rows, inputs), (rows_h, units) = weight_ih.shape, weight_hh.shape
+        hidden = rows // cell.gates if self.blocks and units > 0 else units
+        agree = rows == rows_h == cell.gates * hidden and (hidden == units or hidden % units == 0)
+        return (hidden, inputs) if agree else None
 
     def check_recurrent(self, cell: Terms, op: str, hidden: int, weight_hh: Tensor) -> None:
+        if self.blocks and weight_hh.dim() == 2:
+            rows, units = weight_hh.shape
+            if 0 < units < hidden and hidden % units == 0 and rows == cell.gates * hidden:
+                return
         rule = f"({cell.gates} * hidden_size, hidden_size)"
         check_shape(weight_hh, "weight_hh", (cell.gates * hidden, hidden), rule, op)
 
@@ -233,7 +248,14 @@ class TwoMatrices:
         *_: Any,
     ) -> tuple[Tensor | None, Tensor | None]:
         grad_x = product(input_gates, weight_ih) if needs[0] else None
-        grad_h = product(cell.of_h(grad), weight_hh) if needs[1] else None
+        heads = heads_of(hidden, weight_hh)
+        grad_h: Tensor | None = None
+        if needs[1] and heads == 1:
+            grad_h = product(cell.of_h(grad), weight_hh)
+        elif needs[1]:
+            of_h = _heads.of_rows(cell.of_h(grad), heads, cell.gates)
+            weights = _heads.of_weight(weight_hh, heads, cell.gates)
+            grad_h = _heads.joined_rows(_heads.product(product, of_h, weights), 1)
         return grad_x, grad_h
 
     def grad_parameters(
@@ -244,6 +266,8 @@ class TwoMatrices:
         x: Tensor,
         h: Tensor,
         needs: Needs,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
         *_: Any,
     ) -> list[Tensor | None]:
         vectors = [_sum_of_rows(g) for g in cell.of_vectors(grad)]
@@ -253,8 +277,13 @@ class TwoMatrices:
             rows, share_rows, h_rows, x_rows = as_rows(grad, part, h, x)
             if needs[0]:
                 grads[0] = _rotated(product(share_rows.mT, x_rows), first)
-            if needs[1]:
+            heads = heads_of(h.shape[-1], weight_hh)
+            if needs[1] and heads == 1:
                 grads[1] = product(cell.of_h(rows).mT, h_rows)
+            elif needs[1]:
+                of_h = _heads.of_rows(cell.of_h(rows), heads, cell.gates)
+                blocks = product(of_h.mT, _heads.of_rows(h_rows, heads, 1))
+                grads[1] = _heads.joined_weight(blocks, cell.gates)
         if needs[-2] or needs[-1]:
             total = _sum_of_rows(grad)
             if needs[-2]:
@@ -266,6 +295,12 @@ class TwoMatrices:
 
     def join(self, x: Tensor, h: Tensor, bias_x: Tensor, bias_h: Tensor, *_: Any) -> list[Tensor]:
         return [x, h, bias_x, bias_h]
+
+
+def heads_of(hidden: int, recurrent: Tensor) -> int:
+    """How many heads a recurrent weight is of."""
+    units = recurrent.shape[-1]
+    return 1 if units == hidden else hidden // units
 
 
 def _rotated(matrix: Tensor, first: int) -> Tensor:

@@ -240,7 +240,7 @@ class CellStep(StepCall, nn.RNNCellBase):
             new = self.cell._run_step(x, *weights, *biases, *states)
             return [new] if isinstance(new, Tensor) else list(new)
 
-        if self.heads == 1:
+        if self.heads == 1 or not x.is_cpu:
             return run(states, weights)
         own = parameters_by_head(weights, self.heads, self.hidden_size // self.heads)
         return joined_heads(list(map(run, states_by_head(states, self.heads), own)))
@@ -314,6 +314,9 @@ class CellLayer(TorchLayer):
 
     def _for_torch(self, *_: Any) -> None:
         return None  # torch has no such layer
+
+    def _runs_heads(self, x: Tensor) -> bool:
+        return not x.is_cpu  # there its copies cost more than the loop over the heads
 
     def _direction(
         self,

@@ -17,10 +17,10 @@ LIMIT = {torch.float32: 80, torch.float64: 80, torch.float16: 5, torch.bfloat16:
 MODES = ["plain", "no bias", "ragged", "reset", "ragged and zoneout", "bidirectional and deep"]
 
 
-def made(name, mode, sizes, dtype, device):
+def made(name, mode, sizes, dtype, device, heads=1):
     """A layer, and the same in float64."""
     _, _, inputs, hidden = sizes
-    more = {"bias": mode != "no bias"}
+    more = {"bias": mode != "no bias", "heads": heads}
     if mode.startswith("bidirectional"):
         more |= {"bidirectional": True, "num_layers": 2}
     cell = getattr(own_cells, name)
@@ -55,9 +55,9 @@ def fit_slstm(states, weights):
         weight.mul_(weight.element_size() > 2)
 
 
-def check(name, sizes, mode, dtype, device):
+def check(name, sizes, mode, dtype, device, heads=1):
     steps, batch, inputs, hidden = sizes
-    layer, exact = made(name, mode, sizes, dtype, device)
+    layer, exact = made(name, mode, sizes, dtype, device, heads)
     directions = len(parameters_by_direction(layer))
     count = 1 + len(layer.cell.carried)
 

@@ -223,6 +223,11 @@ def test_beside_an_extension_of_torch(monkeypatch, tmp_path):
         ({"dtypes": [torch.float64]}, r"dtypes must be of .*bfloat16, got torch\.float64"),
         ({"hidden_sizes": [0]}, r"hidden_sizes must be at least 1, got \[0\]"),
         ({"batch_sizes": [3, -1]}, r"batch_sizes must be at least 1, got \[3, -1\]"),
+        ({"heads": [1, 0]}, r"heads must be at least 1, got \[1, 0\]"),
+        (
+            {"hidden_sizes": [8, 12], "heads": [1, 3]},
+            r"heads must divide hidden_sizes = \[8, 12\], got \[1, 3\]",
+        ),
         ({"gpus": ["h200"]}, "hidden_sizes must not be empty where gpus are given"),
     ],
 )
@@ -373,12 +378,12 @@ def for_cuda(monkeypatch, tmp_path):
     return make
 
 
-def kernels_of(cell, gpu, dtype, batch, hidden):
+def kernels_of(cell, gpu, dtype, batch, hidden, heads=1):
     """The names of both passes' kernels."""
     given = (_own_kernels._module(), cell._cell, cell.header(), dtype)
     of_gpu = None if gpu is None else GPUS[gpu]
     planned = (
-        _own_kernels._plan(*given, backward, (5, batch, hidden), of_gpu)
+        _own_kernels._plan(*given, backward, (5, batch, hidden, heads), of_gpu)
         for backward in (False, True)
     )
     return [p and p.name.decode() for p in planned]
@@ -388,13 +393,13 @@ def kernels_of(cell, gpu, dtype, batch, hidden):
 @pytest.mark.parametrize("gpu", ["a100", "h200"])
 def test_kernels_for_a_gpu_that_is_not_here(for_cuda, monkeypatch, gpu):
     dtype, batches = torch.bfloat16, (1, 64)
-    sizes = {"hidden_sizes": [32, 700], "batch_sizes": batches}
+    sizes = {"hidden_sizes": [32, 700], "batch_sizes": batches, "heads": [1, 2]}
     cell, folder = for_cuda(gpus=[gpu], dtypes=[dtype], **sizes)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: GPUS[gpu][:2])
     wanted = set()
-    for batch, hidden in itertools.product(batches, (32, 700)):
-        wanted |= {*kernels_of(cell, gpu, dtype, batch, hidden)}
-    assert len(wanted) >= 4 and None not in wanted
+    for batch, hidden, heads in itertools.product(batches, (32, 700), (1, 2)):
+        wanted |= {*kernels_of(cell, gpu, dtype, batch, hidden, heads)}
+    assert len(wanted) >= 8 and None not in wanted
     for kernel in wanted:
         source = _own_kernels.source_of(cell.header())
         code, name = _nvrtc.built_code(cell._cell, source, kernel)
@@ -463,7 +468,7 @@ def test_a_gpu_runs_what_was_built(on_gpu, monkeypatch, tmp_path, dtype):
         check(cell.name, sizes, "ragged and zoneout", dtype, "cuda")
         steps, batch, _, hidden = sizes
         for backward in (False, True):
-            of_sizes = (backward, steps, batch, hidden)
+            of_sizes = (backward, steps, batch, hidden, 1)
             assert _own_kernels.kernel_of(cell._cell, dtype, 0, *of_sizes) is not None
     assert not (tmp_path / "cache").exists()
 

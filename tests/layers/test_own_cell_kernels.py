@@ -25,14 +25,21 @@ SIZES = {
     "grid": (6, 20, 32, 700),
 }
 
+HEADS = {  # of these numbers of heads
+    "warp": ((7, 3, 4, 21), 3),
+    "block": ((9, 70, 8, 378), 3),
+    "cluster": ((12, 2, 16, 500), 2),
+    "grid": ((6, 20, 32, 600), 2),
+}
 
-def family(name, sizes, dtype, backward):
+
+def family(name, sizes, dtype, backward, heads=1):
     """The first word of the name of the kernel that runs."""
     steps, batch, _, hidden = sizes
     _own_kernels.kernel_of.cache_clear()
     _own_kernels._loaded.clear()
     cell = getattr(own_cells, name)._cell
-    assert _own_kernels.kernel_of(cell, dtype, 0, backward, steps, batch, hidden)
+    assert _own_kernels.kernel_of(cell, dtype, 0, backward, steps, batch, hidden, heads)
     ((_, kernel),) = _own_kernels._loaded
     return kernel.decode().removeprefix("my_ops::cuda::").split("_")[0]
 
@@ -74,15 +81,56 @@ def test_sizes_reach_families_of_hopper(size, backward):
 def test_float64_runs_step_by_step():
     x = torch.randn(5, 3, 4, device="cuda", dtype=torch.float64)
     layer, exact = made("lstm", "plain", (5, 3, 4, 6), torch.float64, "cuda")
-    assert _own_kernels.kernel_of(layer.cell._cell, torch.float64, 0, False, 5, 3, 6) is None
+    assert _own_kernels.kernel_of(layer.cell._cell, torch.float64, 0, False, 5, 3, 6, 1) is None
     torch.testing.assert_close(layer(x)[0], exact(x)[0])
 
 
-def test_rows_that_end_in_a_cell_that_no_gates_shut(monkeypatch):
-    """Step by step, and in the kernel without lengths."""
-    launched = []
+@pytest.fixture
+def launched(monkeypatch):
+    """The launches so far."""
+    found = []
     launch = _own_kernels._launch
-    monkeypatch.setattr(_own_kernels, "_launch", lambda *a: launched.append(a) or launch(*a))
+    monkeypatch.setattr(_own_kernels, "_launch", lambda *a: found.append(a) or launch(*a))
+    return found
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", HEADS)
+@pytest.mark.parametrize("name", ["gru", "peephole", "scaled", "slstm", "tanh_rnn"])
+def test_heads(name, size, dtype, launched):
+    sizes, heads = HEADS[size]
+    check(name, sizes, "plain", dtype, "cuda", heads)
+    assert len(launched) == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", HEADS)
+@pytest.mark.parametrize("name", ["lstm", "minimal"])
+def test_modes_of_heads(name, size, mode, launched):
+    sizes, heads = HEADS[size]
+    dtype = torch.float16 if size == "block" else torch.float32
+    check(name, sizes, mode, dtype, "cuda", heads)
+    assert len(launched) == (8 if mode.startswith("bidirectional") else 2)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("size", HEADS)
+def test_heads_reach_families(size, backward):
+    if size in ("cluster", "grid") and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    sizes, heads = HEADS[size]
+    assert family("lstm", sizes, torch.float16, backward, heads) == size
+
+
+def test_heads_that_do_not_run_at_once(launched):
+    """So many units that the GPU does not hold the weights of all: a launch for each head."""
+    heads = torch.cuda.get_device_properties(0).multi_processor_count // 44 + 1
+    check("minimal", (4, 3, 8, heads * 700), "ragged and zoneout", torch.float16, "cuda", heads)
+    assert len(launched) == 2 * heads
+
+
+def test_rows_that_end_in_a_cell_that_no_gates_shut(launched):
+    """Step by step, and in the kernel without lengths."""
     check("slstm", SIZES["warp"], "ragged", torch.float32, "cuda")
     assert not launched
     check("slstm", SIZES["warp"], "plain", torch.float32, "cuda")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from my_ops import _cache
+from my_ops._explain import GPUS
 from my_ops.recurrent import _nvrtc, _own_kernels
 from my_ops.recurrent._compiled import CannotCompile, struct_of
 
@@ -27,11 +28,12 @@ def nvrtc(monkeypatch):
         pytest.skip("needs NVRTC")
 
 
-def compiled(cell, family, backward, dtype, architecture):
+def compiled(cell, family, backward, dtype, architecture, heads=False):
     header = getattr(own_cells, cell).header()
-    struct = struct_of(header)
+    struct = f"my_ops::{struct_of(header)}"
+    struct = f"my_ops::cuda::Headed<{struct}>" if heads else struct
     kernel = f"{family}_{'backward' if backward else 'forward'}_kernel"
-    name = f"my_ops::cuda::{kernel}<my_ops::{struct}, {dtype}, {SIZES[family]}>"
+    name = f"my_ops::cuda::{kernel}<{struct}, {dtype}, {SIZES[family]}>"
     return _nvrtc._compile(_own_kernels.source_of(header), name, architecture)
 
 
@@ -58,6 +60,62 @@ def test_every_family_compiles(nvrtc, cell, family, dtype, architecture, backwar
     assert f"{family}_{'backward' if backward else 'forward'}_kernel".encode() in name
     assert code.startswith(b"\x7fELF")
     assert name in code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("cell", "family", "dtype"),
+    [
+        ("slstm", "warp", "__nv_bfloat16"),
+        ("gru", "block", "__half"),
+        ("peephole", "cluster", "float"),
+        ("scaled", "grid", "__nv_bfloat16"),
+    ],
+)
+def test_every_family_compiles_for_heads(nvrtc, cell, family, dtype, backward):
+    name, _, code = compiled(cell, family, backward, dtype, "sm_90a", True).partition(b"\0")
+    assert b"Headed" in name
+    assert name in code
+
+
+OF_HEADS = {  # cell, hidden, heads, and the numbers of the kernel's name
+    "warp": ("slstm", 512, 8, "64, 1"),
+    "block": ("gru", 512, 8, "64"),
+    "cluster": ("slstm", 768, 4, "4, 4"),
+    "grid": ("slstm", 1536, 4, "1, 2, 2"),
+}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("family", OF_HEADS)
+def test_plan_of_heads(family, backward):
+    """Each head is planned as a layer of its own on its share of the GPU, and all run at once."""
+    module, (name, hidden, heads, numbers) = _own_kernels._module(), OF_HEADS[family]
+    if module is None:
+        pytest.skip("a build for the CPU")
+    cell, share = getattr(own_cells, name), [*GPUS["h200"]]
+    share[2] //= heads  # SMs
+    given = (module, cell._cell, cell.header(), torch.bfloat16, backward)
+    planned = _own_kernels._plan(*given, (5, 16, hidden, heads), GPUS["h200"])
+    one = _own_kernels._plan(*given, (5, 16, hidden // heads, 1), share)
+    struct, kernel = struct_of(cell.header()), "backward" if backward else "forward"
+    want = f"my_ops::cuda::{family}_{kernel}_kernel<{{}}, __nv_bfloat16, {numbers}>"
+    assert planned.name.decode() == want.format(f"my_ops::cuda::Headed<my_ops::{struct}>")
+    assert one.name.decode() == want.format(f"my_ops::{struct}")
+    assert planned.workspace == heads * one.workspace
+    assert (one.workspace > 0) == (family == "grid")
+
+
+def test_heads_that_do_not_run_at_once():
+    """The blocks of a grid wait for each other, so those of all heads must be on the GPU."""
+    module, cell = _own_kernels._module(), own_cells.slstm
+    if module is None:
+        pytest.skip("a build for the CPU")
+    given = (module, cell._cell, cell.header(), torch.bfloat16, False)
+    assert _own_kernels._plan(*given, (5, 16, 64 * 512, 64), GPUS["h200"]) is None
+    assert _own_kernels._plan(*given, (5, 16, 512, 1), GPUS["h200"]) is not None
+    assert _own_kernels._plan(*given, (5, 16, 70000, 70000), GPUS["h200"]) is None
 
 
 @pytest.mark.slow

@@ -56,13 +56,14 @@ LLTM = f"error_classes lltm memory lltm_layer autocast integration bounds {EVERY
 OF_TORCH = f"recurrent torch_layers torch_layer_tools zoneout autocast {EVERY_OP}"
 LAYERS = "error_classes nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"
 PLAIN = "plain plain_errors plain_calls"
-OWN_CELL = "own_cell_definition own_cell heads own_cell_cpu own_cell_nvrtc"
+OWN_CELL = "own_cell_definition own_cell heads heads_ops own_cell_cpu own_cell_nvrtc"
 OWN_CELL += " own_cell_kernels own_cell_built"
 OF_OWN_CELLS = (
     "_carried",
     "_derived",
     "_expressions",
     "_header",
+    "_heads",
     "_nvrtc",
     "_own_",
     "_trace",

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
   __shared__ __align__(16) Vector vectors[2];
   const RecurrentSequenceBackward<T>& seq = params.seq;
   const int64_t hidden = seq.hidden;
-  const BlockPlace place(params);
+  const BlockPlace<Cell> place(params);
   clear(vectors);
   __syncthreads();
 
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
   weights.load([&](int, int half, int chunk) {
     const int lane = threadIdx.x % 32;
     const int64_t k = chunk % Vector::kUnitChunks * kChunkUnits<T> + lane % 4 * (16 / sizeof(T));
-    return load_column(seq.w_h, seq.w_row, chunk / Vector::kUnitChunks, k, place.unit + half,
+    return load_column(seq.w_h, seq.w_row, chunk / Vector::kUnitChunks, k, place.unit + half, place,
                        hidden);
   });
 
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(2 * Units) block_backward_kernel(
     __syncthreads();  // all gradients are in place, and the other buffer has been read
 
     float sum[1][4];
-    weights.multiply(vector, hidden, sum);
+    weights.multiply(vector, place.head_units(hidden), sum);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll

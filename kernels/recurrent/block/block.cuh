@@ -10,6 +10,7 @@
 
 #include "common/launch.cuh"
 #include "recurrent/block/plan.h"
+#include "recurrent/shared/heads.cuh"
 #include "recurrent/shared/slab.cuh"
 #include "recurrent/shared/terms.cuh"
 
@@ -89,13 +90,13 @@ struct BlockWeights {
   // total[m]: the sums of the tile's rows r and r + 8, r = lane / 4, with columns 2q and 2q + 1,
   // q = lane % 4: (r, 2q), (r, 2q + 1), (r + 8, 2q), (r + 8, 2q + 1).
   // The first half of a vector's chunks, and one more, always have units.
-  __device__ __forceinline__ void multiply(const Vector& vector, int64_t hidden,
+  __device__ __forceinline__ void multiply(const Vector& vector, int64_t units,
                                            float (&total)[MTiles][4]) const {
     float sum[Sums][MTiles][1][4] = {};
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int of_vector = c % Vector::kUnitChunks;
-      if (of_vector > Vector::kUnitChunks / 2 && of_vector * kChunkUnits<T> >= hidden) continue;
+      if (of_vector > Vector::kUnitChunks / 2 && of_vector * kChunkUnits<T> >= units) continue;
       const uint4 b[1] = {vector.fragments(c)};
       if constexpr (kSplit) {
         multiply_chunk_split(sum[c % Sums], weights[c], low[c], b);
@@ -124,14 +125,17 @@ struct BlockParams {
 // What a thread works on: a pair of units in up to two rows, j = 0 and 1. A tile's rows r and r + 8
 // are the warp's units 2r and 2r + 1. Columns 2q and 2q + 1 of mma are rows q and q + 4, so that
 // with up to 4 rows nobody has a second.
-struct BlockPlace {
+template <typename Cell>
+struct BlockPlace : Head<Cell> {
+  using Base = Head<Cell>;
   int64_t batch, hidden, first_row;
   int rows;  // of the block
   int unit;  // the first of the pair
 
   template <typename Sequence>
   __device__ __forceinline__ explicit BlockPlace(const BlockParams<Sequence>& params)
-      : batch(params.seq.batch),
+      : Base(params.seq.hidden),
+        batch(params.seq.batch),
         hidden(params.seq.hidden),
         first_row(int64_t{blockIdx.x} * params.rows),
         rows(static_cast<int>(min(int64_t{params.rows}, batch - first_row))),
@@ -139,7 +143,7 @@ struct BlockPlace {
 
   __device__ __forceinline__ int row(int j) const { return threadIdx.x % 4 + 4 * j; }
   __device__ __forceinline__ int column(int j) const { return threadIdx.x % 4 * 2 + j; }
-  __device__ __forceinline__ bool has_unit() const { return unit < hidden; }
+  __device__ __forceinline__ bool has_unit() const { return unit < Base::head_units(hidden); }
   // The same in the whole block.
   __device__ __forceinline__ bool any(int j) const { return 4 * j < rows; }
   __device__ __forceinline__ bool real(int j) const { return has_unit() && row(j) < rows; }
@@ -153,8 +157,10 @@ struct BlockPlace {
   }
   // Of the first of the unit's `values` values in [steps, batch, values, hidden].
   __device__ __forceinline__ int64_t at(int64_t t, int j, int values) const {
-    const auto units = static_cast<int>(hidden), width = units * values;
-    return (t * batch + first_row) * width + (min(row(j), rows - 1) * width + min(unit, units - 2));
+    const auto units = static_cast<int>(Base::head_units(hidden));
+    const int width = units * Base::heads * values;
+    return (t * batch + first_row) * width +
+           (min(row(j), rows - 1) * width + min(unit, units - 2)) + Base::first_of_head;
   }
 };
 
@@ -162,11 +168,12 @@ struct BlockPlace {
 #ifndef __CUDACC_RTC__
 
 template <typename Sequence>
-cudaError_t launch_block(void (*kernel)(BlockParams<Sequence>), const BlockPlan& plan,
+cudaError_t launch_block(void (*kernel)(BlockParams<Sequence>), const BlockPlan& plan, int heads,
                          const Sequence& args, cudaStream_t stream) {
   if (kernel == nullptr) return cudaErrorNotSupported;
-  return launch(kernel, ceil_div(args.batch, plan.rows), plan.threads, 0, stream,
-                {args, plan.rows});
+  Blocks blocks(ceil_div(args.batch, plan.rows));
+  blocks.y = heads;
+  return launch(kernel, blocks, plan.threads, 0, stream, {args, plan.rows});
 }
 
 // Calls visit<units>() for the plan's instantiation; null if there is none.

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(2 * Units, block_blocks_per_sm(sizeof(T), Unit
   __shared__ __align__(16) Vector vectors[2];
   const RecurrentSequence<T>& seq = params.seq;
   const int64_t hidden = seq.hidden;
-  const BlockPlace place(params);
+  const BlockPlace<Cell> place(params);
   clear(vectors);
   __syncthreads();
 
@@ -30,8 +30,10 @@ __global__ void __launch_bounds__(2 * Units, block_blocks_per_sm(sizeof(T), Unit
     const bool aligned = (reinterpret_cast<uintptr_t>(seq.w_h) | seq.w_row * sizeof(T)) % 16 == 0;
     weights.load([&](int gate, int half, int chunk) {
       if (!place.has_unit()) return uint4{};
-      const T* row = seq.w_h + (gate * hidden + place.unit + half) * seq.w_row;
-      return load_units(row, chunk * kChunkUnits<T> + lane % 4 * (16 / sizeof(T)), hidden, aligned);
+      const T* row =
+          seq.w_h + (gate * hidden + place.first_of_head + place.unit + half) * seq.w_row;
+      return load_units(row, chunk * kChunkUnits<T> + lane % 4 * (16 / sizeof(T)),
+                        place.head_units(hidden), aligned);
     });
   }
 
@@ -52,7 +54,7 @@ __global__ void __launch_bounds__(2 * Units, block_blocks_per_sm(sizeof(T), Unit
   }
 #pragma unroll
   for (int u = 0; u < 2; ++u) {
-    if (place.has_unit()) load_biases<Cell>(seq, place.unit + u, bias[u]);
+    if (place.has_unit()) load_biases<Cell>(seq, place.first_of_head + (place.unit + u), bias[u]);
   }
 
   struct Input {
@@ -79,7 +81,7 @@ __global__ void __launch_bounds__(2 * Units, block_blocks_per_sm(sizeof(T), Unit
   for (int64_t t = 0; t < seq.steps; ++t) {
     load_step(min(t + 1, seq.steps - 1), next);
     float sum[kGates][4];
-    weights.multiply(vectors[t & 1], hidden, sum);
+    weights.multiply(vectors[t & 1], place.head_units(hidden), sum);
 
     float saved[2][2][kSaved];
 #pragma unroll

@@ -20,11 +20,11 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   __shared__ typename Exchange::Shared shared;
   const int64_t batch = seq.batch, hidden = seq.hidden;
   const uint32_t blocks = ptx::cluster_nctarank(), rank = ptx::cluster_ctarank();
-  const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
+  const ClusterBlock<Cell, Exchange, Rows> block(batch, hidden, blocks, rank);
 
   ClusterWeights<kGates, kGates, Rows, Chunks> weights;
   weights.load(block.first_unit, [&](int64_t unit) {
-    return UnitWeights<T>::column(seq.w_h, seq.w_row, unit, hidden);
+    return UnitWeights<T>::column(seq.w_h, seq.w_row, unit, block, hidden);
   });
   Exchange::init(shared, blocks);
 
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     if (s > 0) {
       Exchange::wait(shared, static_cast<uint32_t>(s), blocks);
       float sum[kGates][Exchange::kItems] = {};
-      weights.multiply(shared, s & 1, hidden, sum);
+      weights.multiply(shared, s & 1, block.head_units(hidden), sum);
       float total[1][Exchange::kItems];
 #pragma unroll
       for (int m = 0; m < Exchange::kItems; ++m) {

@@ -21,6 +21,7 @@
 #include "ptx/mbarrier.cuh"
 #include "recurrent/cells/cell.h"
 #include "recurrent/cluster/plan.h"
+#include "recurrent/shared/heads.cuh"
 #include "recurrent/shared/lanes.cuh"
 #include "recurrent/shared/sizes.h"
 
@@ -164,11 +165,11 @@ struct ClusterWeights {
   }
 
   // The first chunks / 2 + 1 always have units.
-  __device__ __forceinline__ void multiply(const Shared& shared, int buffer, int64_t hidden,
+  __device__ __forceinline__ void multiply(const Shared& shared, int buffer, int64_t units,
                                            float (&sum)[Gates][kLaneUnits * Rows]) const {
 #pragma unroll
     for (int p = 0; p < Chunks; ++p) {
-      if (p > Chunks / 2 && p * kClusterChunkUnits >= hidden) break;
+      if (p > Chunks / 2 && p * kClusterChunkUnits >= units) break;
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
 #pragma unroll
@@ -190,26 +191,27 @@ struct ClusterWeights {
 };
 
 // A block of a cluster, and the lane's item, which is a unit of a row.
-template <typename Exchange, int Rows>
-struct ClusterBlock {
+template <typename Cell, typename Exchange, int Rows>
+struct ClusterBlock : Head<Cell> {
+  using Base = Head<Cell>;
   int64_t batch, hidden, first_unit, first_row, unit, row;
   bool real;
   bool writes;  // whether this lane writes the item
 
   __device__ __forceinline__ ClusterBlock(int64_t batch, int64_t hidden, uint32_t blocks,
                                           uint32_t rank)
-      : batch(batch), hidden(hidden) {
+      : Base(hidden), batch(batch), hidden(hidden) {
     first_unit = int64_t{rank} * kClusterBlockUnits;
     first_row = int64_t{blockIdx.x / blocks} * Rows;
     unit = first_unit + Exchange::item_unit();
     row = first_row + Exchange::item_row();
-    real = unit < hidden && row < batch;
+    real = unit < Base::head_units(hidden) && row < batch;
     writes = real && writes_item<Exchange::kLanes, Exchange::kItems>();
   }
 
   // The index of the first of the item's `values` values in [steps, batch, values, hidden].
   __device__ __forceinline__ int64_t at(int64_t t, int values) const {
-    return (t * batch + row) * values * hidden + unit;
+    return (t * batch + row) * values * hidden + (Base::first_of_head + unit);
   }
 };
 
@@ -222,13 +224,13 @@ struct ClusterLaunch {
   cudaLaunchConfig_t config{};
   int64_t clusters;
 
-  ClusterLaunch(const ClusterPlan& plan, int64_t batch, cudaStream_t stream)
-      : clusters((batch + plan.rows - 1) / plan.rows) {
+  ClusterLaunch(const ClusterPlan& plan, int heads, int64_t batch, cudaStream_t stream)
+      : clusters((batch + plan.rows - 1) / plan.rows * heads) {
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = static_cast<unsigned>(plan.blocks);
     attribute.val.clusterDim.y = 1;
     attribute.val.clusterDim.z = 1;
-    config.gridDim = dim3(static_cast<unsigned>(clusters * plan.blocks));
+    config.gridDim = dim3(static_cast<unsigned>(clusters / heads * plan.blocks), heads);
     config.blockDim = dim3(kRecurrentThreads);
     config.stream = stream;
     config.attrs = &attribute;
@@ -254,7 +256,7 @@ struct ClusterLaunch {
 // The number of clusters of this plan's kernel that the device can hold; 0 if none.
 inline int count_resident(const void* kernel, const ClusterPlan& plan) {
   if (kernel == nullptr) return 0;
-  ClusterLaunch launch(plan, plan.rows, nullptr);
+  ClusterLaunch launch(plan, 1, plan.rows, nullptr);
   int count = 0;
   if (launch.resident(kernel, 0, count) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());  // the refusal is the answer; clear the error
@@ -264,10 +266,10 @@ inline int count_resident(const void* kernel, const ClusterPlan& plan) {
 }
 
 template <typename Sequence>
-cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, const Sequence& args,
-                           cudaStream_t stream) {
+cudaError_t launch_cluster(const void* kernel, const ClusterPlan& plan, int heads,
+                           const Sequence& args, cudaStream_t stream) {
   if (kernel == nullptr) return cudaErrorNotSupported;
-  ClusterLaunch launch(plan, args.batch, stream);
+  ClusterLaunch launch(plan, heads, args.batch, stream);
   int count = 0;
   if (auto err = launch.resident(kernel, plan.spread_bytes, count); err != cudaSuccess) return err;
   // By default the scheduler puts two blocks on one SM before it uses the next.

@@ -20,18 +20,19 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   __shared__ typename Exchange::Shared shared;
   const int64_t batch = seq.batch, hidden = seq.hidden;
   const uint32_t blocks = ptx::cluster_nctarank(), rank = ptx::cluster_ctarank();
-  const ClusterBlock<Exchange, Rows> block(batch, hidden, blocks, rank);
+  const ClusterBlock<Cell, Exchange, Rows> block(batch, hidden, blocks, rank);
 
   ClusterWeights<kGates, 1, Rows, Chunks> weights;
-  weights.load(block.first_unit,
-               [&](int64_t unit) { return UnitWeights<T>::row(seq.w_h, seq.w_row, unit, hidden); });
+  weights.load(block.first_unit, [&](int64_t unit) {
+    return UnitWeights<T>::row(seq.w_h, seq.w_row, unit, block, hidden);
+  });
 
   Exchange::init(shared, blocks);
   for (int r = 0; r < Rows; ++r) {
     auto* h = reinterpret_cast<float*>(shared.vector[0][r][0]);
     if (block.first_row + r < batch) {
-      for (int64_t k = threadIdx.x; k < hidden; k += blockDim.x) {
-        h[k] = load(seq.h0[(block.first_row + r) * hidden + k]);
+      for (int64_t k = threadIdx.x; k < block.head_units(hidden); k += blockDim.x) {
+        h[k] = load(seq.h0[(block.first_row + r) * hidden + (block.first_of_head + k)]);
       }
     }
   }
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   if (block.real) {
     load_values<kCarried>(seq.carried0 + block.at(0, kCarried), hidden, state.at);
     if constexpr (Cell::kReadsH) state.at[kCarried] = load(seq.h0[block.at(0, 1)]);
-    load_biases<Cell>(seq, block.unit, bias);
+    load_biases<Cell>(seq, block.first_of_head + block.unit, bias);
   }
   // These advance by one step at the end of a step.
   const int64_t row_step = batch * hidden;
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   for (int64_t t = 0; t < seq.steps; ++t) {
     if (t > 0) Exchange::wait(shared, static_cast<uint32_t>(t), blocks);
     float sum[kGates][Exchange::kItems] = {};
-    weights.multiply(shared, t & 1, hidden, sum);
+    weights.multiply(shared, t & 1, block.head_units(hidden), sum);
     sum_items<Exchange::kLanes>(sum);
 
     float z[kTerms<Cell>], saved[Cell::kSaved];

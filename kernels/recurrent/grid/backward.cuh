@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     grid_backward_kernel(const __grid_constant__ GridParams<RecurrentSequenceBackward<T>> params) {
 #if __CUDA_ARCH__ >= 800
   using Weights = Slab<T, UnitTiles, NTiles, Cell::kGates * Chunks>;
-  using Block = GridBlock<T, Cell::kGates, UnitTiles, NTiles>;
+  using Block = GridBlock<Cell, T, Cell::kGates, UnitTiles, NTiles>;
   constexpr int kItems = Block::kItems, kState = kStateValues<Cell>;
   extern __shared__ uint4 shared_bytes[];
   auto& shared = *reinterpret_cast<typename Weights::Shared*>(shared_bytes);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     for (int part = 0; part < UnitTiles * 2; ++part) {
       const int64_t unit = block.first_unit + part / 2 * 16 + lane / 4 * 2 + part % 2;
       to[part * kRecurrentThreads] =
-          exists ? load_column(seq.w_h, seq.w_row, gate, k, unit, hidden) : uint4{};
+          exists ? load_column(seq.w_h, seq.w_row, gate, k, unit, block, hidden) : uint4{};
     }
   });
 

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
     grid_forward_kernel(const __grid_constant__ GridParams<RecurrentSequence<T>> params) {
 #if __CUDA_ARCH__ >= 800
   using Weights = Slab<T, Cell::kGates * UnitTiles, NTiles, Chunks>;
-  using Block = GridBlock<T, 1, UnitTiles, NTiles>;
+  using Block = GridBlock<Cell, T, 1, UnitTiles, NTiles>;
   constexpr int kItems = Block::kItems, kState = kStateValues<Cell>;
   extern __shared__ uint4 shared_bytes[];
   auto& shared = *reinterpret_cast<typename Weights::Shared*>(shared_bytes);
@@ -43,8 +43,10 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
         uint4 v[kLoads] = {};
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
-          const T* row = seq.w_h + (i / 2 * hidden + unit + i % 2) * seq.w_row;
-          if (exists && unit + i % 2 < hidden) v[i] = load_units(row, k, hidden, aligned);
+          const T* row =
+              seq.w_h + (i / 2 * hidden + block.first_of_head + unit + i % 2) * seq.w_row;
+          if (exists && unit + i % 2 < block.head_units(hidden))
+            v[i] = load_units(row, k, block.head_units(hidden), aligned);
         }
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
@@ -75,7 +77,9 @@ __global__ void __launch_bounds__(kRecurrentThreads, 1)
   auto& biases = *reinterpret_cast<float (*)[kTerms<Cell>][kUnits]>(tile_state + block.row_tiles);
   for (int unit = threadIdx.x; unit < kUnits; unit += kRecurrentThreads) {
     float bias[kTerms<Cell>] = {};
-    if (block.first_unit + unit < hidden) load_biases<Cell>(seq, block.first_unit + unit, bias);
+    if (block.first_unit + unit < block.head_units(hidden)) {
+      load_biases<Cell>(seq, block.first_of_head + block.first_unit + unit, bias);
+    }
 #pragma unroll
     for (int term = 0; term < kTerms<Cell>; ++term) biases[term][unit] = bias[term];
   }

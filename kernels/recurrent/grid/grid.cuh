@@ -4,6 +4,7 @@
 
 #include "common/launch.cuh"
 #include "recurrent/grid/plan.h"
+#include "recurrent/shared/heads.cuh"
 #include "recurrent/shared/slab.cuh"
 
 namespace my_ops::cuda {
@@ -38,21 +39,22 @@ struct Item {
 template <typename Sequence>
 struct GridParams {
   Sequence seq;
-  uint32_t* exchange;  // [kSlots][Vectors][chunks of units][batch][16 words]
+  uint32_t* exchange;  // [kSlots][heads][Vectors][chunks of units][batch][16 words]
   int members;
   int rows;  // rows of the batch per group
 };
 
 // A block of a group. Vectors: how many hidden-sized vectors a round exchanges: 1 in forward, the
 // gates' gradients in backward. A thread owns kItems items in each tile of the group's rows.
-template <typename T, int Vectors, int UnitTiles, int NTiles>
-struct GridBlock {
+template <typename Cell, typename T, int Vectors, int UnitTiles, int NTiles>
+struct GridBlock : Head<Cell> {
+  using Base = Head<Cell>;
   static constexpr int kItems = items_per_thread(UnitTiles, NTiles);
   static constexpr int kTileRows = NTiles * 8;
   static constexpr int kRowWords = kChunkBytes / 4;
   static constexpr int kQuads = UnitTiles * 16 * sizeof(T) / 16;  // in a row of the block
 
-  uint32_t* exchange;
+  uint32_t* exchange;  // of the block's head
   int64_t batch, hidden;
   int64_t first_unit, first_row;
   int rows, row_tiles;
@@ -72,8 +74,12 @@ struct GridBlock {
 
   template <typename Sequence>
   __device__ __forceinline__ explicit GridBlock(const GridParams<Sequence>& params)
-      : exchange(params.exchange), batch(params.seq.batch), hidden(params.seq.hidden) {
-    unit_chunks = static_cast<int>((hidden + kChunkUnits<T> - 1) / kChunkUnits<T>);
+      : Base(params.seq.hidden),
+        exchange(params.exchange),
+        batch(params.seq.batch),
+        hidden(params.seq.hidden) {
+    unit_chunks =
+        static_cast<int>((Base::head_units(hidden) + kChunkUnits<T> - 1) / kChunkUnits<T>);
     chunks = Vectors * unit_chunks;
     first_unit = int64_t{blockIdx.x % params.members} * (16 * UnitTiles);
     first_row = int64_t{blockIdx.x / params.members} * params.rows;
@@ -81,13 +87,15 @@ struct GridBlock {
     row_tiles = (rows + kTileRows - 1) / kTileRows;
     vector_words = int64_t{unit_chunks} * batch * kRowWords;
     slot_words = Vectors * vector_words;
+    exchange += Base::head * slot_words;
+    slot_words *= Base::heads;
     working = threadIdx.x < UnitTiles * NTiles * 128;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       item[i] = Item::of<NTiles>(threadIdx.x + i * kRecurrentThreads);
       const int64_t unit = first_unit + item[i].unit();
       has_unit[i] = working && unit < int64_t{unit_chunks} * kChunkUnits<T>;
-      real_unit[i] = has_unit[i] && unit < hidden;
+      real_unit[i] = has_unit[i] && unit < Base::head_units(hidden);
       own_word[i] = word(first_row + item[i].row(), unit);
     }
     const int lane = threadIdx.x % 32;
@@ -117,7 +125,7 @@ struct GridBlock {
     return at(0, tile, i, values);
   }
   __device__ __forceinline__ int64_t at(int64_t t, int tile, int i, int values) const {
-    return line(t, tile, i) * (values * hidden) + unit(i);
+    return line(t, tile, i) * (values * hidden) + (Base::first_of_head + unit(i));
   }
   // The index in [steps, batch].
   __device__ __forceinline__ int64_t line(int64_t t, int tile, int i) const {
@@ -189,7 +197,7 @@ const void* visit_grid_plan(const GridPlan& plan, Visit visit) {
 // Empties the exchange and launches. Blocks wait for each other, so the launch is cooperative:
 // either all of the grid is resident or the launch fails. A null kernel means no instantiation.
 template <typename Sequence>
-cudaError_t launch_grid(const void* kernel, const GridPlan& plan, size_t exchange_bytes,
+cudaError_t launch_grid(const void* kernel, const GridPlan& plan, int heads, size_t exchange_bytes,
                         const Sequence& args, void* workspace, cudaStream_t stream) {
   if (kernel == nullptr) return cudaErrorNotSupported;
   if (auto err = allow_all_shared_bytes(kernel); err != cudaSuccess) return err;
@@ -198,7 +206,7 @@ cudaError_t launch_grid(const void* kernel, const GridPlan& plan, size_t exchang
   }
   GridParams<Sequence> params{args, static_cast<uint32_t*>(workspace), plan.members, plan.rows};
   void* arguments[] = {&params};
-  return cudaLaunchCooperativeKernel(kernel, dim3(plan.members * plan.groups),
+  return cudaLaunchCooperativeKernel(kernel, dim3(plan.members * plan.groups, heads),
                                      dim3(kRecurrentThreads), arguments, plan.shared_bytes, stream);
 }
 

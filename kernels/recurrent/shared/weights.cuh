@@ -23,22 +23,23 @@ __device__ __noinline__ uint4 gather_call(const T* p, int64_t step, int64_t coun
   return gather(p, step, count);
 }
 
-// 16 bytes of a row of W_h from `unit` on; elements beyond `hidden` are zero.
+// 16 bytes of a row of W_h from `unit` on; elements beyond `units` are zero.
 template <typename T>
-__device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t hidden,
+__device__ __forceinline__ uint4 load_units(const T* row, int64_t unit, int64_t units,
                                             bool aligned) {
-  if (aligned && unit + static_cast<int>(16 / sizeof(T)) <= hidden) {
+  if (aligned && unit + static_cast<int>(16 / sizeof(T)) <= units) {
     return __ldg(reinterpret_cast<const uint4*>(row + unit));
   }
-  return gather_call(row + unit, 1, hidden - unit);
+  return gather_call(row + unit, 1, units - unit);
 }
 
-// 16 bytes of column `unit` of W_h: consecutive rows of one gate; zeros beyond `hidden`.
-template <typename T>
+// 16 bytes of column `unit` of the head's rows of W_h: consecutive rows of one gate; zeros beyond
+// its units.
+template <typename T, typename Head>
 __device__ __forceinline__ uint4 load_column(const T* w_h, int64_t w_row, int64_t gate, int64_t k,
-                                             int64_t unit, int64_t hidden) {
-  return gather_call(w_h + (gate * hidden + k) * w_row + unit, w_row,
-                     unit < hidden ? hidden - k : 0);
+                                             int64_t unit, const Head& head, int64_t hidden) {
+  return gather_call(w_h + (gate * hidden + head.first_of_head + k) * w_row + unit, w_row,
+                     unit < head.head_units(hidden) ? head.head_units(hidden) - k : 0);
 }
 
 // Where a unit's weights are: that of gate g and element k of the vector is
@@ -49,14 +50,19 @@ struct UnitWeights {
   int64_t gate_step, k_step;
   int count;
 
-  // Unit `unit` as a row of W_h, [gates, hidden, hidden], for forward; as a column for backward.
+  // Unit `unit` of the head as a row of W_h, [gates, hidden, units], for forward; as a column for
+  // backward.
+  template <typename Head>
   __device__ __forceinline__ static UnitWeights row(const T* w_h, int64_t w_row, int64_t unit,
-                                                    int64_t hidden) {
-    return {w_h + unit * w_row, hidden * w_row, 1, unit < hidden ? static_cast<int>(hidden) : 0};
+                                                    const Head& head, int64_t hidden) {
+    return {w_h + (head.first_of_head + unit) * w_row, hidden * w_row, 1,
+            unit < head.head_units(hidden) ? static_cast<int>(head.head_units(hidden)) : 0};
   }
+  template <typename Head>
   __device__ __forceinline__ static UnitWeights column(const T* w_h, int64_t w_row, int64_t unit,
-                                                       int64_t hidden) {
-    return {w_h + unit, hidden * w_row, w_row, unit < hidden ? static_cast<int>(hidden) : 0};
+                                                       const Head& head, int64_t hidden) {
+    return {w_h + head.first_of_head * w_row + unit, hidden * w_row, w_row,
+            unit < head.head_units(hidden) ? static_cast<int>(head.head_units(hidden)) : 0};
   }
 
   // For all gates, elements start, start + 1, ... of the vector, by fours that are kStride apart,

@@ -12,7 +12,7 @@ template <typename Cell, typename T, int Units, int Rows>
 __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(Units))
     warp_backward_kernel(const __grid_constant__ RecurrentSequenceBackward<T> seq) {
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried;
-  using Place = WarpPlace<Units, Rows>;
+  using Place = WarpPlace<Cell, Units, Rows>;
   __shared__ WarpVector<kGates, Units, Rows> vectors[2];
   const int64_t hidden = seq.hidden;
   const Place place(seq);
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
   warp_kernel_barrier<Units>();
 
   WarpWeights<kGates, kGates, Units, Rows> weights;
-  weights.load(UnitWeights<T>::column(seq.w_h, seq.w_row, place.unit, hidden));
+  weights.load(UnitWeights<T>::column(seq.w_h, seq.w_row, place.unit, place, hidden));
   Values<float, kStateValues<Cell>> state = {};
   float through = 0.0f, grad_kept = 0.0f, zoneout = 0.0f;
   if (place.real) {

@@ -13,7 +13,7 @@ template <typename Cell, typename T, int Units, int Rows>
 __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(Units))
     warp_forward_kernel(const __grid_constant__ RecurrentSequence<T> seq) {
   constexpr int kGates = Cell::kGates, kCarried = Cell::kCarried, kSaved = Cell::kSaved;
-  using Place = WarpPlace<Units, Rows>;
+  using Place = WarpPlace<Cell, Units, Rows>;
   __shared__ WarpVector<1, Units, Rows> vectors[2];
   const int64_t hidden = seq.hidden;
   const Place place(seq);
@@ -21,14 +21,14 @@ __global__ void __launch_bounds__(Units* warp_lanes(Units), warp_blocks_per_sm(U
   warp_kernel_barrier<Units>();
 
   WarpWeights<kGates, 1, Units, Rows> weights;
-  weights.load(UnitWeights<T>::row(seq.w_h, seq.w_row, place.unit, hidden));
+  weights.load(UnitWeights<T>::row(seq.w_h, seq.w_row, place.unit, place, hidden));
   Values<float, kStateValues<Cell>> state = {};
   float bias[kTerms<Cell>] = {}, h = 0.0f;
   if (place.real) {
     h = load(seq.h0[place.at(0, 1)]);
     load_values<kCarried>(seq.carried0 + place.at(0, kCarried), hidden, state.at);
     if constexpr (Cell::kReadsH) state.at[kCarried] = h;
-    load_biases<Cell>(seq, place.unit, bias);
+    load_biases<Cell>(seq, place.first_of_head + place.unit, bias);
   }
   const auto put_h = [&](int64_t t) {
     // 0 * inf of a unit that does not exist must not reach the others.

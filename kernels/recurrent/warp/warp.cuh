@@ -9,6 +9,7 @@
 #pragma once
 
 #include "common/launch.cuh"
+#include "recurrent/shared/heads.cuh"
 #include "recurrent/shared/lanes.cuh"
 #include "recurrent/shared/terms.cuh"
 #include "recurrent/shared/weights.cuh"
@@ -77,8 +78,9 @@ struct WarpWeights {
 };
 
 // What a lane works on: a unit of a row, its item once the lanes' sums are added.
-template <int Units, int Rows>
-struct WarpPlace {
+template <typename Cell, int Units, int Rows>
+struct WarpPlace : Head<Cell> {
+  using Base = Head<Cell>;
   static constexpr int kLanes = warp_lanes(Units);
 
   int64_t batch, hidden, first_row;
@@ -89,13 +91,14 @@ struct WarpPlace {
 
   template <typename Sequence>
   __device__ __forceinline__ explicit WarpPlace(const Sequence& seq)
-      : batch(seq.batch),
+      : Base(seq.hidden),
+        batch(seq.batch),
         hidden(seq.hidden),
         first_row(int64_t{blockIdx.x} * Rows),
         rows(static_cast<int>(min(int64_t{Rows}, batch - first_row))),
         unit(threadIdx.x / kLanes),
         row(item_of<kLanes, Rows>()),
-        real(unit < hidden && row < rows),
+        real(unit < Base::head_units(hidden) && row < rows),
         writes(real && writes_item<kLanes, Rows>()) {}
 
   // Indices, also for rows and units that do not exist: those of the last that do, so that loads
@@ -107,17 +110,24 @@ struct WarpPlace {
   }
   // Of the first of the unit's `values` values in [steps, batch, values, hidden].
   __device__ __forceinline__ int64_t at(int64_t t, int values) const {
-    const auto units = static_cast<int>(hidden);
-    return line(t) * (units * values) + min(unit, units - 1);
+    const auto units = static_cast<int>(Base::head_units(hidden));
+    const int width = units * Base::heads * values;
+    return line(t) * width + min(unit, units - 1) + Base::first_of_head;
   }
   // Requests the block's values of a step: a sector of memory for each thread, which are enough for
-  // eight values of 4 bytes a unit.
+  // eight values of 4 bytes a unit. Those of a head are apart from each other.
   template <typename T>
   __device__ __forceinline__ void prefetch(const T* p, int64_t t, int values) const {
     constexpr int kSector = 32 / sizeof(T);
-    const int width = static_cast<int>(hidden) * values;
-    ptx::prefetch_l2(p + (t * batch + first_row) * width +
-                     min(static_cast<int>(threadIdx.x) * kSector, rows * width - 1));
+    if constexpr (kHeaded<Cell>) {
+      if (!writes || unit % kSector != 0) return;
+#pragma unroll
+      for (int k = 0; k < values; ++k) ptx::prefetch_l2(p + at(t, values) + k * hidden);
+    } else {
+      const int width = static_cast<int>(hidden) * values;
+      ptx::prefetch_l2(p + (t * batch + first_row) * width +
+                       min(static_cast<int>(threadIdx.x) * kSector, rows * width - 1));
+    }
   }
 };
 
@@ -125,10 +135,12 @@ struct WarpPlace {
 #ifndef __CUDACC_RTC__
 
 template <typename Sequence>
-cudaError_t launch_warp(void (*kernel)(Sequence), const WarpPlan& plan, const Sequence& args,
-                        cudaStream_t stream) {
+cudaError_t launch_warp(void (*kernel)(Sequence), const WarpPlan& plan, int heads,
+                        const Sequence& args, cudaStream_t stream) {
   if (kernel == nullptr) return cudaErrorNotSupported;
-  return launch(kernel, ceil_div(args.batch, plan.rows), plan.threads, 0, stream, args);
+  Blocks blocks(ceil_div(args.batch, plan.rows));
+  blocks.y = heads;
+  return launch(kernel, blocks, plan.threads, 0, stream, args);
 }
 
 // Calls visit<units, rows>() for the plan's instantiation; null if there is none.
