@@ -74,9 +74,17 @@ class TorchLayer(LayerCall, nn.RNNBase):
         """The output, and the states at the end."""
         raise NotImplementedError
 
-    def _runs_heads(self, x: Tensor) -> bool:
-        """Whether ``_direction`` runs all heads at once."""
-        return False
+    def _at_once(
+        self,
+        x: Any,
+        states: Any,
+        parameters: Any,
+        lengths: Any,
+        reset: Any,
+        zoneout: Any,
+    ) -> Any:
+        """``_direction`` of all heads by one op, or None."""
+        return None
 
     def _make_heads(self, heads: int) -> None:
         """The recurrent weights for a number of heads, in place of those for one."""
@@ -102,10 +110,15 @@ class TorchLayer(LayerCall, nn.RNNBase):
         reset: MaybeTensor,
         zoneout: MaybeTensor,
     ) -> Tensors:
-        """``_direction``, of all heads, or of each with its own states and parameters."""
+        """``_direction``, of each head with its own part of the states and parameters unless one op
+        runs all."""
         heads = self.heads
-        if heads == 1 or self._runs_heads(x):
+        if heads == 1:
             return self._direction(x, states, parameters, lengths, reset, zoneout)
+        if not torch.jit.is_scripting():
+            found = self._at_once(x, states, parameters, lengths, reset, zoneout)
+            if found is not None:
+                return found
         of_states = states_by_head(states, heads)
         own = parameters_by_head(parameters, heads, self.hidden_size // heads)
         kept = states_by_head([] if zoneout is None else [zoneout], heads)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
+from my_ops.recurrent import _block_cells
 from my_ops.recurrent._calls import MaybeTensor, PlainLayerCall, PlainStepCall, Tensors
 from my_ops.recurrent._cell import Cell, Values, check_types
 from my_ops.recurrent._ops import define
@@ -207,6 +208,9 @@ class GRU(PlainLayerCall, TorchLayer):
 
     def _plain(self, input: Tensor, states: Any) -> Any:
         return plain(self, CELL, input, states) if self.heads == 1 else None
+
+    def _at_once(self, *given: Any) -> Any:
+        return _block_cells.run(_block_cells.block_gru, *given)
 
     def _direction(
         self,

@@ -315,8 +315,9 @@ class CellLayer(TorchLayer):
     def _for_torch(self, *_: Any) -> None:
         return None  # torch has no such layer
 
-    def _runs_heads(self, x: Tensor) -> bool:
-        return not x.is_cpu  # there its copies cost more than the loop over the heads
+    def _at_once(self, x: Any, *others: Any) -> Any:
+        # On the CPU copies would cost more than the loop over the heads.
+        return None if x.is_cpu else self._direction(x, *others)
 
     def _direction(
         self,

@@ -153,7 +153,7 @@ class RNN(PlainLayerCall, TorchLayer):
         return CELLS[self.mode.lower()]
 
     _direction = CellLayer._direction  # type: ignore[assignment]
-    _runs_heads = CellLayer._runs_heads  # type: ignore[assignment]
+    _at_once = CellLayer._at_once  # type: ignore[assignment]
 
     def flatten_parameters(self) -> None:
         """As torch's, unless there are ``heads``, whose weights are not cuDNN's."""

@@ -95,9 +95,10 @@ def test_no_op_is_missing():
     }
     # Ops that take lists of tensors have tests of their own: tests/layers/test_plain.py.
     of_lists = {"recurrent_layers", "recurrent_layers_backward", "recurrent_step_backward"}
-    # Of cells that a test has defined (tests/layers/test_own_cell.py) and nn.RNN's (test_rnn.py),
-    # with what these call, and of the switch, once on (tests/integration/test_fast_fp32.py).
-    others = ("cell_", "rnn_", "own_cell", "fast_fp32")
+    # Of cells that a test has defined (tests/layers/test_own_cell.py), nn.RNN's (test_rnn.py) and
+    # those of LSTM and GRU with heads (test_own_cell_kernels.py), with what these call, and of the
+    # switch, once on (tests/integration/test_fast_fp32.py).
+    others = ("cell_", "rnn_", "block_", "own_cell", "fast_fp32")
     later = {name for name in names if name.startswith(others)}
     assert names - of_lists - later - {"add_one.int"} == set(RIGHT)
 

@@ -122,6 +122,23 @@ def test_heads_reach_families(size, backward):
     assert family("lstm", sizes, torch.float16, backward, heads) == size
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_heads_of_shipped_layers(name, mode, dtype, launched):
+    sizes, heads = HEADS["block"]
+    check(name, sizes, mode, dtype, "cuda", heads)
+    assert len(launched) == (8 if mode.startswith("bidirectional") else 2)
+
+
+def test_heads_of_shipped_layers_that_do_not_run_at_once(launched):
+    """Then the shipped kernels run, one head after the other; and so they do in float64."""
+    heads = torch.cuda.get_device_properties(0).multi_processor_count // 44 + 1
+    check("LSTM", (4, 3, 8, heads * 700), "plain", torch.float16, "cuda", heads)
+    check("GRU", (4, 3, 8, 12), "plain", torch.float64, "cuda", 2)
+    assert not launched
+
+
 def test_heads_that_do_not_run_at_once(launched):
     """So many units that the GPU does not hold the weights of all: a launch for each head."""
     heads = torch.cuda.get_device_properties(0).multi_processor_count // 44 + 1

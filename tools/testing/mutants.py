@@ -59,6 +59,7 @@ PLAIN = "plain plain_errors plain_calls"
 OWN_CELL = "own_cell_definition own_cell heads heads_ops own_cell_cpu own_cell_nvrtc"
 OWN_CELL += " own_cell_kernels own_cell_built"
 OF_OWN_CELLS = (
+    "_block_cells",
     "_carried",
     "_derived",
     "_expressions",

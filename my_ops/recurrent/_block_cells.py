@@ -1,0 +1,68 @@
+"""LSTM and GRU as cells that are defined in Python, for layers of several heads on CUDA: such cells
+have kernels that run all heads in one launch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from my_ops._private import any_autocast, dispatch_modes, tracing, transforms_active
+from my_ops.ops._common import are_plain
+from my_ops.recurrent import _own_kernels
+from my_ops.recurrent._calls import MaybeTensor, Tensors
+from my_ops.recurrent._torchs_calls import are_alike
+from my_ops.recurrent.own_cell import CellDefinition
+
+
+def block_lstm(i: Any, f: Any, g: Any, o: Any, c: Any) -> Any:
+    i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
+    c = f * c + i * g
+    return o * torch.tanh(c), c
+
+
+def block_gru(r: Any, u: Any, n_x: Any, n_h: Any, h: Any) -> Any:
+    r, u = torch.sigmoid(r), torch.sigmoid(u)
+    n = torch.tanh(n_x + r * n_h)
+    return n + u * (h - n)
+
+
+@functools.cache
+def _cell(function: Callable[..., Any]) -> CellDefinition:
+    """Not at import, which would take longer for programs without heads."""
+    names = ("ifgo", "c") if function is block_lstm else ("run", "")
+    return CellDefinition(function, *names, "", shipped=True)
+
+
+def run(
+    function: Callable[..., Any],
+    x: Tensor,
+    states: Tensors,
+    parameters: Tensors,
+    *of_rows: MaybeTensor,
+) -> Tensors | None:
+    """All heads of a direction, or None if they do not run in one launch: the shipped kernels, one
+    head after the other, are faster than a launch for each step."""
+    if not x.is_cuda or is_compiling() or not are_plain(x, *states, *parameters):
+        return None
+    if tracing() or transforms_active() or dispatch_modes():
+        return None
+    dtype = x.dtype
+    if any_autocast() and torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+    elif not are_alike(x, *states, *parameters):
+        return None  # the shipped op says what is wrong
+    hidden = states[0].size(-1)
+    sizes = x.size(0), x.size(1), hidden, hidden // parameters[1].size(-1)
+    passes = (False, True) if torch.is_grad_enabled() else (False,)
+    cell = _cell(function)
+    with torch.cuda.device(x.device):
+        given = cell._cell, dtype, x.device.index
+        if any(_own_kernels.kernel_of(*given, p, *sizes) is None for p in passes):
+            return None
+    biases = () if len(parameters) > 2 else (None, None)
+    return list(cell._run(x, *states, *parameters, *biases, *of_rows))
