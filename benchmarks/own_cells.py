@@ -2,13 +2,16 @@
 
 For each case the ms of a forward pass and of one with backward, as the GPU's events measure them or
 on a CPU the clock, and the seconds of the first training step of a process that finds nothing in
-the cache, with the compilation. On a CPU also the ms of torch's operations, a step at a time.
+the cache, with the compilation. On a CPU also the ms of torch's operations, a step at a time. On a
+GPU also layers of heads, with the ms of all its kernels, by its profiler, and of those that run the
+steps: without the products outside them.
 """
 
 import argparse
 import datetime
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -31,6 +34,15 @@ CASES = {  # steps, batch, hidden
     "cpu": [(128, 32, 128), (64, 4, 512), (20, 1, 64)],
 }
 CELLS = {"lstm": my_ops.nn.LSTM, "gru": my_ops.nn.GRU, "minimal": None, "janet": None}
+HEADS = [  # of 512 steps of 16 rows in bfloat16: cell, hidden, heads
+    ("slstm", 512, 1),
+    ("slstm", 512, 8),
+    ("slstm", 768, 4),
+    ("gru", 512, 8),
+    ("LSTM", 512, 8),
+    ("GRU", 512, 8),
+]
+STEPS_KERNEL = r"(warp|block|cluster|grid|warpgroup)\w*(forward|backward)"
 
 
 def milliseconds(call, calls, device):
@@ -54,7 +66,7 @@ def milliseconds(call, calls, device):
     return round(statistics.median(found), 4)
 
 
-def times(layer, x, grad):
+def calls_of(layer, x, grad):
     def forward():
         with torch.no_grad():
             layer(x)
@@ -63,6 +75,11 @@ def times(layer, x, grad):
         layer.zero_grad()
         layer(x)[0].backward(grad)
 
+    return forward, training
+
+
+def times(layer, x, grad):
+    forward, training = calls_of(layer, x, grad)
     start = time.perf_counter()
     training()
     if x.is_cuda:
@@ -74,6 +91,32 @@ def times(layer, x, grad):
         "training_ms": milliseconds(training, calls, x.device.type),
         "first_s": round(first, 3),
     }
+
+
+def kernels_ms(call, calls=5):
+    """Of a call: all kernels, and those of the steps."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    found = [e for e in profiler.key_averages() if e.self_device_time_total > 0]
+    of_steps = [e for e in found if re.search(STEPS_KERNEL, e.key)]
+    totals = (sum(e.self_device_time_total for e in some) for some in (found, of_steps))
+    return [round(total / 1e3 / calls, 4) for total in totals]
+
+
+def of_heads():
+    rows = []
+    for name, hidden, heads in HEADS:
+        x = torch.randn(512, 16, hidden, device="cuda", dtype=torch.bfloat16)
+        make = getattr(my_ops.nn, name) if name.isupper() else getattr(own_cells, name).layer
+        layer = make(hidden, hidden, heads=heads, device="cuda", dtype=torch.bfloat16)
+        row = {"cell": name, "hidden": hidden, "heads": heads, **times(layer, x, x)}
+        for call in calls_of(layer, x, x):
+            row[f"{call.__name__}_kernels_ms"] = kernels_ms(call)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
 
 
 def step_by_step(layer, x):
@@ -89,11 +132,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--commit", required=True)
+    parser.add_argument("--heads", action="store_true", help="the layers of heads alone")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.randn(8, 8, device=device) @ torch.randn(8, 8, device=device)  # cuBLAS starts
+    heads = of_heads() if device == "cuda" else []
     rows = []
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in () if options.heads else (torch.bfloat16, torch.float32):
         for steps, batch, hidden in CASES[device]:
             x = torch.randn(steps, batch, hidden, device=device, dtype=dtype)
             for name, shipped in CELLS.items():
@@ -114,7 +159,7 @@ def main():
         "cuda": torch.version.cuda,
         "commit": options.commit,
     }
-    options.file.write_text(json.dumps(about | {"cases": rows}, indent=1) + "\n")
+    options.file.write_text(json.dumps(about | {"cases": rows, "heads": heads}, indent=1) + "\n")
 
 
 main()
