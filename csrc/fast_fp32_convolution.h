@@ -1,5 +1,6 @@
 // Computes torch's convolutions, and their gradients, if the switch is on and ours are faster.
-// Those of windows are the backend's (fast_fp32_windows_cuda.h). Those of single points (1 x 1 and
+// Those of windows are the backend's (fast_fp32_windows_cuda.h); gradients of the weights of
+// depthwise ones are in fast_fp32_depthwise.h. Those of single points (1 x 1 and
 // the like) are products, and windows of one point where their plan leaves them to torch:
 //
 //   output[n]       = weight @ input[n]           weight [K, C], input[n] [C, points]
@@ -13,34 +14,9 @@
 #include <array>
 
 #include "fast_fp32.h"
+#include "fast_fp32_depthwise.h"
 
 namespace my_ops::fast_fp32 {
-
-// Strides of a dense tensor of these sizes, with the channels last or in their place.
-inline Sizes dense_strides(const Sizes& sizes, bool channels_last) {
-  if (!channels_last) return contiguous_strides(sizes);
-  Sizes strides(sizes.size());
-  strides[1] = 1;
-  int64_t reach = sizes[1];
-  for (size_t d = sizes.size() - 1; d > 1; --d) {
-    strides[d] = reach;
-    reach *= sizes[d];
-  }
-  strides[0] = reach;
-  return strides;
-}
-
-// Results of convolutions have the channels where their input has them.
-inline bool is_channels_last(const Tensor& t) {
-  return t.dim() > 3 && strides_of(t) == dense_strides(sizes_of(t), true);
-}
-
-inline Tensor dense(const Tensor& t, bool channels_last) {
-  const Sizes sizes = sizes_of(t);
-  Tensor result = empty_strided(t, sizes, dense_strides(sizes, channels_last), t.scalar_type());
-  torch::stable::copy_(result, t);
-  return result;
-}
 
 inline Tensor transposed(const Tensor& t) {
   return as_strided(t, {t.size(0), t.size(2), t.size(1)}, {t.stride(0), t.stride(2), t.stride(1)});
@@ -210,6 +186,19 @@ Found convolve_points(const Convolution& given, const Tensor& input, const Tenso
   return Left::kOther;
 }
 
+template <typename Backend>
+Found compute(const Convolution& given, const Tensor& input, const Tensor& weight) {
+  if (given.depthwise) return grad_depthwise<Backend>(given, input, weight);
+  Found found = Left::kPlan;
+  if (given.of_points) found = convolve_points<Backend>(given, input, weight);
+  const Left* const why = std::get_if<Left>(&found);
+  if (why && *why == Left::kPlan) {
+    const Found of_windows = Backend::Windows::compute(given, input, weight);
+    if (!given.of_points || std::holds_alternative<Tensor>(of_windows)) return of_windows;
+  }
+  return found;
+}
+
 // For the kernels in C++, which own their tensors. *result is the output, or the gradient of the
 // input or of the weight; otherwise it is null.
 template <typename Backend>
@@ -217,13 +206,7 @@ void convolve(const Convolution& given, AtenTensorHandle* result) {
   try {
     const Tensor input = tensor(given.input), weight = tensor(given.weight);
     if (given.rounds) return count(Left::kConvolution);
-    Found found = Left::kPlan;
-    if (given.of_points) found = convolve_points<Backend>(given, input, weight);
-    const Left* const why = std::get_if<Left>(&found);
-    if (why && *why == Left::kPlan) {
-      const Found of_windows = Backend::Windows::compute(given, input, weight);
-      if (!given.of_points || std::holds_alternative<Tensor>(of_windows)) found = of_windows;
-    }
+    const Found found = compute<Backend>(given, input, weight);
     if (const Tensor* const tensor = std::get_if<Tensor>(&found)) {
       *result = new_handle(tensor->get());
     } else {

@@ -42,6 +42,20 @@ struct Cuda {
     return std::nullopt;
   }
 
+  template <typename Place>
+  static std::optional<fast_fp32::Left> grad_depthwise(const cuda::DepthwiseArgs& args,
+                                                       const Tensor& like, const Place& place) {
+    const char* const op = "convolution";
+    const Device device(like);
+    cuda::DepthwisePlan plan;
+    check_launch(cuda::plan_depthwise(args, &plan), op);
+    if (plan.choice != cuda::ConvolutionChoice::kOurs) return fast_fp32::Left::kPlan;
+    place();
+    const Tensor workspace = empty(like, {plan.workspace}, ScalarType::Byte);
+    check_launch(cuda::depthwise(args, plan, workspace.mutable_data_ptr(), device.stream()), op);
+    return std::nullopt;
+  }
+
   static void write(const fast_fp32::ComplexMatrix& matrix, const Tensor& to) {
     const Device device(to);
     check_launch(cuda::write_complex_matrix(matrix, out<float>(to), device.stream()), "fast_fp32");

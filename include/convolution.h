@@ -48,6 +48,29 @@ struct ConvolutionPlan {
   int64_t workspace = 0;  // bytes
 };
 
+// The gradient of the weight of a depthwise convolution, which has a group for each channel:
+//
+//   result[c][r][s] = sum over n, p, q of
+//       grad[n][c][p][q] * input[n][c][p * stride - padding + r][q * stride - padding + s]
+//
+// input and grad are dense, in this order of dimensions, or with the channels last.
+struct DepthwiseArgs {
+  int batch, channels;
+  int input_size[2], output_size[2], kernel[2];
+  int stride[2], padding[2];
+  bool last;  // whether the channels are last in memory
+  const float* input;
+  const float* grad;
+  float* result;
+};
+
+// As decided by plan_depthwise.
+struct DepthwisePlan {
+  ConvolutionChoice choice = ConvolutionChoice::kAsFast;
+  int slices = 1;         // of the images, or of what there is more of
+  int64_t workspace = 0;  // bytes
+};
+
 #ifdef MY_OPS_WITH_CUDA
 // Returns the plan for the current device. It does not look at the pointers.
 cudaError_t plan_convolution(const ConvolutionArgs& args, ConvolutionPlan* plan);
@@ -60,6 +83,12 @@ cudaError_t plan_convolution(const ConvolutionArgs& args, ConvolutionPlan* plan)
 // parts, up to 2^90, and fp32 FMAs for anything else. Deterministic, safe to capture in a graph.
 cudaError_t convolution(const ConvolutionArgs& args, const ConvolutionPlan& plan, void* workspace,
                         cudaStream_t stream);
+
+// The same for a depthwise gradient. Its products and sums are fp32 FMAs, in a fixed order; taps in
+// the padding add nothing, not even to NaN.
+cudaError_t plan_depthwise(const DepthwiseArgs& args, DepthwisePlan* plan);
+cudaError_t depthwise(const DepthwiseArgs& args, const DepthwisePlan& plan, void* workspace,
+                      cudaStream_t stream);
 #endif
 
 }  // namespace my_ops::cuda

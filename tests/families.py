@@ -56,6 +56,8 @@ ATTENTION += [(2, 16, 520, 520, 128, "a causal mask")]
 # batch, channels, outputs, space, kernel, dilation, and the data's range
 WINDOWS = [(8, 256, 250, (40, 41), (3, 3), 2, ""), (4, 256, 60, (2001,), (5,), 1, "")]
 WINDOWS += [(4, 256, 250, (2001,), (5,), 1, range_) for range_ in ("wide", "infinite")]
+DEPTHWISE = [(16, 150, (57, 58), 3, 1), (16, 150, (58, 57), 5, 2), (16, 150, (33, 34), 7, 1)]
+DEPTHWISE += [(16, 150, (5001,), 31, 1)]
 BY_TMA, READS_TMA = "stored by TMA", "reads what TMA stored for cuBLAS"
 
 
@@ -127,6 +129,22 @@ def cases(device):
         finally:
             torch.backends.cuda.matmul.allow_tf32 = True  # as main sets it
 
+    def depthwise(batch, channels, space, kernel, stride, last, infinite):
+        """The gradient of the weight, under the switch."""
+        x = drawn(batch, channels, *space)
+        weight = drawn(channels, 1, *[kernel] * len(space)).requires_grad_()
+        if infinite:
+            x[0, 0, 0] = torch.inf
+        if last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        run = torch.nn.functional.conv1d if len(space) == 1 else torch.nn.functional.conv2d
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), my_ops.fast_fp32():
+            y = run(x, weight, stride=stride, padding=kernel // 2, groups=channels)
+            grad = drawn(*y.shape)
+            if infinite:
+                grad[-1, -1, -1] = torch.inf
+            return torch.autograd.grad(y, weight, grad)
+
     def prepacked():
         weight = my_ops.prepack(drawn(600, 520))
         return my_ops.linear(drawn(70, 520), weight, drawn(600), precision="highest")
@@ -190,6 +208,11 @@ def cases(device):
         yield f"attention float32 {tuple(sizes)} and {added}", call(attention, *sizes, added)
     for case in WINDOWS:
         yield f"windows float32 {case}", call(windows, *case)
+    for case in DEPTHWISE:
+        for last in (False, True)[: len(case[2])]:  # there is no channels_last in 1-D
+            for infinite in (False, True):
+                name = f"depthwise float32 {(*case, last, infinite)}"
+                yield name, call(depthwise, *case, last, infinite)
     for dtype in ("float64", "float32", "bfloat16", "float16"):
         yield f"recurrent_weights_backward {dtype}", call(weights_backward, dtype)
     for dtype, sizes in RECURRENT:

@@ -118,7 +118,8 @@ struct Kernels {
   }
 };
 
-// Convolutions of one group. Those of single points, without padding, are products.
+// Convolutions of one group, of which those of single points, without padding, are products; and
+// gradients of the weights of depthwise ones.
 struct Convolutions {
   using Ints = c10::ArrayRef<int64_t>;
 
@@ -128,7 +129,8 @@ struct Convolutions {
                         const std::optional<Tensor>& bias, Ints stride, Ints padding, Ints dilation,
                         bool transposed, Ints output_padding, int64_t groups) {
     Convolution asked{.transposed = transposed};
-    if (may_be_taken(input, weight, stride, padding, dilation, output_padding, groups, &asked)) {
+    if (groups == 1 &&
+        may_be_taken(input, weight, stride, padding, dilation, output_padding, &asked)) {
       asked.pass = Convolution::kForward;
       asked.other = bias && bias->defined() ? handle(*bias) : nullptr;
       const Tensor result = taken(asked);
@@ -148,9 +150,11 @@ struct Convolutions {
                             std::array<bool, 3> wanted) {
     Tensor ours[2];
     Convolution asked{.transposed = transposed};
-    if (may_be_taken(input, weight, stride, padding, dilation, output_padding, groups, &asked)) {
+    asked.depthwise = groups > 1;
+    if ((groups == 1 || (!transposed && is_depthwise(input, weight, groups))) &&
+        may_be_taken(input, weight, stride, padding, dilation, output_padding, &asked)) {
       asked.other = handle(grad);
-      for (int i = 0; i < 2; ++i) {
+      for (int i = asked.depthwise ? 1 : 0; i < 2; ++i) {
         if (!wanted[i]) continue;
         asked.pass = i == 0 ? Convolution::kGradInput : Convolution::kGradWeight;
         ours[i] = taken(asked);
@@ -168,10 +172,19 @@ struct Convolutions {
   }
 
  private:
+  static bool is_depthwise(const Tensor& input, const Tensor& weight, int64_t groups) {
+    int64_t rank = 0, *of_input = nullptr, *of_weight = nullptr;
+    return aoti_torch_get_dim(handle(weight), &rank) == 0 && rank > 2 &&
+           aoti_torch_get_sizes(handle(weight), &of_weight) == 0 &&
+           aoti_torch_get_dim(handle(input), &rank) == 0 && rank > 2 &&
+           aoti_torch_get_sizes(handle(input), &of_input) == 0 && of_weight[0] == groups &&
+           of_weight[1] == 1 && of_input[1] == groups;
+  }
+
   // Sets the rest of *asked, but for the pass and what belongs to it.
   static bool may_be_taken(const Tensor& input, const Tensor& weight, Ints stride, Ints padding,
-                           Ints dilation, Ints output_padding, int64_t groups, Convolution* asked) {
-    if (groups != 1 || !the_switch->on->load(std::memory_order_relaxed)) return false;
+                           Ints dilation, Ints output_padding, Convolution* asked) {
+    if (!the_switch->on->load(std::memory_order_relaxed)) return false;
     const bool transposed = asked->transposed;
     int32_t dtype = -1;
     int64_t rank = 0, elements = 0, weights = 0, *sizes = nullptr;
@@ -193,8 +206,8 @@ struct Convolutions {
     asked->input = handle(input), asked->weight = handle(weight);
     asked->stride = stride.data(), asked->padding = padding.data();
     asked->dilation = dilation.data(), asked->output_padding = output_padding.data();
-    asked->space = rank - 2, asked->of_points = of_points;
-    const int64_t channels = sizes[transposed ? 0 : 1];  // of the input
+    asked->space = rank - 2, asked->of_points = of_points && !asked->depthwise;
+    const int64_t channels = sizes[transposed || asked->depthwise ? 0 : 1];  // of the input
     return aoti_torch_get_numel(handle(input), &elements) == 0 &&
            aoti_torch_get_numel(handle(weight), &weights) == 0 && elements > 0 && weights > 0 &&
            channels > 1 && elements / dropped >= the_switch->least / weights * channels;

@@ -9,7 +9,8 @@
 
 namespace my_ops::fast_fp32 {
 
-// A convolution with one group, transposed or not, or one of its gradients.
+// A convolution with one group, transposed or not, or one of its gradients; or the gradient of the
+// weight of a depthwise one.
 struct Convolution {
   enum Pass { kForward, kGradInput, kGradWeight } pass;
   AtenTensorHandle input, weight;
@@ -19,6 +20,7 @@ struct Convolution {
   int64_t space;
   bool transposed;
   bool of_points;  // not transposed, with kernels of a single point and no padding
+  bool depthwise;  // a group for each channel, with one output
   bool rounds;     // whether torch's settings allow TF32 in convolutions
 };
 

@@ -113,4 +113,26 @@ inline double cudnn_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
   }
 }
 
+// Of gradients of the weight of depthwise convolutions, in microseconds, with 132 SMs: a call, and
+// for each million of bytes that are read or of FMAs, whichever takes longer.
+struct DepthwiseCosts {
+  double launch, bytes, fmas, row_fmas;
+  double torch_launch, torch_last, torch_planes, torch_rows;  // torch's: a million FMAs
+  double margin;                                              // by which ours must be faster
+  double waves;                                               // of blocks
+};
+
+inline constexpr DepthwiseCosts kFittedDepthwiseCosts = {
+    .launch = 9,
+    .bytes = 0.4,
+    .fmas = 0.09,
+    .row_fmas = 0.12,
+    .torch_launch = 5,
+    .torch_last = 4,
+    .torch_planes = 0.5,
+    .torch_rows = 0.5,
+    .margin = 1.2,
+    .waves = 2,
+};
+
 }  // namespace my_ops::cuda

@@ -55,6 +55,36 @@ struct Cpu {
     return std::nullopt;
   }
 
+  template <typename Place>
+  static std::optional<fast_fp32::Left> grad_depthwise(const cuda::DepthwiseArgs& a, const Tensor&,
+                                                       const Place& place) {
+    if (refusal >= 0) return static_cast<fast_fp32::Left>(refusal);
+    if (refusal == -2) throw std::runtime_error("out of memory");
+    place();
+    const auto at = [&](int64_t n, int64_t c, int64_t y, int64_t x, const int (&size)[2]) {
+      return a.last ? ((n * size[0] + y) * size[1] + x) * a.channels + c
+                    : ((n * a.channels + c) * size[0] + y) * size[1] + x;
+    };
+    for (int c = 0; c < a.channels; ++c) {
+      for (int tap = 0; tap < a.kernel[0] * a.kernel[1]; ++tap) {
+        double sum = 0;
+        for (int n = 0; n < a.batch; ++n) {
+          for (int p = 0; p < a.output_size[0]; ++p) {
+            for (int q = 0; q < a.output_size[1]; ++q) {
+              const int y = p * a.stride[0] - a.padding[0] + tap / a.kernel[1];
+              const int x = q * a.stride[1] - a.padding[1] + tap % a.kernel[1];
+              if (y < 0 || y >= a.input_size[0] || x < 0 || x >= a.input_size[1]) continue;
+              sum += static_cast<double>(a.grad[at(n, c, p, q, a.output_size)]) *
+                     a.input[at(n, c, y, x, a.input_size)];
+            }
+          }
+        }
+        a.result[int64_t{c} * a.kernel[0] * a.kernel[1] + tap] = static_cast<float>(sum);
+      }
+    }
+    return std::nullopt;
+  }
+
   static void write(const fast_fp32::ComplexMatrix& x, const Tensor& to) {
     const int64_t row = x.matrix_row(), col = x.matrix_col();
     for (int64_t z = 0; z < x.batch; ++z) {

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CHECKS = [HERE / f"fast_fp32_{what}checks.py" for what in ("", "switch_", "complex_")]
-CONVOLUTIONS = HERE / "fast_fp32_convolution_checks.py"
+CONVOLUTIONS = [HERE / f"fast_fp32_{what}_checks.py" for what in ("convolution", "depthwise")]
 NO_SOURCE = {
     "condition": not shutil.which("c++") or not (ROOT / "csrc").exists(),
     "reason": "needs a C++ compiler and the source tree",
@@ -96,12 +96,12 @@ def compiled_only(overrides):
 @NEEDS_SOURCE
 def test_convolutions(module, overrides, run_pytest):
     compiled_only(overrides)
-    run_pytest(CONVOLUTIONS, FAST_FP32_MODULE=str(module), FAST_FP32_OVERRIDES=str(overrides))
+    run_pytest(*CONVOLUTIONS, FAST_FP32_MODULE=str(module), FAST_FP32_OVERRIDES=str(overrides))
 
 
 def test_convolutions_on_cuda(cuda, overrides, run_pytest):
     compiled_only(overrides)
-    run_pytest(CONVOLUTIONS, FAST_FP32_OVERRIDES=str(overrides))
+    run_pytest(*CONVOLUTIONS, FAST_FP32_OVERRIDES=str(overrides))
 
 
 SWITCHED = """

@@ -582,6 +582,7 @@ PLANNED = {  # kernels that request shared memory at launch; others have up to 4
     "fp32_sm80_kernel": "fp32_sm80::needs",
     "fp32_narrow_kernel": "fp32_narrow::kNeeds",
     "convolution_kernel": "fp32_sm90::kNeeds",
+    "depthwise_rows_kernel": "at most 48 KiB, checked when it is compiled",
     "fp32_product_kernel": "fp32_sm90::kNeeds",
     "split_first_kernel": "less than fp32_sm90::kNeeds",
     "half_product_kernel": "half_sm90::kNeeds",

@@ -1,0 +1,151 @@
+// Which kernel of depthwise.cu computes a gradient, and in how many slices: pure host code.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/ceil_div.h"
+#include "convolution.h"
+#include "convolution/costs.h"
+
+namespace my_ops::cuda::depthwise_fma {
+
+// kLast: channels last. kPlanes: not so, in two dimensions. kRows: the same in one.
+enum class Layout { kLast, kPlanes, kRows };
+
+inline constexpr int kMostSegment = 31;  // outputs of a lane in kRows
+
+// What a kernel of one layout, size and stride is made of. Smaller kernels than kSize count as it.
+template <Layout layout, int kSizeGiven, int kStrideGiven>
+struct Tile {
+  static constexpr Layout kLayout = layout;
+  static constexpr int kSize = kSizeGiven, kStride = kStrideGiven;
+  static constexpr int kTaps = layout == Layout::kRows ? kSize : kSize * kSize;
+  static constexpr bool kLarge = kSize == 7;
+  // Rows of outputs that a thread takes at once, and steps that it loads ahead.
+  static constexpr int kOutputs = layout == Layout::kLast ? 2 : 1;
+  static constexpr int kAhead = kSize == 3 && layout != Layout::kRows ? 2 : 1;
+  static constexpr int kWarps =
+      layout == Layout::kRows || (layout == Layout::kLast && kSize > 3) || kLarge ? 4 : 8;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kBlocks =  // of an SM
+      layout == Layout::kLast   ? (kSize == 3   ? 2
+                                   : kSize == 5 ? 4
+                                                : 3)
+      : layout == Layout::kRows ? 4
+                                : (kSize == 3   ? 3
+                                   : kSize == 5 ? 2
+                                                : 4);
+};
+
+inline Layout layout_of(const DepthwiseArgs& a) {
+  if (a.last) return Layout::kLast;
+  const bool row = a.input_size[0] == 1 && a.kernel[0] == 1 && a.padding[0] == 0;
+  return row ? Layout::kRows : Layout::kPlanes;
+}
+
+inline int stride_of(const DepthwiseArgs& a) { return a.stride[1]; }
+
+template <Layout layout, int kSize, typename F>
+auto with_stride(int stride, F f) {
+  return stride == 1 ? f(Tile<layout, kSize, 1>{}) : f(Tile<layout, kSize, 2>{});
+}
+
+// Calls f with the tile.
+template <typename F>
+auto with_tile(const DepthwiseArgs& a, F f) {
+  const int size = std::max(a.kernel[0], a.kernel[1]), stride = stride_of(a);
+  switch (layout_of(a)) {
+    case Layout::kRows:
+      return size <= 7 ? with_stride<Layout::kRows, 7>(stride, f)
+                       : with_stride<Layout::kRows, 31>(stride, f);
+    case Layout::kLast:
+      return size <= 3   ? with_stride<Layout::kLast, 3>(stride, f)
+             : size <= 5 ? with_stride<Layout::kLast, 5>(stride, f)
+                         : with_stride<Layout::kLast, 7>(stride, f);
+    default:
+      return size <= 3   ? with_stride<Layout::kPlanes, 3>(stride, f)
+             : size <= 5 ? with_stride<Layout::kPlanes, 5>(stride, f)
+                         : with_stride<Layout::kPlanes, 7>(stride, f);
+  }
+}
+
+// Whether there is a kernel, and indices hold.
+inline bool fits(const DepthwiseArgs& a) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const Layout layout = layout_of(a);
+  const bool rows = layout == Layout::kRows;
+  if (std::max(a.kernel[0], a.kernel[1]) > (rows ? 31 : 7)) return false;
+  if (stride_of(a) > 2 || (!rows && a.stride[0] != a.stride[1])) return false;
+  if (a.channels > (a.last ? kMost : 65535)) return false;
+  int64_t points = a.batch, windows = a.batch;
+  for (int d = 0; d < 2; ++d) {
+    if (a.padding[d] > 127) return false;
+    points *= a.input_size[d], windows *= a.output_size[d];
+  }
+  return points < kMost && windows < kMost && int64_t{a.input_size[1]} * a.channels < kMost / 4 &&
+         int64_t{a.output_size[1]} * a.channels < kMost / 4;
+}
+
+// Outputs of a lane in kRows; odd, so that lanes read different banks.
+inline int segment_of(const DepthwiseArgs& a) {
+  const int64_t tiles = ceil_div(a.output_size[1], 32 * kMostSegment);
+  return static_cast<int>(ceil_div(ceil_div(a.output_size[1], tiles), 32)) | 1;
+}
+
+// What a block's threads share: strips of rows, columns or, in kRows, parts of rows.
+template <typename Tile>
+int64_t items(const DepthwiseArgs& a) {
+  switch (Tile::kLayout) {
+    case Layout::kLast:
+      return a.batch * ceil_div(a.output_size[0], Tile::kOutputs);
+    case Layout::kPlanes:
+      return int64_t{a.batch} * a.output_size[1];
+    default:
+      return a.batch * ceil_div(a.output_size[1], 32 * segment_of(a));
+  }
+}
+
+// So many that the device is full, and none is without work.
+inline int choose_slices(const DepthwiseArgs& a, int sm_count, const DepthwiseCosts& costs) {
+  constexpr int64_t kMostTerms = 4096;  // of a thread's sum
+  return with_tile(a, [&]<typename Tile>(Tile) {
+    const int64_t groups = Tile::kLayout == Layout::kLast ? ceil_div(a.channels, 32) : a.channels;
+    const int workers = Tile::kLayout == Layout::kPlanes ? Tile::kThreads : Tile::kWarps;
+    const auto wanted =
+        static_cast<int64_t>(costs.waves * Tile::kBlocks * sm_count / static_cast<double>(groups));
+    const int64_t most = std::min<int64_t>(ceil_div(items<Tile>(a), workers), 65535);
+    const int64_t windows = int64_t{a.batch} * a.output_size[0] * a.output_size[1];
+    const int threads = Tile::kLayout == Layout::kLast ? Tile::kWarps : Tile::kThreads;
+    const int64_t least = ceil_div(windows, threads * kMostTerms);
+    return static_cast<int>(std::clamp<int64_t>(std::max(wanted, least), 1, most));
+  });
+}
+
+inline DepthwisePlan plan_for(const DepthwiseArgs& a, const DeviceFacts& device,
+                              const DepthwiseCosts& costs) {
+  constexpr double kMillion = 1e6, kTimedSms = 132;
+  DepthwisePlan plan;
+  if (device.code == 0 || !fits(a)) return plan;
+  plan.slices = choose_slices(a, device.sm_count, costs);
+  const int64_t taps = int64_t{a.kernel[0]} * a.kernel[1];
+  plan.workspace = plan.slices * taps * a.channels * static_cast<int64_t>(sizeof(float));
+  const double planes = static_cast<double>(a.batch) * a.channels;
+  const double outputs = planes * a.output_size[0] * a.output_size[1] / kMillion;
+  const double inputs = planes * a.input_size[0] * a.input_size[1] / kMillion;
+  const Layout layout = layout_of(a);
+  const bool rows = layout == Layout::kRows;
+  const double torch = rows                      ? costs.torch_rows
+                       : layout == Layout::kLast ? costs.torch_last
+                                                 : costs.torch_planes;
+  const int computed = with_tile(a, []<typename Tile>(Tile) { return Tile::kTaps; });
+  const double scale = kTimedSms / device.sm_count;
+  const double ours =
+      costs.launch + scale * std::max(costs.bytes * 4 * (inputs + outputs),
+                                      (rows ? costs.row_fmas : costs.fmas) * computed * outputs);
+  const double torchs = costs.torch_launch + scale * torch * static_cast<double>(taps) * outputs;
+  if (costs.margin * ours < torchs) plan.choice = ConvolutionChoice::kOurs;
+  return plan;
+}
+
+}  // namespace my_ops::cuda::depthwise_fma

@@ -1,0 +1,311 @@
+"""Checks of gradients of the weights of depthwise convolutions under the switch, which
+test_fast_fp32.py runs as it does those of fast_fp32_convolution_checks.py."""
+
+import itertools
+
+import pytest
+import torch
+from fast_fp32_checks import (
+    DEVICE,
+    LIMIT,
+    ON_CPU,
+    ON_CUDA,
+    OTHER,
+    PLAN,
+    gains,  # noqa: F401
+    leaves,
+    randn,
+    switched_on,  # noqa: F401
+    takes,
+)
+from fast_fp32_convolution_checks import (
+    RULE,
+    convolve,
+    results,
+    stand_ins,
+    strict,  # noqa: F401
+)
+
+import my_ops
+
+# Large enough to be looked at and, on a GPU, for ours to gain.
+BATCH, CHANNELS = (4, 36) if DEVICE == "cpu" else (18, 150)
+# Space, kernel, options.
+CASES = [
+    ((70, 71), (3, 3), {"padding": 1}),
+    ((121, 120), (3, 3), {"padding": 1, "stride": 2}),
+    ((60, 61), (5, 5), {"padding": 2}),
+    ((91, 92), (5, 5), {"stride": 2}),
+    ((57, 58), (7, 7), {"padding": 3}),
+    ((58, 33), (7, 7), {"padding": (5, 6)}),
+    ((70, 71), (2, 4), {"padding": (0, 3)}),
+    ((70, 99), (6, 3), {"padding": (2, 1)}),
+    ((300, 37), (7, 1), {"padding": (3, 0)}),
+    ((7, 700), (7, 7), {"padding": 3}),
+    ((1, 5001), (1, 31), {"padding": (0, 15)}),
+    ((5000,), (31,), {"padding": 15}),
+    ((4999,), (15,), {}),
+    ((5003,), (8,), {"padding": 9}),
+    ((25000,), (4,), {"padding": 3}),
+]
+
+
+def operands(space, kernel, last=False, batch=BATCH, channels=CHANNELS):
+    """The input, the weight and the bias."""
+    x, weight = randn(batch, channels, *space), randn(channels, 1, *kernel)
+    if last:
+        x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
+    return x, weight, randn(channels)
+
+
+def depthwise(x, weight, grad, padding=0, stride=1, wanted=(False, True, False)):
+    rank = x.dim() - 2
+    both = [[n] * rank if isinstance(n, int) else list(n) for n in (stride, padding)]
+    return torch.ops.aten.convolution_backward(
+        grad, x, weight, None, *both, [1] * rank, False, [0] * rank, x.size(1), list(wanted)
+    )
+
+
+def gradient_of(given, **options):
+    with my_ops.fast_fp32(False):
+        return torch.randn_like(convolve(*given, groups=given[0].size(1), **options))
+
+
+def exact(x, weight, grad, padding=0, stride=1):
+    """In float64. Taps in the padding add nothing, not even to NaN."""
+    found = torch.zeros(weight.shape, dtype=torch.float64)
+    x, grad = x.double(), grad.double()
+    before_each = [padding] * (x.dim() - 2) if isinstance(padding, int) else padding
+    for tap in itertools.product(*map(range, weight.shape[2:])):
+        of_x, of_grad = [slice(None)] * 2, [slice(None)] * 2
+        sizes = zip(x.shape[2:], grad.shape[2:], before_each, tap, strict=True)
+        for size, outputs, before, at in sizes:
+            first = max(0, -((at - before) // stride))
+            end = max(first, min(outputs, (size - 1 + before - at) // stride + 1))
+            of_grad.append(slice(first, end))
+            begin = first * stride - before + at
+            of_x.append(slice(begin, begin + (end - first) * stride, stride))
+        product = x[tuple(of_x)] * grad[tuple(of_grad)]
+        found[(slice(None), 0, *tap)] = product.sum([d for d in range(x.dim()) if d != 1]).cpu()
+    return found
+
+
+def assert_exact(found, x, weight, grad, **options):
+    """But for what is Inf or NaN, with errors relative to the products of the magnitudes."""
+    want = exact(x, weight, grad, **options)
+    size = exact(*(t.abs().nan_to_num(0, 0) for t in (x, weight, grad)), **options)
+    found, finite = found.cpu(), want.isfinite()
+    assert found.dtype == torch.float32
+    assert torch.equal(found.isfinite(), finite)
+    assert torch.equal(found.isnan(), want.isnan())
+    assert ((found - want).abs() <= LIMIT * size)[finite].all()
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("space", "kernel", "options"), CASES)
+def test_gradients(space, kernel, options, last):
+    if last and len(space) == 1:
+        pytest.skip("torch has no channels_last in 1-D")
+    given = operands(space, kernel, last)
+    grad, groups = gradient_of(given, **options), {"groups": CHANNELS}
+    with takes("convolution"):
+        found = results(*given, grad=grad, **options, **groups)
+    assert_exact(found[2], *given[:2], grad, **options)
+    again = depthwise(*given[:2], grad, **options)[1]
+    assert torch.equal(found[2], again)
+    with my_ops.fast_fp32(False):
+        torchs = results(*given, grad=grad, **options, **groups)
+    for i in (0, 1, 3):
+        torch.testing.assert_close(found[i], torchs[i])
+    assert found[1].stride() == torchs[1].stride()
+    assert found[2].is_contiguous() == torchs[2].is_contiguous()
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("batch", "channels"), [(1, 40), (50, 1200), (2, 33), (1, 2)])
+def test_few_and_many(batch, channels, last):
+    size = int((2.0 ** (22.1 if DEVICE == "cpu" else 28) / (49 * batch * channels)) ** 0.5) + 1
+    x, weight, _ = operands((size, size + 1), (7, 7), last, batch, channels)
+    grad = gradient_of((x, weight), padding=3)
+    with takes("convolution"):
+        found = depthwise(x, weight, grad, padding=3)[1]
+    assert_exact(found, x, weight, grad, padding=3)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("of", ["sum", "other layout", "every other"])
+def test_other_strides_of_the_gradient(of, last):
+    given = operands((70, 71), (3, 3), last)
+    grad = gradient_of(given, padding=1)
+    if of == "sum":
+        grad = randn(1).expand_as(grad)
+    elif of == "other layout":
+        grad = grad.contiguous(memory_format=(torch.channels_last, torch.contiguous_format)[last])
+    else:
+        grad = torch.stack([grad, grad], -1)[..., 0]
+    with takes("convolution"):
+        _, of_x, of_weight, _ = results(*given, grad=grad, padding=1, groups=CHANNELS)
+    with my_ops.fast_fp32(False):
+        torchs = results(*given, grad=grad, padding=1, groups=CHANNELS)
+    torch.testing.assert_close(of_x, torchs[1])
+    assert_exact(of_weight, *given[:2], grad, padding=1)
+
+
+def test_only_the_gradients_that_are_needed():
+    x, weight, _ = operands((70, 71), (3, 3))
+    grad = gradient_of((x, weight), padding=1)
+    for wanted in itertools.product([False, True], repeat=3):
+        bias = {"bias_sizes": [CHANNELS]} if wanted[2] else {"bias_sizes": None}
+        with takes(*["convolution"] * wanted[1]):
+            found = torch.ops.aten.convolution_backward(
+                grad, x, weight, bias["bias_sizes"], [1, 1], [1, 1], [1, 1], False, [0, 0],
+                CHANNELS, list(wanted),
+            )  # fmt: skip
+        assert all(t is not None and t.numel() for t, is_ in zip(found, wanted, strict=True) if is_)
+
+
+def test_second_gradients():
+    given = operands((70, 71), (3, 3))
+
+    def penalty(x, weight, _):
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        y = convolve(x, weight, padding=1, groups=CHANNELS).square().sum()
+        slopes = torch.autograd.grad(y, (x, weight), create_graph=True)
+        return torch.autograd.grad(sum(t.square().sum() for t in slopes), (x, weight))
+
+    found = penalty(*given)
+    with my_ops.fast_fp32(False):
+        want = penalty(*(t.double() for t in given))
+    for ours, value in zip(found, want, strict=True):
+        assert (ours - value).abs().max() <= 2**-16 * value.abs().max()
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("space", "kernel", "options"), [CASES[0], CASES[1], CASES[3], CASES[5], CASES[10], CASES[11]]
+)
+def test_inf_and_nan(space, kernel, options, last):
+    """They reach the taps that touch them, and those alone."""
+    if last and len(space) == 1:
+        pytest.skip("torch has no channels_last in 1-D")
+    x, weight, _ = operands(space, kernel, last)
+    grad = gradient_of((x, weight), **options)
+    grad[0, 0].flatten()[0], grad[1, 1].flatten()[-1] = torch.nan, torch.inf
+    x[2, 2].flatten()[0], x[1, 3].flatten()[-1] = torch.inf, torch.nan
+    with takes("convolution"):
+        found = depthwise(x, weight, grad, **options)[1]
+    assert not found.isfinite().all()
+    assert_exact(found, x, weight, grad, **options)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("data", ["half zeros", "positive", "wide"])
+def test_hostile_values(data, last):
+    """Not less accurate than torch's."""
+    x, weight, _ = operands((70, 71), (5, 5), last)
+    grad = gradient_of((x, weight), padding=2)
+    if data == "half zeros":
+        x = x.relu()
+    elif data == "positive":
+        x, grad = x.abs() + 1, grad.abs() + 1
+    else:
+        x, grad = (
+            t * torch.exp2(torch.randint(-30, 30, t.shape, device=DEVICE).float())
+            for t in (x, grad)
+        )
+    with takes("convolution"):
+        found = depthwise(x, weight, grad, padding=2)[1]
+    with my_ops.fast_fp32(False):
+        torchs = depthwise(x, weight, grad, padding=2)[1]
+        want = depthwise(x.double(), weight.double(), grad.double(), padding=2)[1]
+        sizes = depthwise(*(t.double().abs() for t in (x, weight, grad)), padding=2)[1]
+    errors, allowed = ((t - want).abs() / sizes for t in (found, torchs))
+    assert errors.max() <= LIMIT
+    if DEVICE == "cuda":
+        assert errors.mean() <= 1.5 * allowed.mean()
+        assert errors.max() <= 2 * allowed.max()
+
+
+def test_hands_off_while_tf32_is_allowed():
+    given = operands((70, 71), (3, 3))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True), leaves(RULE, 1):
+        results(*given, padding=1, groups=CHANNELS)
+
+
+@pytest.mark.parametrize("what", ["dilation", "cut"])
+def test_what_is_left(what):
+    x, weight, bias = operands((70, 71), (3, 3))
+    if what == "cut":
+        x = randn(*x.shape[:3], x.size(3) + 1)[..., 1:]
+    with leaves(OTHER, 1):
+        results(x, weight, bias, dilation=2 if what == "dilation" else 1, groups=CHANNELS)
+
+
+@ON_CPU
+def test_what_the_backend_leaves():
+    given = operands((70, 71), (3, 3))
+    for left, reason in ((1, PLAN), (-2, "where ours")):
+        with stand_ins(left, windows=False), leaves(reason, 1):
+            results(*given, groups=CHANNELS)
+
+
+@ON_CUDA
+@pytest.mark.parametrize("options", [{"stride": 3}, {"stride": (1, 2)}])
+def test_strides_without_a_kernel(options):
+    given = operands((70, 71), (3, 3))
+    with leaves(PLAN, 1):
+        results(*given, groups=CHANNELS, **options)
+
+
+def test_what_is_not_even_looked_at():
+    x, weight, bias = operands((70, 71), (3, 3))
+    calls = {
+        "groups": lambda: results(x, randn(CHANNELS, 2, 3, 3), bias, groups=CHANNELS // 2),
+        "multiplier": lambda: results(x, randn(2 * CHANNELS, 1, 3, 3), None, groups=CHANNELS),
+        "transposed": lambda: results(x, weight, bias, groups=CHANNELS, transposed=True),
+        "another dtype": lambda: results(x.double(), weight.double(), None, groups=CHANNELS),
+        "small": lambda: results(x[:, :, :4, :4].contiguous(), weight, bias, groups=CHANNELS),
+        "no images": lambda: results(x[:0], weight, bias, groups=CHANNELS),
+    }
+    for name, call in calls.items():
+        with takes():
+            before = my_ops.fast_fp32.report().left
+            call()
+            assert my_ops.fast_fp32.report().left == before, name
+
+
+def test_deterministic():
+    given = operands((70, 71), (7, 7))
+    torch.use_deterministic_algorithms(True)
+    try:
+        with takes("convolution"):
+            results(*given, padding=3, groups=CHANNELS)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@ON_CUDA
+def test_in_a_graph():
+    x, weight, _ = operands((57, 58), (7, 7), last=True)
+    grad = gradient_of((x, weight), padding=3)
+    want = depthwise(x, weight, grad, padding=3)[1]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = depthwise(x, weight, grad, padding=3)[1]
+    for _ in range(2):
+        found.zero_()
+        graph.replay()
+        assert torch.equal(found, want)
+
+
+@ON_CUDA
+def test_compiled():
+    layer = torch.nn.Conv2d(CHANNELS, CHANNELS, 7, padding=3, groups=CHANNELS).to(DEVICE)
+    x = randn(BATCH, CHANNELS, 57, 58)
+    with takes("convolution"):
+        layer(x).square().sum().backward()
+    want, layer.weight.grad = layer.weight.grad, None
+    compiled = torch.compile(layer, fullgraph=True)
+    with takes("convolution"):
+        compiled(x).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, want, rtol=1e-4, atol=1e-2)
