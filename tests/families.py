@@ -56,6 +56,7 @@ ATTENTION += [(2, 16, 520, 520, 128, "a causal mask")]
 # batch, channels, outputs, space, kernel, dilation, and the data's range
 WINDOWS = [(8, 256, 250, (40, 41), (3, 3), 2, ""), (4, 256, 60, (2001,), (5,), 1, "")]
 WINDOWS += [(4, 256, 250, (2001,), (5,), 1, range_) for range_ in ("wide", "infinite")]
+# batch, channels, space, kernel, stride
 DEPTHWISE = [(16, 150, (57, 58), 3, 1), (16, 150, (58, 57), 5, 2), (16, 150, (33, 34), 7, 1)]
 DEPTHWISE += [(16, 150, (5001,), 31, 1)]
 BY_TMA, READS_TMA = "stored by TMA", "reads what TMA stored for cuBLAS"
