@@ -358,17 +358,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   });
 }
 
-// ---- the sum over slices ----
+// ---- the sum over slices, in double: there are few ----
 
 inline constexpr int kSumColumns = 32, kSumRows = 8;
 
 template <bool kLast>
 __global__ void __launch_bounds__(kSumColumns* kSumRows)
     depthwise_sum_kernel(const float* partial, float* result, int slices, int channels, int taps) {
-  __shared__ float shared[kSumRows][kSumColumns];
+  __shared__ double shared[kSumRows][kSumColumns];
   const int64_t count = int64_t{channels} * taps;
   const int64_t i = int64_t{blockIdx.x} * kSumColumns + threadIdx.x;
-  float sum = 0;
+  double sum = 0;
   if (i < count) {
 #pragma unroll 8
     for (int k = threadIdx.y; k < slices; k += kSumRows) sum += partial[k * count + i];
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows)
   if (threadIdx.y > 0 || i >= count) return;
 #pragma unroll
   for (int k = 1; k < kSumRows; ++k) sum += shared[k][threadIdx.x];
-  result[kLast ? i % channels * taps + i / channels : i] = sum;
+  result[kLast ? i % channels * taps + i / channels : i] = static_cast<float>(sum);
 }
 
 }  // namespace my_ops::cuda::depthwise_fma

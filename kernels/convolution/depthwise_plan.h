@@ -21,21 +21,20 @@ struct Tile {
   static constexpr Layout kLayout = layout;
   static constexpr int kSize = kSizeGiven, kStride = kStrideGiven;
   static constexpr int kTaps = layout == Layout::kRows ? kSize : kSize * kSize;
-  static constexpr bool kLarge = kSize == 7;
+  static constexpr bool kLast = layout == Layout::kLast, kPlanes = layout == Layout::kPlanes;
   // Rows of outputs that a thread takes at once, and steps that it loads ahead.
-  static constexpr int kOutputs = layout == Layout::kLast ? 2 : 1;
-  static constexpr int kAhead = kSize == 3 && layout != Layout::kRows ? 2 : 1;
-  static constexpr int kWarps =
-      layout == Layout::kRows || (layout == Layout::kLast && kSize > 3) || kLarge ? 4 : 8;
+  static constexpr int kOutputs = kLast ? 2 : 1;
+  static constexpr int kAhead = kLast ? (kStride == 1 ? 2 : 1) : kPlanes ? (kSize == 5 ? 1 : 2) : 1;
+  static constexpr bool kWide = kLast ? kSize == 3 : kPlanes && (kSize == 5 || kStride == 2);
+  static constexpr int kWarps = kWide && kSize < 7 ? 8 : 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kBlocks =  // of an SM
-      layout == Layout::kLast   ? (kSize == 3   ? 2
-                                   : kSize == 5 ? 4
-                                                : 3)
-      : layout == Layout::kRows ? 4
-                                : (kSize == 3   ? 3
-                                   : kSize == 5 ? 2
-                                                : 4);
+      kLast     ? (kSize == 5 ? 4 : 3)
+      : kPlanes ? (kSize == 7     ? 4
+                   : kSize == 5   ? (kStride == 1 ? 3 : 2)
+                   : kStride == 1 ? 8
+                                  : 4)
+                : 4;
 };
 
 inline Layout layout_of(const DepthwiseArgs& a) {
@@ -107,13 +106,13 @@ int64_t items(const DepthwiseArgs& a) {
 }
 
 // So many that the device is full, and none is without work.
-inline int choose_slices(const DepthwiseArgs& a, int sm_count, const DepthwiseCosts& costs) {
-  constexpr int64_t kMostTerms = 4096;  // of a thread's sum
+inline int choose_slices(const DepthwiseArgs& a, int sm_count) {
+  constexpr int64_t kMostTerms = 2048;  // of a thread's sum
   return with_tile(a, [&]<typename Tile>(Tile) {
     const int64_t groups = Tile::kLayout == Layout::kLast ? ceil_div(a.channels, 32) : a.channels;
     const int workers = Tile::kLayout == Layout::kPlanes ? Tile::kThreads : Tile::kWarps;
-    const auto wanted =
-        static_cast<int64_t>(costs.waves * Tile::kBlocks * sm_count / static_cast<double>(groups));
+    const int waves = Tile::kPlanes ? 2 : 1;  // many channels fill no whole waves
+    const int64_t wanted = waves * Tile::kBlocks * sm_count / groups;
     const int64_t most = std::min<int64_t>(ceil_div(items<Tile>(a), workers), 65535);
     const int64_t windows = int64_t{a.batch} * a.output_size[0] * a.output_size[1];
     const int threads = Tile::kLayout == Layout::kLast ? Tile::kWarps : Tile::kThreads;
@@ -122,29 +121,36 @@ inline int choose_slices(const DepthwiseArgs& a, int sm_count, const DepthwiseCo
   });
 }
 
+inline double predicted_us(const DepthwiseCosts::Terms& c, double bytes, double fmas) {
+  return c.launch + c.bytes * bytes + c.fmas * fmas;
+}
+
 inline DepthwisePlan plan_for(const DepthwiseArgs& a, const DeviceFacts& device,
                               const DepthwiseCosts& costs) {
   constexpr double kMillion = 1e6, kTimedSms = 132;
   DepthwisePlan plan;
   if (device.code == 0 || !fits(a)) return plan;
-  plan.slices = choose_slices(a, device.sm_count, costs);
+  plan.slices = choose_slices(a, device.sm_count);
   const int64_t taps = int64_t{a.kernel[0]} * a.kernel[1];
   plan.workspace = plan.slices * taps * a.channels * static_cast<int64_t>(sizeof(float));
-  const double planes = static_cast<double>(a.batch) * a.channels;
-  const double outputs = planes * a.output_size[0] * a.output_size[1] / kMillion;
-  const double inputs = planes * a.input_size[0] * a.input_size[1] / kMillion;
-  const Layout layout = layout_of(a);
-  const bool rows = layout == Layout::kRows;
-  const double torch = rows                      ? costs.torch_rows
-                       : layout == Layout::kLast ? costs.torch_last
-                                                 : costs.torch_planes;
+  const double planes =
+      kTimedSms / device.sm_count / kMillion * static_cast<double>(a.batch) * a.channels;
+  const double outputs = planes * a.output_size[0] * a.output_size[1];
+  const double bytes = 4 * (outputs + planes * a.input_size[0] * a.input_size[1]);
   const int computed = with_tile(a, []<typename Tile>(Tile) { return Tile::kTaps; });
-  const double scale = kTimedSms / device.sm_count;
-  const double ours =
-      costs.launch + scale * std::max(costs.bytes * 4 * (inputs + outputs),
-                                      (rows ? costs.row_fmas : costs.fmas) * computed * outputs);
-  const double torchs = costs.torch_launch + scale * torch * static_cast<double>(taps) * outputs;
-  if (costs.margin * ours < torchs) plan.choice = ConvolutionChoice::kOurs;
+  const int size = std::min(a.kernel[0], a.kernel[1]);
+  const Layout layout = layout_of(a);
+  const auto& ours = layout == Layout::kLast   ? costs.last
+                     : layout == Layout::kRows ? costs.rows
+                                               : costs.planes;
+  const auto& torchs = layout != Layout::kLast ? costs.torch_planes
+                       : size <= 3             ? costs.torch_last_3
+                       : size < 7              ? costs.torch_last_5
+                                               : costs.torch_last_7;
+  const double torch_us = predicted_us(torchs, bytes, static_cast<double>(taps) * outputs);
+  if (costs.margin * predicted_us(ours, bytes, computed * outputs) < torch_us) {
+    plan.choice = ConvolutionChoice::kOurs;
+  }
   return plan;
 }
 

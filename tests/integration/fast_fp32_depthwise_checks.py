@@ -90,6 +90,11 @@ def exact(x, weight, grad, padding=0, stride=1):
     return found
 
 
+def takes_gradient(kernel, last):
+    """On CUDA cuDNN should be as fast with the channels last, if a kernel is not square."""
+    return takes(*["convolution"] * (not last or DEVICE == "cpu" or len({*kernel}) == 1))
+
+
 def assert_exact(found, x, weight, grad, **options):
     """But for what is Inf or NaN, with errors relative to the products of the magnitudes."""
     want = exact(x, weight, grad, **options)
@@ -108,10 +113,11 @@ def test_gradients(space, kernel, options, last):
         pytest.skip("torch has no channels_last in 1-D")
     given = operands(space, kernel, last)
     grad, groups = gradient_of(given, **options), {"groups": CHANNELS}
-    with takes("convolution"):
+    with takes_gradient(kernel, last):
         found = results(*given, grad=grad, **options, **groups)
     assert_exact(found[2], *given[:2], grad, **options)
-    again = depthwise(*given[:2], grad, **options)[1]
+    with takes_gradient(kernel, last):
+        again = depthwise(*given[:2], grad, **options)[1]
     assert torch.equal(found[2], again)
     with my_ops.fast_fp32(False):
         torchs = results(*given, grad=grad, **options, **groups)
@@ -182,7 +188,7 @@ def test_second_gradients():
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
-    ("space", "kernel", "options"), [CASES[0], CASES[1], CASES[3], CASES[5], CASES[10], CASES[11]]
+    ("space", "kernel", "options"), [CASES[0], CASES[1], CASES[3], CASES[5], CASES[11]]
 )
 def test_inf_and_nan(space, kernel, options, last):
     """They reach the taps that touch them, and those alone."""
