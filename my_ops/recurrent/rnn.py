@@ -225,7 +225,7 @@ class RNN(PlainLayerCall, TorchLayer):
             dtype = torch.get_autocast_dtype("cuda")
         if not _enough_on_cuda(dtype, steps, self.hidden_size):
             return False
-        sizes = steps, batch, self.hidden_size
+        sizes = steps, batch, self.hidden_size, 1  # one head
         with torch.cuda.device(data.device):
             return all(
                 _own_kernels.kernel_of(self.cell._cell, dtype, data.device.index, backward, *sizes)
