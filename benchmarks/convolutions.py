@@ -3,11 +3,13 @@
     python benchmarks/convolutions.py [CASE ...] [--budget SECONDS] [--output results.json]
 
 A case's name has the images, channels, outputs, points and, if they are not 1, the kernel and the
-stride; then the order of the channels in memory. Padding is half the kernel, without a stride as
-long as that; of transposed ones half of what the kernel is longer than the stride. Times are median
-GPU microseconds of forward, and of all passes with the gradients of input and weight, with cuDNN's
-fastest algorithms (``benchmark=True``). Errors are the largest of forward and of the gradients,
-relative to the largest exact value. Needs an NVIDIA GPU.
+stride; then the order of the channels in memory. Depthwise ones have a group for each channel, and
+no outputs in the name. Padding is half the kernel, without a stride as long as that; of transposed
+ones half of what the kernel is longer than the stride; of depthwise ones with an even kernel what
+makes them causal. Times are median GPU microseconds of forward, and of all passes with the
+gradients of input and weight, with cuDNN's fastest algorithms (``benchmark=True``); of depthwise
+ones of the gradient of the weight alone, and of both gradients. Errors are the largest of forward
+and of the gradients, relative to the largest exact value. Needs an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch import Tensor
 
 import my_ops
 
-# Images, channels, outputs, space, kernel along each dimension, stride.
+# Images, channels, outputs (0: depthwise), space, kernel along each dimension, stride.
 Case = tuple[int, int, int, tuple[int, ...], int, int]
 POINTS: list[tuple[int, int, int, tuple[int, ...], int]] = [
     (64, 64, 64, (56, 56), 1),  # ResNet-50's
@@ -72,10 +74,24 @@ TRANSPOSED: list[Case] = [
     (16, 512, 256, (32, 32), 2, 2),  # a U-Net's
     (16, 512, 256, (500,), 16, 8),  # a vocoder's
 ]
+DEPTHWISE: list[Case] = [
+    (64, 96, 0, (56, 56), 7, 1),  # ConvNeXt's
+    (64, 192, 0, (28, 28), 7, 1),
+    (64, 384, 0, (14, 14), 7, 1),
+    (64, 768, 0, (7, 7), 7, 1),
+    (64, 144, 0, (56, 56), 3, 1),  # MobileNet's
+    (64, 384, 0, (14, 14), 3, 1),
+    (64, 96, 0, (112, 112), 3, 2),
+    (64, 240, 0, (28, 28), 5, 1),  # EfficientNet's
+    (64, 144, 0, (56, 56), 5, 2),
+    (32, 144, 0, (800,), 31, 1),  # Conformer's
+    (8, 1536, 0, (2048,), 4, 1),  # Mamba's
+]
 CASES: dict[str, list[Case]] = {
     "convolutions of single points": [(*case[:4], 1, case[4]) for case in POINTS],
     "convolutions of windows": WINDOWS,
     "transposed convolutions": TRANSPOSED,
+    "depthwise convolutions": DEPTHWISE,
 }
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 Layer = Callable[[Tensor, Tensor], Tensor]
@@ -83,22 +99,27 @@ Layer = Callable[[Tensor, Tensor], Tensor]
 
 def named(case: Case, last: bool) -> str:
     batch, channels, outputs, space, kernel, stride = case
-    text = f"{batch}, {channels} to {outputs}, {'x'.join(map(str, space))}"
+    to = f" to {outputs}" if outputs else ""
+    text = f"{batch}, {channels}{to}, {'x'.join(map(str, space))}"
     text += f", {'x'.join([str(kernel)] * len(space))}" if kernel > 1 else ""
     return f"{text}{f', stride {stride}' if stride > 1 else ''}{', channels last' if last else ''}"
 
 
 def layer_of(case: Case, transposed: bool) -> Layer:
-    (*_, space, kernel, stride), functional = case, torch.nn.functional
+    (_, channels, outputs, space, kernel, stride), functional = case, torch.nn.functional
     name = f"conv{'_transpose' if transposed else ''}{len(space)}d"
     padding = (kernel - stride if transposed else kernel if kernel != stride else 0) // 2
-    return partial(getattr(functional, name), stride=stride, padding=padding)
+    if not outputs and kernel % 2 == 0:
+        padding = kernel - 1
+    groups = 1 if outputs else channels
+    return partial(getattr(functional, name), stride=stride, padding=padding, groups=groups)
 
 
 def operands(case: Case, transposed: bool, last: bool) -> list[Tensor]:
     """The input and the weight."""
     batch, channels, outputs, space, kernel, _ = case
     both = (channels, outputs) if transposed else (outputs, channels)
+    both = both if outputs else (channels, 1)
     shapes = [(batch, channels, *space), (*both, *[kernel] * len(space))]
     tensors = [torch.randn(shape, device="cuda") for shape in shapes]
     if last:
@@ -137,14 +158,23 @@ def errors(layer: Layer, inputs: list[Tensor], grad: Tensor) -> dict[str, float]
     return worst
 
 
+def passes_of(case: Case, layer: Layer, inputs: list[Tensor], grad: Tensor) -> dict[str, Run]:
+    if case[2]:
+        return {
+            "forward": torch.no_grad()(lambda: layer(*inputs)),
+            "all": lambda: results(layer, inputs, grad),
+        }
+    gradients = partial(torch.autograd.grad, layer(*inputs), retain_graph=True, grad_outputs=grad)
+    return {"weight": partial(gradients, inputs[1:]), "backward": partial(gradients, inputs)}
+
+
 def row(case: Case, transposed: bool, last: bool, budget: float) -> dict[str, Any]:
     layer, inputs = layer_of(case, transposed), operands(case, transposed, last)
     with torch.no_grad():
         grad = torch.randn_like(layer(*inputs))
-        forward = gpu_times(ways(lambda: layer(*inputs)), budget=budget)
-    both = gpu_times(ways(lambda: results(layer, inputs, grad)), budget=budget)
     result: dict[str, Any] = {"case": named(case, last)}
-    for passes, times in (("forward", forward), ("all", both)):
+    for passes, run in passes_of(case, layer, inputs, grad).items():
+        times = gpu_times(ways(run), budget=budget)
         result |= {f"{passes} {way} us": round(time, 1) for way, time in times.items()}
         result[f"{passes} x strict"] = round(times["strict"] / times["switch"], 3)
     return result | errors(layer, inputs, grad)
