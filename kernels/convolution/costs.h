@@ -113,16 +113,17 @@ inline double cudnn_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
   }
 }
 
-// Of gradients of the weight of depthwise convolutions, in microseconds on an H200's 132 SMs: a
-// call, and what a million of bytes that are read and of FMAs add. torch's are the least that it
-// was seen to take: cuDNN's with the channels last, by the smaller size of the kernel, otherwise
-// torch's own. Fitted to 23 cases.
+// Of gradients of the weight of depthwise convolutions, in microseconds: a call, and what a million
+// of bytes that are read and of FMAs add. torch's are the least that it was seen to take: cuDNN's
+// with the channels last, by the smaller size of the kernel, otherwise torch's own. Fitted to 23
+// cases on an H200; on other GPUs what is not a call is in inverse proportion to their SMs.
 struct DepthwiseCosts {
   struct Terms {
     double launch, bytes, fmas;
   } last, planes, rows;  // ours
   Terms torch_last_3, torch_last_5, torch_last_7, torch_planes;
-  double margin;  // by which ours must be faster
+  double margin, margin_elsewhere;  // by which ours must be faster, and on GPUs that nobody timed
+  int sm_count, l2_bytes;           // of the GPU that was timed
 };
 
 inline constexpr DepthwiseCosts kFittedDepthwiseCosts = {
@@ -134,6 +135,9 @@ inline constexpr DepthwiseCosts kFittedDepthwiseCosts = {
     .torch_last_7 = {.launch = 25, .bytes = 0.3, .fmas = 4},
     .torch_planes = {.launch = 10, .bytes = 0, .fmas = 1.3},
     .margin = 1.1,
+    .margin_elsewhere = 2,
+    .sm_count = 132,
+    .l2_bytes = 62914560,
 };
 
 }  // namespace my_ops::cuda

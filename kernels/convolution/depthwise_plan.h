@@ -105,19 +105,36 @@ int64_t items(const DepthwiseArgs& a) {
   }
 }
 
-// So many that the device is full, and none is without work.
+// Of an item, what one thread sums.
+template <typename Tile>
+int64_t terms_of_item(const DepthwiseArgs& a) {
+  switch (Tile::kLayout) {
+    case Layout::kLast:
+      return int64_t{Tile::kOutputs} * a.output_size[1];
+    case Layout::kPlanes:
+      return a.output_size[0];
+    default:
+      return segment_of(a);
+  }
+}
+
+// Of a block, those that share its items.
+template <typename Tile>
+inline constexpr int kWorkers = Tile::kPlanes ? Tile::kThreads : Tile::kWarps;
+
+inline constexpr int64_t kMostTerms = 2048;    // of a thread's sum, unless one item has more
+inline constexpr int64_t kMostSlices = 65535;  // by the grid
+
+// So many that the device is full, and no block is without work.
 inline int choose_slices(const DepthwiseArgs& a, int sm_count) {
-  constexpr int64_t kMostTerms = 2048;  // of a thread's sum
   return with_tile(a, [&]<typename Tile>(Tile) {
     const int64_t groups = Tile::kLayout == Layout::kLast ? ceil_div(a.channels, 32) : a.channels;
-    const int workers = Tile::kLayout == Layout::kPlanes ? Tile::kThreads : Tile::kWarps;
     const int waves = Tile::kPlanes ? 2 : 1;  // many channels fill no whole waves
     const int64_t wanted = waves * Tile::kBlocks * sm_count / groups;
-    const int64_t most = std::min<int64_t>(ceil_div(items<Tile>(a), workers), 65535);
-    const int64_t windows = int64_t{a.batch} * a.output_size[0] * a.output_size[1];
-    const int threads = Tile::kLayout == Layout::kLast ? Tile::kWarps : Tile::kThreads;
-    const int64_t least = ceil_div(windows, threads * kMostTerms);
-    return static_cast<int>(std::clamp<int64_t>(std::max(wanted, least), 1, most));
+    const int64_t in_all = ceil_div(items<Tile>(a), kWorkers<Tile>);  // of a worker, in one slice
+    const int64_t of_sum = std::max<int64_t>(1, kMostTerms / terms_of_item<Tile>(a));
+    const int64_t slices = std::max({wanted, ceil_div(in_all, of_sum), int64_t{1}});
+    return static_cast<int>(std::min({slices, in_all, kMostSlices}));
   });
 }
 
@@ -125,16 +142,15 @@ inline double predicted_us(const DepthwiseCosts::Terms& c, double bytes, double 
   return c.launch + c.bytes * bytes + c.fmas * fmas;
 }
 
-inline DepthwisePlan plan_for(const DepthwiseArgs& a, const DeviceFacts& device,
-                              const DepthwiseCosts& costs) {
-  constexpr double kMillion = 1e6, kTimedSms = 132;
-  DepthwisePlan plan;
-  if (device.code == 0 || !fits(a)) return plan;
-  plan.slices = choose_slices(a, device.sm_count);
-  const int64_t taps = int64_t{a.kernel[0]} * a.kernel[1];
-  plan.workspace = plan.slices * taps * a.channels * static_cast<int64_t>(sizeof(float));
-  const double planes =
-      kTimedSms / device.sm_count / kMillion * static_cast<double>(a.batch) * a.channels;
+struct Predicted {
+  double ours_us, torch_us;
+};
+
+inline Predicted predict(const DepthwiseArgs& a, int sm_count, const DepthwiseCosts& costs) {
+  constexpr double kMillion = 1e6;
+  const double share = static_cast<double>(costs.sm_count) / sm_count / kMillion;
+  const double planes = share * a.batch * a.channels;
+  const double taps = static_cast<double>(a.kernel[0]) * a.kernel[1];
   const double outputs = planes * a.output_size[0] * a.output_size[1];
   const double bytes = 4 * (outputs + planes * a.input_size[0] * a.input_size[1]);
   const int computed = with_tile(a, []<typename Tile>(Tile) { return Tile::kTaps; });
@@ -147,8 +163,21 @@ inline DepthwisePlan plan_for(const DepthwiseArgs& a, const DeviceFacts& device,
                        : size <= 3             ? costs.torch_last_3
                        : size < 7              ? costs.torch_last_5
                                                : costs.torch_last_7;
-  const double torch_us = predicted_us(torchs, bytes, static_cast<double>(taps) * outputs);
-  if (costs.margin * predicted_us(ours, bytes, computed * outputs) < torch_us) {
+  return {predicted_us(ours, bytes, computed * outputs),
+          predicted_us(torchs, bytes, taps * outputs)};
+}
+
+inline DepthwisePlan plan_for(const DepthwiseArgs& a, const DeviceFacts& device,
+                              const DepthwiseCosts& costs) {
+  DepthwisePlan plan;
+  if (device.code == 0 || !fits(a)) return plan;
+  plan.slices = choose_slices(a, device.sm_count);
+  const int64_t taps = int64_t{a.kernel[0]} * a.kernel[1];
+  plan.workspace = plan.slices * taps * a.channels * static_cast<int64_t>(sizeof(float));
+  const bool timed =
+      device.is(9, 0) && device.sm_count == costs.sm_count && device.l2_bytes == costs.l2_bytes;
+  const Predicted predicted = predict(a, device.sm_count, costs);
+  if ((timed ? costs.margin : costs.margin_elsewhere) * predicted.ours_us < predicted.torch_us) {
     plan.choice = ConvolutionChoice::kOurs;
   }
   return plan;

@@ -6,6 +6,10 @@
 //   convolution DEVICE PASS BATCH CHANNELS OUTPUTS LAST, and for both dimensions INPUT OUTPUT
 //   KERNEL
 //     STRIDE PADDING DILATION: the choice, k-slices, bytes of the workspace
+//   depthwise DEVICE BATCH CHANNELS LAST, and the same for both dimensions, of a gradient of the
+//   weight: the choice, layout, size and stride of the tile, slices, items of all slices, workers
+//     of a block, terms of an item, bytes of the workspace, and the predicted ns, ours and torch's;
+//     or "as_fast" alone, where no kernel fits
 //   given DEVICE MODEL OTHER    1 if it has the costs that a device of the other model was given
 //   complex DEVICE BATCH M N K A_LAYOUT B_LAYOUT
 //                               1 if a complex product gains from being a real one
@@ -18,11 +22,13 @@
 // DEVICE: major, minor, SMs, shared memory of a block, L2 cache, code, Hopper code. WIDTH: bytes of
 // a type. Answers to the first two: kernel, code, shared memory, cluster, blocks that run at once;
 // with VARIANT: a persistent kernel or half_sm90, and its three template arguments.
+#include <cmath>
 #include <iostream>
 #include <sstream>
 #include <string>
 #include <type_traits>
 
+#include "convolution/depthwise_plan.h"
 #include "convolution/geometry.h"
 #include "convolution/plan.h"
 #include "gemm/complex_matrix/plan.h"
@@ -150,6 +156,11 @@ void read_dimensions(std::istream& in, ConvolutionArgs* args) {
   }
 }
 
+const char* name_of(ConvolutionChoice choice) {
+  constexpr const char* kNames[] = {"ours", "as_fast", "memory"};
+  return kNames[static_cast<int>(choice)];
+}
+
 void convolution(std::istream& in, const DeviceFacts& device) {
   int pass;
   ConvolutionArgs args{};
@@ -158,9 +169,34 @@ void convolution(std::istream& in, const DeviceFacts& device) {
   args.weight_last = args.output_last = args.input_last;
   read_dimensions(in, &args);
   const ConvolutionPlan plan = convolution_sm90::plan_for(args, device, kFittedConvolutionCosts);
-  const char* const choices[] = {"ours", "as_fast", "memory"};
-  std::cout << choices[static_cast<int>(plan.choice)] << ' ' << plan.slices << ' ' << plan.workspace
-            << '\n';
+  std::cout << name_of(plan.choice) << ' ' << plan.slices << ' ' << plan.workspace << '\n';
+}
+
+void depthwise(std::istream& in, const DeviceFacts& device) {
+  DepthwiseArgs args{};
+  ConvolutionArgs read{};
+  in >> args.batch >> args.channels >> args.last;
+  read_dimensions(in, &read);
+  for (int d = 0; d < 2; ++d) {
+    args.input_size[d] = read.input_size[d], args.output_size[d] = read.output_size[d];
+    args.kernel[d] = read.kernel[d], args.stride[d] = read.stride[d];
+    args.padding[d] = read.padding[d];
+  }
+  const DepthwiseCosts& costs = kFittedDepthwiseCosts;
+  const DepthwisePlan plan = depthwise_fma::plan_for(args, device, costs);
+  std::cout << name_of(plan.choice);
+  if (depthwise_fma::fits(args)) {
+    const auto predicted = depthwise_fma::predict(args, device.sm_count, costs);
+    depthwise_fma::with_tile(args, [&]<typename Tile>(Tile) {
+      std::cout << ' ' << static_cast<int>(Tile::kLayout) << ' ' << Tile::kSize << ' '
+                << Tile::kStride << ' ' << plan.slices << ' ' << depthwise_fma::items<Tile>(args)
+                << ' ' << depthwise_fma::kWorkers<Tile> << ' '
+                << depthwise_fma::terms_of_item<Tile>(args);
+    });
+    std::cout << ' ' << plan.workspace << ' ' << std::llround(predicted.ours_us * 1e3) << ' '
+              << std::llround(predicted.torch_us * 1e3);
+  }
+  std::cout << '\n';
 }
 
 // Of one image.
@@ -225,6 +261,8 @@ int main() {
       std::cout << fp32_sm90::packs(args, device, costs_of(device).fp32_sm90) << '\n';
     } else if (question == "convolution") {
       convolution(in, device);
+    } else if (question == "depthwise") {
+      depthwise(in, device);
     } else if (question == "given") {
       DeviceFacts asked = device, other = device;
       in >> asked.model >> other.model;

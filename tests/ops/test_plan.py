@@ -1,6 +1,7 @@
 """Which kernel runs what on which GPU, and whether that GPU can run it. The planning code itself is
 tested with made-up devices, on any machine."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -574,6 +575,135 @@ def test_a_convolution_takes_no_more_memory_than_three_times_its_tensors(plan):
             assert (choice == "ours") == (bytes_ <= 3 * tensor), question
         ours += choice == "ours"
     assert ours > 100
+
+
+LAST, PLANES, ROWS = range(3)  # layouts of depthwise convolutions
+# 9.0 with an H200's SMs, whose depthwise convolutions nobody has timed.
+DEPTHWISE_DEVICES = DEVICES | {"H100": DEVICES["H200"]._replace(l2_bytes=50 * MIB)}
+
+
+class Depthwise(NamedTuple):
+    """The answer to a question about one that a kernel fits."""
+
+    choice: str
+    layout: int
+    size: int
+    stride: int
+    slices: int
+    items: int
+    workers: int
+    terms: int
+    workspace: int
+    ours_ns: int
+    torch_ns: int
+
+
+def depthwise(device, images, channels, last, *both):
+    """A question: ``both`` are dimensions, of which a single one is the width."""
+    row = dimension(1, 1, both[-1][3], 0, 1)
+    high, wide = both if len(both) == 2 else (row, *both)
+    return ("depthwise", *device, images, channels, last, *high, *wide)
+
+
+def padded(kernel):
+    return kernel // 2 if kernel % 2 else kernel - 1
+
+
+DEPTHWISE = [  # device, images, channels, sizes, kernel, stride, last; tile, slices on an H200
+    # ConvNeXt's
+    ("H200 H100 A100 L4 B200", 64, 96, (56, 56), 7, 1, 1, (LAST, 7, 1, 132)),
+    ("H200 H100 A100 L4 B200", 64, 96, (56, 56), 7, 1, 0, (PLANES, 7, 1, 11)),
+    ("H200 H100 A100 L4 B200", 64, 768, (7, 7), 7, 1, 1, (LAST, 7, 1, 16)),
+    ("H200 H100 A100 L4 B200", 64, 768, (7, 7), 7, 1, 0, (PLANES, 7, 1, 1)),
+    # MobileNet's: cuDNN is good with the channels last
+    ("", 64, 144, (56, 56), 3, 1, 1, (LAST, 3, 1, 79)),
+    ("H200 H100 A100 L4 B200", 64, 144, (56, 56), 3, 1, 0, (PLANES, 3, 1, 14)),
+    ("H200", 64, 384, (14, 14), 3, 1, 1, (LAST, 3, 1, 33)),
+    ("H200", 64, 96, (112, 112), 3, 2, 1, (LAST, 3, 2, 132)),
+    ("H200", 64, 96, (112, 112), 3, 2, 0, (PLANES, 3, 2, 11)),
+    # EfficientNet's
+    ("H200", 64, 240, (28, 28), 5, 1, 1, (LAST, 5, 1, 66)),
+    ("H200 H100 A100 L4 B200", 64, 240, (28, 28), 5, 1, 0, (PLANES, 5, 1, 3)),
+    ("H200", 64, 144, (56, 56), 5, 2, 1, (LAST, 5, 2, 105)),
+    ("H200 H100 A100 L4 B200", 64, 144, (56, 56), 5, 2, 0, (PLANES, 5, 2, 3)),
+    # Conformer's, Mamba's
+    ("H200 H100 A100 L4 B200", 32, 144, (800,), 31, 1, 0, (ROWS, 31, 1, 3)),
+    ("H200", 8, 1536, (2048,), 4, 1, 0, (ROWS, 7, 1, 1)),
+    # few points; a kernel of 6 x 6, which counts as 7 x 7
+    ("", 2, 16, (7, 7), 7, 1, 0, (PLANES, 7, 1, 1)),
+    ("H200", 64, 96, (50, 50), 6, 1, 1, (LAST, 7, 1, 132)),
+]
+
+
+@pytest.mark.parametrize(
+    ("takers", "images", "channels", "sizes", "kernel", "stride", "last", "tile"), DEPTHWISE
+)
+def test_choice_of_a_depthwise_gradient(
+    takers, images, channels, sizes, kernel, stride, last, tile, plan
+):
+    both = [dimension(size, kernel, stride, padded(kernel), 1) for size in sizes]
+    names = ("H200", "H100", "A100", "L4", "B200")
+    devices = [DEPTHWISE_DEVICES[name] for name in names]
+    answers = [
+        Depthwise(*answer)
+        for answer in plan([depthwise(device, images, channels, last, *both) for device in devices])
+    ]
+    assert answers[0][1:5] == tile
+    taken = [name for name, a in zip(names, answers, strict=True) if a.choice == "ours"]
+    assert taken == takers.split()
+
+
+@pytest.mark.parametrize(
+    ("channels", "last", "both"),
+    [
+        (64, 0, [(56, 8, 1, 3, 1)] * 2),  # larger kernels
+        (64, 1, [(56, 3, 1, 1, 1), (56, 9, 1, 4, 1)]),
+        (64, 0, [(4000, 32, 1, 0, 1)]),
+        (64, 0, [(56, 7, 3, 3, 1)] * 2),  # strides
+        (64, 0, [(56, 7, 1, 3, 1), (56, 7, 2, 3, 1)]),
+        (64, 0, [(560, 7, 1, 128, 1)] * 2),  # padding
+        (1 << 16, 0, [(56, 7, 1, 3, 1)] * 2),  # channels
+    ],
+)
+def test_depthwise_gradients_that_no_kernel_fits(channels, last, both, plan):
+    sizes = [dimension(*one) for one in both]
+    assert plan([depthwise(DEVICES["H200"], 64, channels, last, *sizes)]) == [("as_fast",)]
+
+
+def test_slices_and_sums_of_random_depthwise_gradients(plan):
+    """No slice is without work, no thread sums more than 2048 terms unless one item has more, the
+    workspace holds all slices, and nothing is taken that by its costs is slower, or on a GPU that
+    nobody timed less than twice as fast."""
+    questions, facts = [], []
+    while len(questions) < 4000:
+        name, device = list(DEPTHWISE_DEVICES.items())[len(questions) % len(DEPTHWISE_DEVICES)]
+        rank = int(torch.randint(1, 3, ()))
+        kernel = int(torch.randint(1, 8 if rank == 2 else 32, ()))
+        stride = int(torch.randint(1, 3, ()))
+        last = rank == 2 and flags(1)[0]
+        images, channels = size(12), size(11)
+        both = [dimension(size(10), kernel, stride, padded(kernel), 1) for _ in range(rank)]
+        if images * max(1, *(one[0] for one in both if one)) ** rank > 1 << 28 or None in both:
+            continue
+        questions.append(depthwise(device, images, channels, last, *both))
+        facts.append((name, channels, kernel**rank))
+    taken = {True: 0, False: 0}
+    for answer, question, (name, channels, taps) in zip(
+        plan(questions), questions, facts, strict=True
+    ):
+        found = Depthwise(*answer)
+        timed = name.startswith("H200") and name != "H200-slice"
+        assert 1 <= found.slices <= min(math.ceil(found.items / found.workers), 65535), question
+        of_slice = math.ceil(found.items / found.slices)
+        of_sum = math.ceil(of_slice / found.workers) * found.terms
+        assert of_sum <= max(2048, found.terms), question
+        assert found.workspace == found.slices * taps * channels * 4
+        margin = 1.1 if timed else 2
+        assert found.layout == ROWS or found.size**2 >= taps
+        gains = margin * found.ours_ns / found.torch_ns
+        assert (found.choice == "ours") == (gains < 1) or abs(gains - 1) < 1e-3, question
+        taken[timed] += found.choice == "ours"
+    assert min(taken.values()) > 100
 
 
 PLANNED = {  # kernels that request shared memory at launch; others have up to 48 KiB, static
