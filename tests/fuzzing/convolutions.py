@@ -40,7 +40,32 @@ def draw_operand(choose: random.Random, shape: tuple[int, ...], values: str) -> 
     return T(shape, "float32", values, choose.randrange(1 << 31), strides)
 
 
+def draw_depthwise(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
+    """A group for each channel: mostly what kernels fit, and mostly one output of a group."""
+    rank = choose.choice([1, 2, 2])
+    kernel = [choose.choice([1, 3, 4, 7, 20, 31] if rank == 1 else [1, 2, 3, 5, 6, 7, 8])] * rank
+    stride = [choose.choice([1, 1, 1, 2, 3])] * rank
+    if choose.random() < 0.2:  # not the same along both
+        kernel[-1], stride[-1] = choose.randint(1, 7), choose.randint(1, 2)
+    dilation = [choose.choice([1, 1, 1, 1, 2])] * rank
+    padding = [choose.choice([0, n // 2, n - 1]) for n in kernel]
+    batch, _, channels, *space = draw_sizes(choose, bits, kernel_reach(kernel, dilation))
+    outputs = channels * choose.choice([1, 1, 1, 1, 2])
+    x = draw_operand(choose, (batch, channels, *space), choose.choice(MODERATE))
+    tensors = {"input": x, "weight": draw_operand(choose, (outputs, 1, *kernel), "normal")}
+    if choose.random() < 0.5:
+        tensors["bias"] = draw_tensor(choose, (outputs,), "float32")
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": channels}
+    return {**tensors, **options}, True
+
+
+def kernel_reach(kernel: list[int], dilation: list[int]) -> list[int]:
+    return [d * (n - 1) + 1 for d, n in zip(dilation, kernel, strict=True)]
+
+
 def draw(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
+    if choose.random() < 0.3:
+        return draw_depthwise(choose, bits)
     space = range(choose.choice([1, 2, 2]))
     kernel = [choose.choice([1, 1, 2, 3, 3, 3, 4, 5, 7]) for _ in space]
     stride, dilation = ([choose.choice([1, 1, 1, 2, 3]) for _ in space] for _ in range(2))
@@ -48,8 +73,7 @@ def draw(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
         stride, dilation = stride[:1] * len(kernel), dilation[:1] * len(kernel)
     padding = [choose.choice([0, n // 2]) for n in kernel]
     transposed = choose.random() < 0.3
-    reach = [d * (n - 1) + 1 for d, n in zip(dilation, kernel, strict=True)]
-    batch, channels, outputs, *space = draw_sizes(choose, bits, reach)
+    batch, channels, outputs, *space = draw_sizes(choose, bits, kernel_reach(kernel, dilation))
     x = draw_operand(choose, (batch, channels, *space), choose.choice(MODERATE))
     both = (channels, outputs) if transposed else (outputs, channels)
     tensors = {"input": x, "weight": draw_operand(choose, (*both, *kernel), "normal")}
@@ -63,7 +87,7 @@ def draw(choose: random.Random, bits: float) -> tuple[dict[str, Any], bool]:
 
 def judge(case: Case, t: Tensors, module: Any) -> Iterator[Excess]:
     operands = [t[name] for name in ("input", "weight", "bias") if name in t]
-    names = ("stride", "padding", "dilation", "output_padding")
+    names = ("stride", "padding", "dilation", "output_padding", "groups")
     options, transposed = {n: t[n] for n in names if n in t}, "output_padding" in t
     name = f"conv{'_transpose' if transposed else ''}{t['input'].dim() - 2}d"
 
