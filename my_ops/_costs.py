@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
+import torch
+
 
 class Cudnn(NamedTuple):
     """Which calls of a converted layer are faster in cuDNN."""
@@ -65,11 +67,13 @@ class RnnCpu(NamedTuple):
 
 class RnnCuda(NamedTuple):
     """From where nn.RNN is faster in its cell's kernels than in cuDNN, the time of the host
-    included. In float32 cuDNN too has small layers in one launch."""
+    included. Except in bfloat16 cuDNN too has small layers in one launch."""
 
-    steps: int = 64
-    units: int = 512
-    steps_16_bits: int = 32
+    least: Mapping[torch.dtype, tuple[int, int]] = {  # steps and units
+        torch.float32: (64, 512),
+        torch.float16: (256, 512),
+        torch.bfloat16: (32, 1),
+    }
 
 
 class Onednn(NamedTuple):

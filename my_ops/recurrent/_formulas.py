@@ -316,6 +316,7 @@ def jvp(
     of_input, linear = primals
     of_h = _OfH.of(cell, hidden, linear)
     of_h_t = _OfH.of(cell, hidden, tangents[1])
+    through = _OfH.of(cell, hidden, (linear[0], None))
     vectors = cell.weights.vectors_of(*parameters)
     vectors_t = cell.weights.vectors_of(*parameters_t)
     input_gates = _product(input, of_input)
@@ -326,7 +327,7 @@ def jvp(
         h, *carried = states = here.clear(states)
         states_t = here.clear(states_t)
         z = cell.join(input_gates.select(-3, t), of_h.product(h), vectors)
-        product_t = of_h._replace(bias=None).product(states_t[0]) + of_h_t.product(h)
+        product_t = through.product(states_t[0]) + of_h_t.product(h)
         z_t = cell.join(shares_t.select(-3, t), product_t, vectors_t)
         new_h, new_carried, saved = cell.forward(z, h, tuple(carried))
         new = (here.mix(new_h, h), *new_carried)

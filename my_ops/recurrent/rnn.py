@@ -148,12 +148,13 @@ class RNN(PlainLayerCall, TorchLayer):
         self.zoneout = zoneout
         self._make_heads(heads)
 
+    _at_once = CellLayer._at_once  # type: ignore[assignment]
+
     @property
     def cell(self) -> CellDefinition:
         return CELLS[self.mode.lower()]
 
     _direction = CellLayer._direction  # type: ignore[assignment]
-    _at_once = CellLayer._at_once  # type: ignore[assignment]
 
     def flatten_parameters(self) -> None:
         """As torch's, unless there are ``heads``, whose weights are not cuDNN's."""
@@ -223,7 +224,7 @@ class RNN(PlainLayerCall, TorchLayer):
         dtype = data.dtype
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
-        if not _enough_on_cuda(dtype, steps, self.hidden_size):
+        if dtype not in RNN_CUDA.least or not _enough_on_cuda(dtype, steps, self.hidden_size):
             return False
         sizes = steps, batch, self.hidden_size, 1  # one head
         with torch.cuda.device(data.device):
@@ -234,9 +235,8 @@ class RNN(PlainLayerCall, TorchLayer):
 
 
 def _enough_on_cuda(dtype: torch.dtype, steps: int, hidden: int) -> bool:
-    if dtype == torch.float32:
-        return steps >= RNN_CUDA.steps and hidden >= RNN_CUDA.units
-    return steps >= RNN_CUDA.steps_16_bits
+    least_steps, least_units = RNN_CUDA.least[dtype]
+    return steps >= least_steps and hidden >= least_units
 
 
 def _gains(dtype: torch.dtype, steps: int, batch: int, hidden: int, packed: bool) -> bool:

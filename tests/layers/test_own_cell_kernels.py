@@ -133,7 +133,7 @@ def test_heads_of_shipped_layers(name, mode, dtype, launched):
 
 def test_heads_of_shipped_layers_that_do_not_run_at_once(launched):
     """Then the shipped kernels run, one head after the other; and so they do in float64."""
-    heads = torch.cuda.get_device_properties(0).multi_processor_count // 44 + 1
+    heads = torch.cuda.get_device_properties(0).multi_processor_count // 22 + 1  # blocks
     check("LSTM", (4, 3, 8, heads * 700), "plain", torch.float16, "cuda", heads)
     check("GRU", (4, 3, 8, 12), "plain", torch.float64, "cuda", 2)
     assert not launched
@@ -141,7 +141,7 @@ def test_heads_of_shipped_layers_that_do_not_run_at_once(launched):
 
 def test_heads_that_do_not_run_at_once(launched):
     """So many units that the GPU does not hold the weights of all: a launch for each head."""
-    heads = torch.cuda.get_device_properties(0).multi_processor_count // 44 + 1
+    heads = torch.cuda.get_device_properties(0).multi_processor_count // 22 + 1  # blocks
     check("minimal", (4, 3, 8, heads * 700), "ragged and zoneout", torch.float16, "cuda", heads)
     assert len(launched) == 2 * heads
 
