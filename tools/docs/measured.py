@@ -55,6 +55,7 @@ class Results(Reliability, Layers, Gains):
         self.attention = load("attention")
         self.points = load("nvidia-h200-convolutions")
         self.windows = load("nvidia-h200-convolution_windows")
+        self.depthwise = load("nvidia-h200-depthwise")
         self.routed = load("nvidia-h200-routers")
         self.host = load("cpu")
         self.host_layers = load("cpu-layers")
@@ -292,23 +293,33 @@ class Results(Reliability, Layers, Gains):
     def transposed_convolutions(self) -> str:
         return self.of_convolutions(self.windows["transposed convolutions"])
 
-    def of_convolutions(self, found: list[dict[str, Any]]) -> str:
+    def depthwise_convolutions(self) -> str:
+        found = self.depthwise["depthwise convolutions"]
+        return self.of_convolutions(found, "torch", "weight", "backward")
+
+    def of_convolutions(
+        self, found: list[dict[str, Any]], peer: str = "cuDNN", a: str = "forward", b: str = "all"
+    ) -> str:
+        """Each cell has the times of passes a and b."""
         ways = "strict", "tf32", "switch"
         rows = [
             [
                 row["case"],
-                *(f"{row[f'forward {way} us']:.0f} / {row[f'all {way} us']:.0f}" for way in ways),
-                f"{row['forward x strict']:.2f} / {row['all x strict']:.2f}",
+                *(f"{row[f'{a} {way} us']:.0f} / {row[f'{b} {way} us']:.0f}" for way in ways),
+                f"{row[f'{a} x strict']:.2f} / {row[f'{b} x strict']:.2f}",
             ]
             for row in found
         ]
-        return table(["us", "cuDNN, strict", "TF32", "under the switch", "x strict"], rows)
+        return table(["us", f"{peer}, strict", "TF32", "under the switch", "x strict"], rows)
 
     def convolution_points_environment(self) -> str:
         return environment(self.points)
 
     def convolution_windows_environment(self) -> str:
         return environment(self.windows)
+
+    def depthwise_convolutions_environment(self) -> str:
+        return environment(self.depthwise)
 
     def programs(self) -> str:
         ways = "torch", "switch", "both", "tf32"

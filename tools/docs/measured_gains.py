@@ -22,6 +22,7 @@ class Gains:
             *windows["convolutions of windows"],
             *windows["transposed convolutions"],
         ]
+        self.gains_depthwise = load("nvidia-h200-depthwise")["depthwise convolutions"]
         self.gains_layers = load("nvidia-h200-recurrent")["sweep"]
         self.gains_cpu = load("cpu-sweep")
         self.gains_steps = load("nvidia-h200-programs")
@@ -61,6 +62,11 @@ class Gains:
                 "the same of windows, transposed ones too",
                 "cuDNN, strict",
                 [r["all x strict"] for r in self.gains_windows],
+            ),
+            (
+                "gradients of weights of depthwise ones",
+                "torch, strict",
+                [r["weight x strict"] for r in self.gains_depthwise],
             ),
             ("LSTM, GRU in bf16, H200", "cuDNN", layers("bfloat16")),
             ("LSTM, GRU in fp16, H200", "cuDNN", layers("float16")),
