@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "attention",
     "index",
+    "fast_fp32",
     "is_it_for_me",
     "lstm_gru",
     "making_it_fast",
@@ -249,6 +250,17 @@ class Results(Reliability, Layers, Gains):
             for row in self.switch["products and a training step"]
         ]
         return table(["fp32, us", "torch", "with the switch"], rows)
+
+    def fast_fp32_complex(self) -> str:
+        rows = [
+            [
+                row["case"],
+                *(figure(row[f"{state} us"]) for state in ("never", "on")),
+                f"{row['never us'] / row['on us']:.2f}",
+            ]
+            for row in self.switch["complex products"]
+        ]
+        return table(["complex64, us", "torch", "with the switch", "x torch"], rows)
 
     def models(self) -> str:
         rows = []
