@@ -169,8 +169,8 @@ struct ComplexCosts {
   double launch, byte;  // a byte that is read or written
 };
 
-// 4 us, and 1.9 TB/s, of products of which a library's time is 0.3 and the rest is gained: on an H200
-// the smallest products that are taken are as fast as the library's.
+// 4 us, and 1.9 TB/s, of products of which a library's time is 0.3 and the rest is gained: on an
+// H200 the smallest products that are taken are as fast as the library's.
 inline constexpr ComplexCosts kComplexCosts = {.launch = 1.5e8, .byte = 20};
 
 }  // namespace my_ops::cuda

@@ -30,8 +30,8 @@
 //
 // Math has the functions of the backend, as accurate as its results: sigmoid(x), tanh(x), elu(x),
 // elu_slope(y), which is ELU's derivative as a function of ELU's value, and tanh_with_slope(x),
-// which is tanh and its derivative as {value, slope}; and exp, expm1, log, log1p, softplus and sqrt,
-// but for the CUDA kernel of a step.
+// which is tanh and its derivative as {value, slope}; and exp, expm1, log, log1p, softplus and
+// sqrt, but for the CUDA kernel of a step.
 //
 // The engine handles time; a cell does not see lengths or resets. At a reset the engine passes
 // zeros for h_prev and the carried values. On CUDA rows of a ragged batch that have ended still
