@@ -118,14 +118,15 @@ def give(gpu: Gpu, model: Model, numbers: Numbers, said: str) -> None:
 
 
 def current_gpu() -> tuple[Gpu, Model] | None:
-    """The current GPU, if there is one that this build supports."""
+    """The current GPU; None if this build is for the CPU only."""
     if not hasattr(module(), "my_ops_gemm_costs_gpu"):
         return None  # my_ops for the CPU only
     asked, name, clock = AskedDevice(), ctypes.create_string_buffer(256), ctypes.c_int()
     function = module().my_ops_gemm_costs_gpu
     size = ctypes.c_int64(len(name))
-    if function(ctypes.byref(asked), name, size, ctypes.byref(clock)) != 0:
-        return None
+    status = function(ctypes.byref(asked), name, size, ctypes.byref(clock))
+    if status != 0:
+        raise RuntimeError(f"my_ops: the current GPU cannot be asked: CUDA error {status}")
     numbers = (getattr(asked, field) for field in Gpu._fields)
     return Gpu(*numbers), Model(name.value.decode(errors="replace"), clock.value)
 

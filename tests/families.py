@@ -103,6 +103,20 @@ def cases(device):
         )
         return my_ops.gemm(a, b, precision="highest")
 
+    def complex_product(how):
+        """Under the switch, which makes it a real one."""
+        a, b = (torch.complex(drawn(2, *s), drawn(2, *s)) for s in ((620, 640), (640, 630)))
+        if how == "adjoint":
+            a = a.mT.contiguous().mH
+        elif how == "columns":
+            b = b.mT.contiguous().mT
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            with my_ops.fast_fp32():
+                return torch.bmm(a, b)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = True  # as main sets it
+
     def attention(batch, heads, queries, keys, size, added):
         """And the gradients."""
         lengths = (queries, keys, keys)
@@ -205,6 +219,8 @@ def cases(device):
         by_tma = READS_TMA if (m, k, n) == FEW_OUTPUTS else BY_TMA
         name += f", {by_tma}" * (dtype == "bfloat16")
         yield name, call(epilogue, m, k, n, dtype, residual, **how)
+    for how in ("rows", "columns", "adjoint"):
+        yield f"complex64 product, {how}", call(complex_product, how)
     for *sizes, added in ATTENTION:
         yield f"attention float32 {tuple(sizes)} and {added}", call(attention, *sizes, added)
     for case in WINDOWS:

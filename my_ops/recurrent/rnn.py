@@ -107,8 +107,8 @@ class RNN(PlainLayerCall, TorchLayer):
     The call is that of :class:`GRU`. Its kernels are compiled at the first call that gains from
     them, in 1 to 2 s, as those of :func:`my_ops.cell`. Without these arguments and options other
     calls run torch's own op: those of few steps, on the CPU those of many units in 16 bits, on CUDA
-    those of few units in float32 and of packed data, and all where there is no compiler. So do all
-    calls in TorchScript, which has none of these arguments and options.
+    those of few units in float32 and float16 and those of packed data, and all where there is no
+    compiler. So do all calls in TorchScript, which has none of these arguments and options.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -222,7 +222,7 @@ class RNN(PlainLayerCall, TorchLayer):
     def _gains_on_cuda(self, data: Tensor, steps: int, batch: int, trains: bool) -> bool:
         """Whether all steps, and those of backward, run in one launch, and faster than cuDNN's."""
         dtype = data.dtype
-        if torch.is_autocast_enabled("cuda"):
+        if torch.is_autocast_enabled("cuda") and dtype != torch.float64:
             dtype = torch.get_autocast_dtype("cuda")
         if dtype not in RNN_CUDA.least or not _enough_on_cuda(dtype, steps, self.hidden_size):
             return False

@@ -161,13 +161,16 @@ def test_only_the_gradients_that_are_needed():
     x, weight, _ = operands((70, 71), (3, 3))
     grad = gradient_of((x, weight), padding=1)
     for wanted in itertools.product([False, True], repeat=3):
-        bias = {"bias_sizes": [CHANNELS]} if wanted[2] else {"bias_sizes": None}
+        bias = [CHANNELS] if wanted[2] else None
+        options = [1, 1], [1, 1], [1, 1], False, [0, 0], CHANNELS, list(wanted)
         with takes(*["convolution"] * wanted[1]):
-            found = torch.ops.aten.convolution_backward(
-                grad, x, weight, bias["bias_sizes"], [1, 1], [1, 1], [1, 1], False, [0, 0],
-                CHANNELS, list(wanted),
-            )  # fmt: skip
-        assert all(t is not None and t.numel() for t, is_ in zip(found, wanted, strict=True) if is_)
+            found = torch.ops.aten.convolution_backward(grad, x, weight, bias, *options)
+        with my_ops.fast_fp32(False):
+            torchs = torch.ops.aten.convolution_backward(grad, x, weight, bias, *options)
+        for own, theirs, is_wanted in zip(found, torchs, wanted, strict=True):
+            if is_wanted:
+                scale = theirs.abs().max().item()
+                torch.testing.assert_close(own, theirs, rtol=0, atol=1e-5 * scale)
 
 
 def test_second_gradients():
@@ -280,7 +283,7 @@ def test_what_is_not_even_looked_at():
             assert my_ops.fast_fp32.report().left == before, name
 
 
-def test_deterministic():
+def test_where_torch_must_be_deterministic():
     given = operands((70, 71), (7, 7))
     torch.use_deterministic_algorithms(True)
     try:

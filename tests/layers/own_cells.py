@@ -66,7 +66,7 @@ def indrnn(a, h, u):
 
 @my_ops.cell(gates="a b", carried="c", parameters="p")
 def functions(a, b, c, p):
-    """All that the kernels have on the CPU alone."""
+    """All functions of the kernels beside the gates'."""
     a = F.softplus(a + p)
     c = torch.sqrt(0.5 + c * c) * torch.exp(-a) + torch.log1p(a)
     return torch.expm1(-b * b) * torch.log(0.5 + c), c

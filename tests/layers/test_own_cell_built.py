@@ -23,7 +23,7 @@ from torch.utils.cpp_extension import BuildExtension
 from my_ops.build import BuildCells, CellExtension
 
 SIZES = (7, 3, 4, 7)
-FOR_THE_CPU = """
+OF_MANY_FUNCTIONS = """
 import torch, my_ops
 
 @my_ops.cell(gates="f g", carried="c", parameters="p")
@@ -142,9 +142,9 @@ def test_results_on_every_level(built, monkeypatch, tmp_path, capfd, dtype):
 
 
 @pytest.mark.slow
-def test_a_cell_for_the_cpu_alone(monkeypatch, tmp_path, capfd):
+def test_a_cell_of_many_functions(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("MY_OPS_CACHE", str(tmp_path / "cache"))
-    name = write(tmp_path, FOR_THE_CPU)
+    name = write(tmp_path, OF_MANY_FUNCTIONS)
     build(tmp_path, name)
     without_compiler(monkeypatch, tmp_path)
     cell = getattr(sys.modules[name], name)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from own_cell_runs import LIMIT, MODES, check, check_cache_of_processes, made
 
+import my_ops
 from my_ops.recurrent import _nvrtc, _own_kernels
 from my_ops.recurrent._compiled import CannotCompile
 
@@ -136,6 +137,9 @@ def test_heads_of_shipped_layers_that_do_not_run_at_once(launched):
     heads = torch.cuda.get_device_properties(0).multi_processor_count // 22 + 1  # blocks
     check("LSTM", (4, 3, 8, heads * 700), "plain", torch.float16, "cuda", heads)
     check("GRU", (4, 3, 8, 12), "plain", torch.float64, "cuda", 2)
+    layer = my_ops.nn.GRU(8, 12, heads=2, device="cuda", dtype=torch.float64)
+    with torch.autocast("cuda"):  # which leaves float64
+        layer(torch.randn(4, 3, 8, device="cuda", dtype=torch.float64))
     assert not launched
 
 

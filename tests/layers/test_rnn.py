@@ -150,7 +150,10 @@ def test_on_cuda_without_a_kernel(device):
         pytest.skip("the CPU's are above")
     for dtype, hidden in ((torch.float64, 64), (BF16, 2304)):
         layer = my_ops.nn.RNN(INPUTS, hidden, device=device, dtype=dtype)
-        assert not ours(layer, torch.randn(64, BATCH, INPUTS, device=device, dtype=dtype))
+        x = torch.randn(64, BATCH, INPUTS, device=device, dtype=dtype)
+        assert not ours(layer, x)
+        with torch.autocast("cuda", BF16):  # which leaves float64
+            assert not ours(layer, x)
 
 
 def test_without_a_compiler(monkeypatch, tmp_path, capfd):
