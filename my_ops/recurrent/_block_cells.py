@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from my_ops._private import any_autocast, dispatch_modes, tracing, transforms_active
+from my_ops._private import any_requires_grad, dispatch_modes, tracing, transforms_active
 from my_ops.ops._common import are_plain
 from my_ops.recurrent import _own_kernels
 from my_ops.recurrent._calls import MaybeTensor, Tensors
@@ -51,20 +51,15 @@ def run(
         return None
     if tracing() or transforms_active() or dispatch_modes():
         return None
-    dtype = x.dtype
-    if dtype == torch.float64:  # of which there are no such kernels, and which autocast leaves
+    if x.dtype == torch.float64:  # of which there are no such kernels
         return None
-    if any_autocast() and torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-    elif not are_alike(x, *states, *parameters):
+    given = x, *states, *parameters
+    if not torch.is_autocast_enabled("cuda") and not are_alike(*given):
         return None  # the shipped op says what is wrong
     hidden = states[0].size(-1)
     sizes = x.size(0), x.size(1), hidden, hidden // parameters[1].size(-1)
-    passes = (False, True) if torch.is_grad_enabled() else (False,)
-    cell = _cell(function)
-    with torch.cuda.device(x.device):
-        given = cell._cell, dtype, x.device.index
-        if any(_own_kernels.kernel_of(*given, p, *sizes) is None for p in passes):
-            return None
+    cell, trains = _cell(function), torch.is_grad_enabled() and any_requires_grad(*given)
+    if not _own_kernels.in_one_launch(cell._cell, x, trains, *sizes):
+        return None
     biases = () if len(parameters) > 2 else (None, None)
     return list(cell._run(x, *states, *parameters, *biases, *of_rows))

@@ -150,6 +150,25 @@ def kernel_of(
         return _Kernel(planned.plan, planned.workspace, handle)
 
 
+def dtype_of_call(x: Tensor) -> torch.dtype:
+    """That of the op which a call with ``x`` on CUDA runs: autocast leaves float64."""
+    if x.dtype != torch.float64 and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return x.dtype
+
+
+def in_one_launch(
+    cell: Any, x: Tensor, trains: bool, steps: int, batch: int, hidden: int, heads: int
+) -> bool:
+    """Whether all steps and heads of a call with ``x`` do; if it ``trains``, backward's too."""
+    asked = cell, dtype_of_call(x), x.device.index
+    with torch.cuda.device(x.device):
+        return all(
+            kernel_of(*asked, backward, steps, batch, hidden, heads) is not None
+            for backward in ((False, True) if trains else (False,))
+        )
+
+
 def _plan(
     module: Any,
     cell: Any,

@@ -221,17 +221,11 @@ class RNN(PlainLayerCall, TorchLayer):
 
     def _gains_on_cuda(self, data: Tensor, steps: int, batch: int, trains: bool) -> bool:
         """Whether all steps, and those of backward, run in one launch, and faster than cuDNN's."""
-        dtype = data.dtype
-        if torch.is_autocast_enabled("cuda") and dtype != torch.float64:
-            dtype = torch.get_autocast_dtype("cuda")
+        dtype = _own_kernels.dtype_of_call(data)
         if dtype not in RNN_CUDA.least or not _enough_on_cuda(dtype, steps, self.hidden_size):
             return False
         sizes = steps, batch, self.hidden_size, 1  # one head
-        with torch.cuda.device(data.device):
-            return all(
-                _own_kernels.kernel_of(self.cell._cell, dtype, data.device.index, backward, *sizes)
-                for backward in ((False, True) if trains else (False,))
-            )
+        return _own_kernels.in_one_launch(self.cell._cell, data, trains, *sizes)
 
 
 def _enough_on_cuda(dtype: torch.dtype, steps: int, hidden: int) -> bool:
