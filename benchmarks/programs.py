@@ -3,19 +3,23 @@
     python benchmarks/programs.py [CASE ...] [--budget SECONDS] [--output results.json]
 
 A step is forward, loss and backward, in one case an optimizer's step too. Each program (listed in
-program_cases.py) runs in four ways, which take turns, each in a process of its own, as the switch
-leaves its kernels registered:
+program_cases.py) runs in four ways:
 
     torch    strict float32, as torch.backends has it with TF32 forbidden everywhere
     switch   the same under my_ops.fast_fp32()
     both     the same under the switch, after my_ops.convert(model)
     tf32     with TF32 allowed in products, convolutions and recurrent layers
 
+All four take turns in one process, since processes of one program differ on the host by more than
+the ways do, and several such processes take turns. A way's speed is torch's median time divided by
+its own, both of one process: the median of the processes is reported, and as "spread" the largest
+distance between two of them, as a part of it. torch's steps run with the switch off; its kernels
+stay registered and ask whether it is on.
+
 Where ``convert`` finds no layer, "both" has the figures of the switch: it is the same program.
 
-Times are medians in milliseconds, from the call to the end of the GPU's work; "spread" is the
-largest distance between the quartiles of a way, as a part of its median. The loss and a sample of
-the gradients are compared with those of torch. "gpu ms" is the GPU's time in one step by kind of
+Times are medians in milliseconds, from the call to the end of the GPU's work. The loss and a sample
+of the gradients are compared with those of torch. "gpu ms" is the GPU's time in one step by kind of
 kernel. CASE is a part of the cases' names, such as "bert", "eager" or "llama compiled". A program
 that fails is left out, with its error on the screen.
 """
@@ -42,6 +46,7 @@ from program_cases import COMPILED, DEVICE, FULL, PROGRAMS
 import my_ops
 
 WAYS = ("torch", "switch", "both", "tf32")
+PROCESSES = 3 if FULL else 1
 SAMPLE = 512  # entries of each parameter's gradient
 # Kinds of kernels by their names; the first that fits.
 KINDS = {
@@ -54,26 +59,33 @@ KINDS = {
     "copies": r"Memcpy|Memset|copy|Cat|Fill",
     "elementwise and the rest": r"",
 }
-one_step: Run | None = None  # of the program that this process has prepared
+steps: dict[str, Run] = {}  # of the program that this process has prepared, by way
 
 
-# ------------------------------------------------------------------------- in the process of a way
+# ----------------------------------------------------------------------- in a process of four ways
 
 
-def prepare(way: str, name: str, compiled: bool) -> tuple[float, list[float]] | None:
-    """Makes the program whose steps ``step_times`` times. Returns its loss and a sample of its
-    gradients, or None if it is that of another way."""
-    global one_step
-    one_step = None
+def choose(way: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = way == "tf32"
+    my_ops.fast_fp32(way in ("switch", "both"))
+
+
+def prepare(name: str, compiled: bool) -> dict[str, tuple[float, list[float]]]:
+    """Makes the programs whose steps ``step_times`` times. Returns each way's loss and a sample of
+    its gradients."""
+    steps.clear()
     gc.collect()
     torch.cuda.empty_cache()
     torch.compiler.reset()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = way == "tf32"
+    return {way: result for way in WAYS if (result := prepare_way(way, name, compiled))}
+
+
+def prepare_way(way: str, name: str, compiled: bool) -> tuple[float, list[float]] | None:
+    """The same for one way, or None if its program is that of another."""
+    choose(way)
     torch.manual_seed(0)
     model, loss, optimizer = PROGRAMS[name]()
     model.to(DEVICE)
-    if way in ("switch", "both"):
-        my_ops.fast_fp32()
     if way == "both" and not my_ops.convert(model).converted:
         return None
     if compiled:
@@ -93,18 +105,18 @@ def prepare(way: str, name: str, compiled: bool) -> tuple[float, list[float]] | 
         if parameter.grad is not None
         for entry in parameter.grad.flatten()[:: 1 + parameter.numel() // SAMPLE].tolist()
     ]
-    one_step = run
+    steps[way] = run
     return value.item(), sample
 
 
-def step_times() -> list[float]:
-    """The milliseconds of two steps, after one for what the other processes' turns left cold."""
-    assert one_step is not None
+def step_times(way: str) -> list[float]:
+    """The milliseconds of two steps, after one for what the other turns left cold."""
+    choose(way)
     times = []
     for _ in range(3):
         synchronize()
         start = time.perf_counter()
-        one_step()
+        steps[way]()
         synchronize()
         times.append((time.perf_counter() - start) * 1e3)
     return times[1:]
@@ -121,11 +133,11 @@ def load_profiler() -> None:
             pass
 
 
-def gpu_times() -> dict[str, float]:
+def gpu_times(way: str) -> dict[str, float]:
     """The GPU's milliseconds in one step, for each kind of kernel."""
-    assert one_step is not None
+    choose(way)
     with profiler() as profile:
-        one_step()
+        steps[way]()
         synchronize()
     found: dict[str, float] = defaultdict(float)
     for event in profile.key_averages():
@@ -137,9 +149,9 @@ def gpu_times() -> dict[str, float]:
 # ---------------------------------------------------------------------------- in the main process
 
 
-def start() -> dict[str, ProcessPoolExecutor]:
+def start() -> list[ProcessPoolExecutor]:
     spawn = multiprocessing.get_context("spawn")
-    return {way: ProcessPoolExecutor(1, spawn, load_profiler) for way in WAYS}
+    return [ProcessPoolExecutor(1, spawn, load_profiler) for _ in range(PROCESSES)]
 
 
 def cases() -> Iterator[tuple[str, bool]]:
@@ -156,40 +168,41 @@ def apart(values: list[float], reference: list[float]) -> float:
     return (sum(s for s, _ in squares) / sum(s for _, s in squares)) ** 0.5
 
 
-def spread(times: list[float]) -> float:
-    low, middle, high = statistics.quantiles(times, n=4)
-    return (high - low) / middle
-
-
 def row(
-    processes: dict[str, ProcessPoolExecutor], name: str, compiled: bool, budget: float
+    processes: list[ProcessPoolExecutor], name: str, compiled: bool, budget: float
 ) -> dict[str, Any]:
-    made = {way: process.submit(prepare, way, name, compiled) for way, process in processes.items()}
-    prepared = {way: future.result() for way, future in made.items()}
-    results = {way: result for way, result in prepared.items() if result}
-    found: dict[str, list[float]] = {way: [] for way in results}
-    begin = time.monotonic()
+    futures = [process.submit(prepare, name, compiled) for process in processes]
+    results, *_ = [future.result() for future in futures]
     order = list(results)
-    while time.monotonic() - begin < budget or len(found["torch"]) < 6:
-        for way in order:
-            found[way] += processes[way].submit(step_times).result()
+    found: list[dict[str, list[float]]] = [{way: [] for way in order} for _ in processes]
+    begin = time.monotonic()
+    while time.monotonic() - begin < budget or not found[0]["torch"]:
+        for process, times in zip(processes, found, strict=True):
+            for way in order:
+                times[way] += process.submit(step_times, way).result()
         order.append(order.pop(0))  # a step is faster or slower by what ran before it
-    if "both" not in results:
-        processes, results, found = (
-            {**d, "both": d["switch"]} for d in (processes, results, found)
-        )
-    ms = {way: statistics.median(times) for way, times in found.items()}
+    converted = "both" if "both" in results else "switch"
+    if converted == "switch":
+        for of_one in (results, *found):
+            of_one["both"] = of_one["switch"]
+    medians = [{way: statistics.median(times[way]) for way in WAYS} for times in found]
     result: dict[str, Any] = {"case": f"{name} {'compiled' if compiled else 'eager'}"}
-    result |= {f"{way} ms": round(ms[way], 3) for way in WAYS}
-    result |= {f"x {way}": round(ms["torch"] / ms[way], 3) for way in WAYS[1:]}
-    result["spread"] = round(max(map(spread, found.values())), 3)
+    for way in WAYS:
+        result[f"{way} ms"] = round(statistics.median(ms[way] for ms in medians), 3)
+    spreads = []
+    for way in WAYS[1:]:
+        speeds = [ms["torch"] / ms[way] for ms in medians]
+        speed = statistics.median(speeds)
+        result[f"x {way}"] = round(speed, 3)
+        spreads.append((max(speeds) - min(speeds)) / speed)
+    result["spread"] = round(max(spreads), 3)
     loss, gradients = results["torch"]
     for way in WAYS[1:]:
         result[f"{way} loss apart"] = float(f"{apart([results[way][0]], [loss]):.1e}")
         result[f"{way} gradients apart"] = float(f"{apart(results[way][1], gradients):.1e}")
     if FULL:
-        for way in ("torch", "both"):
-            result[f"{way} gpu ms"] = processes[way].submit(gpu_times).result()
+        for way, of in (("torch", "torch"), ("both", converted)):
+            result[f"{way} gpu ms"] = processes[0].submit(gpu_times, of).result()
     return result
 
 
