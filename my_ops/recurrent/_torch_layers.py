@@ -168,6 +168,8 @@ class TorchLayer(LayerCall, nn.RNNBase):
         self, data: Tensor, batch_sizes: Tensor | None, states: Tensors, parameters: Tensors
     ) -> tuple[Tensor, Tensors]:
         """torch's own op for all layers, for a batch or for packed data."""
+        if self._has_dropout:
+            check_probability(self._name, "dropout", self.dropout)  # cuDNN takes what is above 1
         of_layer = (parameters, self.bias, self.num_layers, self.dropout)
         more = (*of_layer, self.training, self.bidirectional)
         op = getattr(torch, self.mode.lower())

@@ -521,7 +521,7 @@ def test_threads_that_share_a_leaf(run_python):
 
 
 def test_the_profiler_sees_the_op():
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         my_ops.d_sigmoid(randn(4, requires_grad=True)).sum().backward()
         for op in (*ELEMENTWISE, "linear"):
             getattr(my_ops, op)(*plain(op))

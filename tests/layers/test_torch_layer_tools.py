@@ -96,6 +96,8 @@ def test_copies_and_torchscript(name, device):
         reset = torch.rand(STEPS, BATCH, device=device) < 0.3
         calls = [(x,), (x, hx), (x, hx, lengths), (x, hx, None, reset), (x, hx, lengths, reset)]
     for other in others:
+        if name in RNNS:  # as after a copy of torch's, else cuDNN warns
+            other.flatten_parameters()
         for call in calls:
             got, want = flat([other(*call)]), flat([layer(*call)])
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
@@ -131,18 +133,24 @@ def test_what_rnn_in_torchscript_lacks(name):
             layer(torch.randn(STEPS, BATCH, INPUTS), None, **given)
 
 
+def of_ops(name):
+    """The dtype in which a layer's call, which may be cuDNN's, agrees with its ops: cuDNN's RNN in
+    float32 is several units in the last place off."""
+    return torch.float64 if name in RNNS else torch.float32
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_compiled_to_one_graph_for_many_sizes(name, masked, dropout, device):
     """All in the first call. There, torch itself makes another graph if it meets a float."""
-    layer, _ = pair(name, device, torch.float32, **FORM, dropout=dropout)
+    layer, _ = pair(name, device, of_ops(name), **FORM, dropout=dropout)
     layer.eval()
     counter, graphs = CompileCounterWithBackend("aot_eager"), []
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
     for steps, batch in ((7, 3), (5, 4), (9, 2)):
-        x, hx = drawn(name, layer, device, torch.float32, steps, batch)
+        x, hx = drawn(name, layer, device, of_ops(name), steps, batch)
         masks = [None, None]
         if masked:
             lengths = torch.randint(0, steps + 1, (batch,), device=device)
@@ -155,9 +163,9 @@ def test_compiled_to_one_graph_for_many_sizes(name, masked, dropout, device):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_trained_when_compiled(name, device):
-    layer, _ = pair(name, device, torch.float32, **FORM)
+    layer, _ = pair(name, device, of_ops(name), **FORM)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x, hx = drawn(name, layer, device, torch.float32)
+    x, hx = drawn(name, layer, device, of_ops(name))
     close(with_gradients(compiled, x, hx), with_gradients(layer, x, hx), 1e-5)
 
 
@@ -165,14 +173,14 @@ def test_trained_when_compiled(name, device):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_exported_and_run_at_another_batch_size(name, strict, device):
-    layer, _ = pair(name, device, torch.float32, **FORM)
-    x, hx = drawn(name, layer, device, torch.float32)
+    layer, _ = pair(name, device, of_ops(name), **FORM)
+    x, hx = drawn(name, layer, device, of_ops(name))
     batch = torch.export.Dim("batch", min=2, max=64)
     state = ({1: batch}, {1: batch}) if name == "LSTM" else {1: batch}
     program = torch.export.export(layer, (x, hx), dynamic_shapes=({1: batch}, state), strict=strict)
     targets = {getattr(node.target, "name", str)() for node in program.graph.nodes}
     assert f"my_ops::{name.lower()}" in targets
-    x, hx = drawn(name, layer, device, torch.float32, batch=5)
+    x, hx = drawn(name, layer, device, of_ops(name), batch=5)
     close(program.module()(x, hx), layer(x, hx), 1e-6)
 
 
