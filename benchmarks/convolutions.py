@@ -8,8 +8,9 @@ no outputs in the name. Padding is half the kernel, without a stride as long as 
 ones half of what the kernel is longer than the stride; of depthwise ones with an even kernel what
 makes them causal. Times are median GPU microseconds of forward, and of all passes with the
 gradients of input and weight, with cuDNN's fastest algorithms (``benchmark=True``); of depthwise
-ones of the gradient of the weight alone, and of both gradients. Errors are the largest of forward
-and of the gradients, relative to the largest exact value. Needs an NVIDIA GPU.
+ones also of each gradient alone, and beside them the floor of forward: its bytes at 4.8 TB/s, or
+its FMAs at 33 a picosecond. Errors are the largest of forward and of the gradients, relative to the
+largest exact value. Needs an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -159,13 +160,24 @@ def errors(layer: Layer, inputs: list[Tensor], grad: Tensor) -> dict[str, float]
 
 
 def passes_of(case: Case, layer: Layer, inputs: list[Tensor], grad: Tensor) -> dict[str, Run]:
-    if case[2]:
-        return {
-            "forward": torch.no_grad()(lambda: layer(*inputs)),
-            "all": lambda: results(layer, inputs, grad),
+    passes: dict[str, Run] = {
+        "forward": torch.no_grad()(lambda: layer(*inputs)),
+        "all": lambda: results(layer, inputs, grad),
+    }
+    if not case[2]:
+        gradient = partial(torch.autograd.grad, layer(*inputs), retain_graph=True)
+        passes |= {
+            name: partial(gradient, [tensor], grad_outputs=grad)
+            for name, tensor in zip(("input", "weight"), inputs, strict=True)
         }
-    gradients = partial(torch.autograd.grad, layer(*inputs), retain_graph=True, grad_outputs=grad)
-    return {"weight": partial(gradients, inputs[1:]), "backward": partial(gradients, inputs)}
+    return passes
+
+
+def floor(inputs: list[Tensor], grad: Tensor) -> float:
+    """Microseconds that an H200 needs for forward or the gradient of the input, if depthwise."""
+    x, weight = inputs
+    taps = weight.numel() / weight.size(0)
+    return max(4 * (x.numel() + grad.numel()) / 4.8e6, taps * grad.numel() / 33e6)
 
 
 def row(case: Case, transposed: bool, last: bool, budget: float) -> dict[str, Any]:
@@ -177,6 +189,8 @@ def row(case: Case, transposed: bool, last: bool, budget: float) -> dict[str, An
         times = gpu_times(ways(run), budget=budget)
         result |= {f"{passes} {way} us": round(time, 1) for way, time in times.items()}
         result[f"{passes} x strict"] = round(times["strict"] / times["switch"], 3)
+    if not case[2]:
+        result["floor us"] = round(floor(inputs, grad), 1)
     return result | errors(layer, inputs, grad)
 
 

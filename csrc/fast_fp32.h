@@ -14,7 +14,7 @@
 //   write(matrix, tensor)          writes that matrix into a tensor
 //   Attention                      optional: computes attention (fast_fp32_attention_cuda.h)
 //   Windows                        computes convolutions of windows (fast_fp32_windows_cuda.h)
-//   grad_depthwise                 computes gradients of depthwise ones (fast_fp32_depthwise.h)
+//   depthwise                      computes depthwise ones (fast_fp32_depthwise.h)
 //
 // Once registered, those kernels stay registered: other threads may be inside them, and kernels of
 // other packages may fall back to them.

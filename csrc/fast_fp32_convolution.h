@@ -1,7 +1,7 @@
 // Computes torch's convolutions, and their gradients, if the switch is on and ours are faster.
-// Those of windows are the backend's (fast_fp32_windows_cuda.h); gradients of the weights of
-// depthwise ones are in fast_fp32_depthwise.h. Those of single points (1 x 1 and
-// the like) are products, and windows of one point where their plan leaves them to torch:
+// Those of windows are the backend's (fast_fp32_windows_cuda.h); depthwise ones are in
+// fast_fp32_depthwise.h. Those of single points (1 x 1 and the like) are products, and windows of
+// one point where their plan leaves them to torch:
 //
 //   output[n]       = weight @ input[n]           weight [K, C], input[n] [C, points]
 //   grad_input[n]   = weight^T @ grad[n]          grad[n] [K, points]
@@ -188,7 +188,7 @@ Found convolve_points(const Convolution& given, const Tensor& input, const Tenso
 
 template <typename Backend>
 Found compute(const Convolution& given, const Tensor& input, const Tensor& weight) {
-  if (given.depthwise) return grad_depthwise<Backend>(given, input, weight);
+  if (given.depthwise) return convolve_depthwise<Backend>(given, input, weight);
   Found found = Left::kPlan;
   if (given.of_points) found = convolve_points<Backend>(given, input, weight);
   const Left* const why = std::get_if<Left>(&found);

@@ -43,8 +43,8 @@ struct Cuda {
   }
 
   template <typename Place>
-  static std::optional<fast_fp32::Left> grad_depthwise(const cuda::DepthwiseArgs& args,
-                                                       const Tensor& like, const Place& place) {
+  static std::optional<fast_fp32::Left> depthwise(const cuda::DepthwiseArgs& args,
+                                                  const Tensor& like, const Place& place) {
     const char* const op = "convolution";
     const Device device(like);
     cuda::DepthwisePlan plan;

@@ -48,26 +48,30 @@ struct ConvolutionPlan {
   int64_t workspace = 0;  // bytes
 };
 
-// The gradient of the weight of a depthwise convolution, which has a group for each channel:
+// A depthwise convolution, which has a group and one output for each channel, or one of its
+// gradients:
 //
-//   result[c][r][s] = sum over n, p, q of
-//       grad[n][c][p][q] * input[n][c][p * stride - padding + r][q * stride - padding + s]
+//   output[n][c][p][q] = bias[c] + sum over r, s of
+//       weight[c][r][s] * input[n][c][p * stride - padding + r * dilation][...]
 //
-// input and grad are dense, in this order of dimensions, or with the channels last.
+// Tensors are dense, in this order of dimensions, or but for the weight with the channels last.
 struct DepthwiseArgs {
+  ConvolutionPass pass;
   int batch, channels;
   int input_size[2], output_size[2], kernel[2];
-  int stride[2], padding[2];
-  bool last;  // whether the channels are last in memory
-  const float* input;
-  const float* grad;
-  float* result;
+  int stride[2], padding[2], dilation[2];
+  bool last;            // whether the channels are last in memory
+  const float* input;   // forward, gradient of the weight
+  const float* weight;  // forward, gradient of the input
+  const float* bias;    // forward; null: none
+  const float* grad;    // of the output; gradients only
+  float* result;        // the output, or the gradient of the input or of the weight
 };
 
 // As decided by plan_depthwise.
 struct DepthwisePlan {
   ConvolutionChoice choice = ConvolutionChoice::kAsFast;
-  int slices = 1;         // of the images, or of what there is more of
+  int slices = 1;         // of a gradient of the weight: of the images, or of what there is more of
   int64_t workspace = 0;  // bytes
 };
 
@@ -84,8 +88,8 @@ cudaError_t plan_convolution(const ConvolutionArgs& args, ConvolutionPlan* plan)
 cudaError_t convolution(const ConvolutionArgs& args, const ConvolutionPlan& plan, void* workspace,
                         cudaStream_t stream);
 
-// The same for a depthwise gradient. Its products and sums are fp32 FMAs, in a fixed order; taps in
-// the padding add nothing, not even to NaN.
+// The same for a depthwise one. Its products and sums are fp32 FMAs, in a fixed order; taps in the
+// padding add nothing, not even to NaN.
 cudaError_t plan_depthwise(const DepthwiseArgs& args, DepthwisePlan* plan);
 cudaError_t depthwise(const DepthwiseArgs& args, const DepthwisePlan& plan, void* workspace,
                       cudaStream_t stream);

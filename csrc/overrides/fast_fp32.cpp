@@ -119,7 +119,7 @@ struct Kernels {
 };
 
 // Convolutions of one group, of which those of single points, without padding, are products; and
-// gradients of the weights of depthwise ones.
+// depthwise ones.
 struct Convolutions {
   using Ints = c10::ArrayRef<int64_t>;
 
@@ -128,8 +128,8 @@ struct Convolutions {
   static Tensor forward(const Tensor& input, const Tensor& weight,
                         const std::optional<Tensor>& bias, Ints stride, Ints padding, Ints dilation,
                         bool transposed, Ints output_padding, int64_t groups) {
-    Convolution asked{.transposed = transposed};
-    if (groups == 1 &&
+    Convolution asked{.transposed = transposed, .depthwise = groups > 1};
+    if ((groups == 1 || (!transposed && is_depthwise(input, weight, groups))) &&
         may_be_taken(input, weight, stride, padding, dilation, output_padding, &asked)) {
       asked.pass = Convolution::kForward;
       asked.other = bias && bias->defined() ? handle(*bias) : nullptr;
@@ -149,12 +149,11 @@ struct Convolutions {
                             Ints dilation, bool transposed, Ints output_padding, int64_t groups,
                             std::array<bool, 3> wanted) {
     Tensor ours[2];
-    Convolution asked{.transposed = transposed};
-    asked.depthwise = groups > 1;
+    Convolution asked{.transposed = transposed, .depthwise = groups > 1};
     if ((groups == 1 || (!transposed && is_depthwise(input, weight, groups))) &&
         may_be_taken(input, weight, stride, padding, dilation, output_padding, &asked)) {
       asked.other = handle(grad);
-      for (int i = asked.depthwise ? 1 : 0; i < 2; ++i) {
+      for (int i = 0; i < 2; ++i) {
         if (!wanted[i]) continue;
         asked.pass = i == 0 ? Convolution::kGradInput : Convolution::kGradWeight;
         ours[i] = taken(asked);

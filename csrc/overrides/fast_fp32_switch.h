@@ -9,8 +9,7 @@
 
 namespace my_ops::fast_fp32 {
 
-// A convolution with one group, transposed or not, or one of its gradients; or the gradient of the
-// weight of a depthwise one.
+// A convolution with one group, transposed or not, or a depthwise one; or one of its gradients.
 struct Convolution {
   enum Pass { kForward, kGradInput, kGradWeight } pass;
   AtenTensorHandle input, weight;

@@ -113,15 +113,20 @@ inline double cudnn_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
   }
 }
 
-// Of gradients of the weight of depthwise convolutions, in microseconds: a call, and what a million
-// of bytes that are read and of FMAs add. torch's are the least that it was seen to take: cuDNN's
-// with the channels last, by the smaller size of the kernel, otherwise torch's own. Fitted to 23
-// cases on an H200; on other GPUs what is not a call is in inverse proportion to their SMs.
+// Of depthwise convolutions, in microseconds: a call, and what a million of bytes that are read or
+// written and of FMAs add. torch's are the least that it was seen to take: cuDNN's with the
+// channels last, otherwise torch's own. Those of gradients of the weight were fitted to 23 cases on
+// an H200, cuDNN's by the smaller size of the kernel. Of forward and gradients of the input torch's
+// are below all of 20 such gradients there, and ours are estimates. On other GPUs what is not a
+// call is in inverse proportion to their SMs.
 struct DepthwiseCosts {
   struct Terms {
     double launch, bytes, fmas;
-  } last, planes, rows;  // ours
+  } last, planes, rows;  // ours, of the weight
   Terms torch_last_3, torch_last_5, torch_last_7, torch_planes;
+  Terms filter_last, filter_planes, filter_rows;  // ours, forward and of the input
+  Terms torch_filter_last, torch_filter_planes;
+  Terms torch_strided_last, torch_strided_planes;  // of the input, with strides
   double margin, margin_elsewhere;  // by which ours must be faster, and on GPUs that nobody timed
   int sm_count, l2_bytes;           // of the GPU that was timed
 };
@@ -134,6 +139,13 @@ inline constexpr DepthwiseCosts kFittedDepthwiseCosts = {
     .torch_last_5 = {.launch = 25, .bytes = 0.3, .fmas = 0.15},
     .torch_last_7 = {.launch = 25, .bytes = 0.3, .fmas = 4},
     .torch_planes = {.launch = 10, .bytes = 0, .fmas = 1.3},
+    .filter_last = {.launch = 6, .bytes = 0.25, .fmas = 0.05},
+    .filter_planes = {.launch = 6, .bytes = 0.25, .fmas = 0.05},
+    .filter_rows = {.launch = 6, .bytes = 0.25, .fmas = 0.05},
+    .torch_filter_last = {.launch = 8, .bytes = 0.2, .fmas = 0.15},
+    .torch_filter_planes = {.launch = 5, .bytes = 0, .fmas = 0.68},
+    .torch_strided_last = {.launch = 8, .bytes = 0.9, .fmas = 0},
+    .torch_strided_planes = {.launch = 8, .bytes = 0, .fmas = 3.2},
     .margin = 1.1,
     .margin_elsewhere = 2,
     .sm_count = 132,

@@ -7,6 +7,7 @@
 
 #include "convolution.h"
 #include "convolution/depthwise_plan.h"
+#include "convolution/slice.cuh"
 
 namespace my_ops::cuda::depthwise_fma {
 
@@ -19,15 +20,6 @@ struct Launch {
   int slices;
   int segment;  // of kRows
 };
-
-// The part of n items that a slice has.
-struct Range {
-  int begin, end;
-};
-__device__ __forceinline__ Range slice_of(int items, int slice, int slices) {
-  const auto at = [&](int i) { return static_cast<int>(static_cast<int64_t>(items) * i / slices); };
-  return {at(slice), at(slice + 1)};
-}
 
 // ---- a thread's sums ----
 

@@ -1,4 +1,5 @@
-// Which kernel of depthwise.cu computes a gradient, and in how many slices: pure host code.
+// Which kernel of depthwise.cuh computes a gradient of a weight, and in how many slices: pure host
+// code.
 #pragma once
 
 #include <algorithm>
@@ -50,27 +51,34 @@ auto with_stride(int stride, F f) {
   return stride == 1 ? f(Tile<layout, kSize, 1>{}) : f(Tile<layout, kSize, 2>{});
 }
 
-// Calls f with the tile.
+// Calls f, a template, with the layout and the size of the kernels.
 template <typename F>
-auto with_tile(const DepthwiseArgs& a, F f) {
-  const int size = std::max(a.kernel[0], a.kernel[1]), stride = stride_of(a);
+auto with_size(const DepthwiseArgs& a, F f) {
+  const int size = std::max(a.kernel[0], a.kernel[1]);
   switch (layout_of(a)) {
     case Layout::kRows:
-      return size <= 7 ? with_stride<Layout::kRows, 7>(stride, f)
-                       : with_stride<Layout::kRows, 31>(stride, f);
+      return size <= 7 ? f.template operator()<Layout::kRows, 7>()
+                       : f.template operator()<Layout::kRows, 31>();
     case Layout::kLast:
-      return size <= 3   ? with_stride<Layout::kLast, 3>(stride, f)
-             : size <= 5 ? with_stride<Layout::kLast, 5>(stride, f)
-                         : with_stride<Layout::kLast, 7>(stride, f);
+      return size <= 3   ? f.template operator()<Layout::kLast, 3>()
+             : size <= 5 ? f.template operator()<Layout::kLast, 5>()
+                         : f.template operator()<Layout::kLast, 7>();
     default:
-      return size <= 3   ? with_stride<Layout::kPlanes, 3>(stride, f)
-             : size <= 5 ? with_stride<Layout::kPlanes, 5>(stride, f)
-                         : with_stride<Layout::kPlanes, 7>(stride, f);
+      return size <= 3   ? f.template operator()<Layout::kPlanes, 3>()
+             : size <= 5 ? f.template operator()<Layout::kPlanes, 5>()
+                         : f.template operator()<Layout::kPlanes, 7>();
   }
 }
 
-// Whether there is a kernel, and indices hold.
-inline bool fits(const DepthwiseArgs& a) {
+// Calls f with the tile.
+template <typename F>
+auto with_tile(const DepthwiseArgs& a, F f) {
+  return with_size(
+      a, [&]<Layout layout, int kSize>() { return with_stride<layout, kSize>(stride_of(a), f); });
+}
+
+// Whether there are kernels of this size and stride, and indices hold.
+inline bool has_kernels(const DepthwiseArgs& a) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const Layout layout = layout_of(a);
   const bool rows = layout == Layout::kRows;
@@ -84,6 +92,10 @@ inline bool fits(const DepthwiseArgs& a) {
   }
   return points < kMost && windows < kMost && int64_t{a.input_size[1]} * a.channels < kMost / 4 &&
          int64_t{a.output_size[1]} * a.channels < kMost / 4;
+}
+
+inline bool fits(const DepthwiseArgs& a) {
+  return has_kernels(a) && a.dilation[0] == 1 && a.dilation[1] == 1;
 }
 
 // Outputs of a lane in kRows; odd, so that lanes read different banks.
@@ -146,13 +158,21 @@ struct Predicted {
   double ours_us, torch_us;
 };
 
-inline Predicted predict(const DepthwiseArgs& a, int sm_count, const DepthwiseCosts& costs) {
+// Of a tile that computes so many taps.
+inline Predicted predicted(const DepthwiseArgs& a, int sm_count, const DepthwiseCosts& costs,
+                           int computed, const DepthwiseCosts::Terms& ours,
+                           const DepthwiseCosts::Terms& torchs) {
   constexpr double kMillion = 1e6;
   const double share = static_cast<double>(costs.sm_count) / sm_count / kMillion;
   const double planes = share * a.batch * a.channels;
   const double taps = static_cast<double>(a.kernel[0]) * a.kernel[1];
   const double outputs = planes * a.output_size[0] * a.output_size[1];
   const double bytes = 4 * (outputs + planes * a.input_size[0] * a.input_size[1]);
+  return {predicted_us(ours, bytes, computed * outputs),
+          predicted_us(torchs, bytes, taps * outputs)};
+}
+
+inline Predicted predict(const DepthwiseArgs& a, int sm_count, const DepthwiseCosts& costs) {
   const int computed = with_tile(a, []<typename Tile>(Tile) { return Tile::kTaps; });
   const int size = std::min(a.kernel[0], a.kernel[1]);
   const Layout layout = layout_of(a);
@@ -163,8 +183,17 @@ inline Predicted predict(const DepthwiseArgs& a, int sm_count, const DepthwiseCo
                        : size <= 3             ? costs.torch_last_3
                        : size < 7              ? costs.torch_last_5
                                                : costs.torch_last_7;
-  return {predicted_us(ours, bytes, computed * outputs),
-          predicted_us(torchs, bytes, taps * outputs)};
+  return predicted(a, sm_count, costs, computed, ours, torchs);
+}
+
+// Whether ours gain enough.
+inline ConvolutionChoice choice_of(const Predicted& predicted, const DeviceFacts& device,
+                                   const DepthwiseCosts& costs) {
+  const bool timed =
+      device.is(9, 0) && device.sm_count == costs.sm_count && device.l2_bytes == costs.l2_bytes;
+  const double margin = timed ? costs.margin : costs.margin_elsewhere;
+  return margin * predicted.ours_us < predicted.torch_us ? ConvolutionChoice::kOurs
+                                                         : ConvolutionChoice::kAsFast;
 }
 
 inline DepthwisePlan plan_for(const DepthwiseArgs& a, const DeviceFacts& device,
@@ -174,12 +203,7 @@ inline DepthwisePlan plan_for(const DepthwiseArgs& a, const DeviceFacts& device,
   plan.slices = choose_slices(a, device.sm_count);
   const int64_t taps = int64_t{a.kernel[0]} * a.kernel[1];
   plan.workspace = plan.slices * taps * a.channels * static_cast<int64_t>(sizeof(float));
-  const bool timed =
-      device.is(9, 0) && device.sm_count == costs.sm_count && device.l2_bytes == costs.l2_bytes;
-  const Predicted predicted = predict(a, device.sm_count, costs);
-  if ((timed ? costs.margin : costs.margin_elsewhere) * predicted.ours_us < predicted.torch_us) {
-    plan.choice = ConvolutionChoice::kOurs;
-  }
+  plan.choice = choice_of(predict(a, device.sm_count, costs), device, costs);
   return plan;
 }
 

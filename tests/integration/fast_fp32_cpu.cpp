@@ -56,31 +56,44 @@ struct Cpu {
   }
 
   template <typename Place>
-  static std::optional<fast_fp32::Left> grad_depthwise(const cuda::DepthwiseArgs& a, const Tensor&,
-                                                       const Place& place) {
+  static std::optional<fast_fp32::Left> depthwise(const cuda::DepthwiseArgs& a, const Tensor&,
+                                                  const Place& place) {
     if (refusal >= 0) return static_cast<fast_fp32::Left>(refusal);
     if (refusal == -2) throw std::runtime_error("out of memory");
-    place();
+    const Tensor& result = place();
+    const bool forward = a.pass == cuda::ConvolutionPass::kForward;
     const auto at = [&](int64_t n, int64_t c, int64_t y, int64_t x, const int (&size)[2]) {
       return a.last ? ((n * size[0] + y) * size[1] + x) * a.channels + c
                     : ((n * a.channels + c) * size[0] + y) * size[1] + x;
     };
-    for (int c = 0; c < a.channels; ++c) {
-      for (int tap = 0; tap < a.kernel[0] * a.kernel[1]; ++tap) {
-        double sum = 0;
-        for (int n = 0; n < a.batch; ++n) {
+    std::vector<double> sums(result.numel());
+    for (int n = 0; n < a.batch; ++n) {
+      for (int c = 0; c < a.channels; ++c) {
+        for (int tap = 0; tap < a.kernel[0] * a.kernel[1]; ++tap) {
+          const int64_t of_weight = int64_t{c} * a.kernel[0] * a.kernel[1] + tap;
           for (int p = 0; p < a.output_size[0]; ++p) {
             for (int q = 0; q < a.output_size[1]; ++q) {
-              const int y = p * a.stride[0] - a.padding[0] + tap / a.kernel[1];
-              const int x = q * a.stride[1] - a.padding[1] + tap % a.kernel[1];
+              const int y = p * a.stride[0] - a.padding[0] + tap / a.kernel[1] * a.dilation[0];
+              const int x = q * a.stride[1] - a.padding[1] + tap % a.kernel[1] * a.dilation[1];
               if (y < 0 || y >= a.input_size[0] || x < 0 || x >= a.input_size[1]) continue;
-              sum += static_cast<double>(a.grad[at(n, c, p, q, a.output_size)]) *
-                     a.input[at(n, c, y, x, a.input_size)];
+              const int64_t of_input = at(n, c, y, x, a.input_size);
+              const int64_t of_output = at(n, c, p, q, a.output_size);
+              if (forward) {
+                sums[of_output] += double{a.weight[of_weight]} * a.input[of_input];
+              } else if (a.pass == cuda::ConvolutionPass::kGradInput) {
+                sums[of_input] += double{a.weight[of_weight]} * a.grad[of_output];
+              } else {
+                sums[of_weight] += double{a.grad[of_output]} * a.input[of_input];
+              }
             }
           }
         }
-        a.result[int64_t{c} * a.kernel[0] * a.kernel[1] + tap] = static_cast<float>(sum);
       }
+    }
+    const int64_t points = int64_t{a.output_size[0]} * a.output_size[1];
+    for (int64_t i = 0; i < result.numel(); ++i) {
+      const int64_t c = a.last ? i % a.channels : i / points % a.channels;
+      a.result[i] = static_cast<float>(sums[i] + (forward && a.bias ? a.bias[c] : 0.0F));
     }
     return std::nullopt;
   }

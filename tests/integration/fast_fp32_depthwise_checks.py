@@ -1,6 +1,7 @@
-"""Checks of gradients of the weights of depthwise convolutions under the switch, which
-test_fast_fp32.py runs as it does those of fast_fp32_convolution_checks.py."""
+"""Checks of depthwise convolutions under the switch, which test_fast_fp32.py runs as it does those
+of fast_fp32_convolution_checks.py."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -12,6 +13,7 @@ from fast_fp32_checks import (
     ON_CUDA,
     OTHER,
     PLAN,
+    counts,
     gains,  # noqa: F401
     leaves,
     randn,
@@ -47,6 +49,13 @@ CASES = [
     ((4999,), (15,), {}),
     ((5003,), (8,), {"padding": 9}),
     ((25000,), (4,), {"padding": 3}),
+]
+# Of the output and the gradient of the input alone.
+DILATED = [
+    ((70, 71), (3, 3), {"padding": 2, "dilation": 2}),
+    ((80, 79), (7, 7), {"padding": (9, 4), "dilation": (3, 2)}),
+    ((70, 90), (5, 2), {"padding": (0, 3), "dilation": (1, 4)}),
+    ((5000,), (15,), {"padding": 14, "dilation": 2}),
 ]
 
 
@@ -90,9 +99,19 @@ def exact(x, weight, grad, padding=0, stride=1):
     return found
 
 
-def takes_gradient(kernel, last):
-    """On CUDA cuDNN should be as fast with the channels last, if a kernel is not square."""
-    return takes(*["convolution"] * (not last or DEVICE == "cpu" or len({*kernel}) == 1))
+@contextlib.contextmanager
+def takes_at_least(least, of=3):
+    """In this context our kernels compute so many of so many passes, all with the stand-in."""
+    before = sum(counts().values())
+    yield
+    found = sum(counts().values()) - before
+    assert (least if DEVICE == "cuda" else of) <= found <= of
+
+
+def least_of(kernel, last):
+    """Of three passes. On CUDA torch may be as fast as ours if a kernel is not square, or in the
+    others than the gradient of the weight with the channels last."""
+    return 0 if len({*kernel}) > 1 else 1 if last else 3
 
 
 def assert_exact(found, x, weight, grad, **options):
@@ -106,25 +125,56 @@ def assert_exact(found, x, weight, grad, **options):
     assert ((found - want).abs() <= LIMIT * size)[finite].all()
 
 
+def assert_results_exact(found, given, grad, **options):
+    """The output and the gradient of the input, but for what is Inf or NaN."""
+    options["groups"] = given[0].size(1)
+    with my_ops.fast_fp32(False):
+        wide, sizes = (
+            results(*operands_, grad=grad_, **options)
+            for operands_, grad_ in (
+                ([t.double() for t in given], grad.double()),
+                ([t.double().abs().nan_to_num(0, 0) for t in given], grad.abs().nan_to_num(0, 0)),
+            )
+        )
+    for ours, want, size in zip(found[:2], wide, sizes, strict=False):
+        finite = want.isfinite()
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours.isfinite(), finite)
+        assert torch.equal(ours.isnan(), want.isnan())
+        assert ((ours - want).abs() <= LIMIT * size)[finite].all()
+
+
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize(("space", "kernel", "options"), CASES)
-def test_gradients(space, kernel, options, last):
+@pytest.mark.parametrize(("space", "kernel", "options"), [*CASES, *DILATED])
+def test_passes(space, kernel, options, last):
     if last and len(space) == 1:
         pytest.skip("torch has no channels_last in 1-D")
     given = operands(space, kernel, last)
-    grad, groups = gradient_of(given, **options), {"groups": CHANNELS}
-    with takes_gradient(kernel, last):
-        found = results(*given, grad=grad, **options, **groups)
-    assert_exact(found[2], *given[:2], grad, **options)
-    with takes_gradient(kernel, last):
-        again = depthwise(*given[:2], grad, **options)[1]
-    assert torch.equal(found[2], again)
+    grad, how = gradient_of(given, **options), {**options, "groups": CHANNELS}
+    dilated = "dilation" in options
+    least, of = (0, 2) if dilated else (least_of(kernel, last), 3)
+    with takes_at_least(least, of):
+        found = results(*given, grad=grad, **how)
+    assert_results_exact(found, given, grad, **options)
+    if not dilated:
+        assert_exact(found[2], *given[:2], grad, **options)
+    with takes_at_least(least, of):
+        again = results(*given, grad=grad, **how)
+    assert all(torch.equal(a, b) for a, b in zip(found[:3], again[:3], strict=True))
     with my_ops.fast_fp32(False):
-        torchs = results(*given, grad=grad, **options, **groups)
-    for i in (0, 1, 3):
-        torch.testing.assert_close(found[i], torchs[i])
-    assert found[1].stride() == torchs[1].stride()
+        torchs = results(*given, grad=grad, **how)
+    torch.testing.assert_close(found[3], torchs[3])
+    assert [t.stride() for t in found[:2]] == [t.stride() for t in torchs[:2]]
     assert found[2].is_contiguous() == torchs[2].is_contiguous()
+
+
+def test_without_a_bias():
+    x, weight, _ = operands((70, 71), (5, 5))
+    with takes("convolution"):
+        found = convolve(x, weight, padding=2, groups=CHANNELS)
+    with my_ops.fast_fp32(False):
+        want = convolve(x.double(), weight.double(), padding=2, groups=CHANNELS)
+    torch.testing.assert_close(found.double(), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -136,6 +186,10 @@ def test_few_and_many(batch, channels, last):
     with takes("convolution"):
         found = depthwise(x, weight, grad, padding=3)[1]
     assert_exact(found, x, weight, grad, padding=3)
+    bias = randn(channels)
+    with takes_at_least(3):
+        found = results(x, weight, bias, grad=grad, padding=3, groups=channels)
+    assert_results_exact(found, (x, weight, bias), grad, padding=3)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -149,7 +203,7 @@ def test_other_strides_of_the_gradient(of, last):
         grad = grad.contiguous(memory_format=(torch.channels_last, torch.contiguous_format)[last])
     else:
         grad = torch.stack([grad, grad], -1)[..., 0]
-    with takes("convolution"):
+    with takes_at_least(1):
         _, of_x, of_weight, _ = results(*given, grad=grad, padding=1, groups=CHANNELS)
     with my_ops.fast_fp32(False):
         torchs = results(*given, grad=grad, padding=1, groups=CHANNELS)
@@ -163,7 +217,7 @@ def test_only_the_gradients_that_are_needed():
     for wanted in itertools.product([False, True], repeat=3):
         bias = [CHANNELS] if wanted[2] else None
         options = [1, 1], [1, 1], [1, 1], False, [0, 0], CHANNELS, list(wanted)
-        with takes(*["convolution"] * wanted[1]):
+        with takes(*["convolution"] * sum(wanted[:2])):
             found = torch.ops.aten.convolution_backward(grad, x, weight, bias, *options)
         with my_ops.fast_fp32(False):
             torchs = torch.ops.aten.convolution_backward(grad, x, weight, bias, *options)
@@ -197,7 +251,7 @@ def test_inf_and_nan(space, kernel, options, last):
     """They reach the taps that touch them, and those alone."""
     if last and len(space) == 1:
         pytest.skip("torch has no channels_last in 1-D")
-    x, weight, _ = operands(space, kernel, last)
+    x, weight, bias = operands(space, kernel, last)
     grad = gradient_of((x, weight), **options)
     grad[0, 0].flatten()[0], grad[1, 1].flatten()[-1] = torch.nan, torch.inf
     x[2, 2].flatten()[0], x[1, 3].flatten()[-1] = torch.inf, torch.nan
@@ -205,6 +259,11 @@ def test_inf_and_nan(space, kernel, options, last):
         found = depthwise(x, weight, grad, **options)[1]
     assert not found.isfinite().all()
     assert_exact(found, x, weight, grad, **options)
+    if last and DEVICE == "cuda":
+        return  # the others may be cuDNN's
+    with takes_at_least(least_of(kernel, last)):
+        found = results(x, weight, bias, grad=grad, **options, groups=CHANNELS)
+    assert_results_exact(found, (x, weight, bias), grad, **options)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -222,39 +281,46 @@ def test_hostile_values(data, last):
             t * torch.exp2(torch.randint(-30, 30, t.shape, device=DEVICE).float())
             for t in (x, grad)
         )
-    with takes("convolution"):
-        found = depthwise(x, weight, grad, padding=2)[1]
+    bias = torch.zeros(CHANNELS, device=DEVICE)
+    given, how = (x, weight, bias), {"padding": 2, "groups": CHANNELS}
+    with takes_at_least(1 if last else 3):
+        found = results(*given, grad=grad, **how)
     with my_ops.fast_fp32(False):
-        torchs = depthwise(x, weight, grad, padding=2)[1]
-        want = depthwise(x.double(), weight.double(), grad.double(), padding=2)[1]
-        sizes = depthwise(*(t.double().abs() for t in (x, weight, grad)), padding=2)[1]
-    errors, allowed = ((t - want).abs() / sizes for t in (found, torchs))
-    assert errors.max() <= LIMIT
-    if DEVICE == "cuda":
-        assert errors.mean() <= 1.5 * allowed.mean()
-        assert errors.max() <= 2 * allowed.max()
+        torchs = results(*given, grad=grad, **how)
+        want = results(*(t.double() for t in given), grad=grad.double(), **how)
+        sizes = results(*(t.double().abs() for t in given), grad=grad.double().abs(), **how)
+    for ours, theirs, value, size in zip(found[:3], torchs, want, sizes, strict=False):
+        errors, allowed = ((t - value).abs() / size.clamp(min=1e-30) for t in (ours, theirs))
+        assert errors.max() <= LIMIT
+        if DEVICE == "cuda":
+            assert errors.mean() <= 1.5 * allowed.mean()
+            assert errors.max() <= 2 * allowed.max()
 
 
 def test_hands_off_while_tf32_is_allowed():
     given = operands((70, 71), (3, 3))
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True), leaves(RULE, 1):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True), leaves(RULE, 3):
         results(*given, padding=1, groups=CHANNELS)
 
 
-@pytest.mark.parametrize("what", ["dilation", "cut"])
-def test_what_is_left(what):
+def test_what_is_left():
     x, weight, bias = operands((70, 71), (3, 3))
-    if what == "cut":
-        x = randn(*x.shape[:3], x.size(3) + 1)[..., 1:]
+    cut = randn(*x.shape[:3], x.size(3) + 1)[..., 1:]
+    with leaves(OTHER, 3):
+        results(cut, weight, bias, groups=CHANNELS)
+    with leaves(OTHER, 1):  # torch gives the output the weight's order
+        convolve(x, weight.to(memory_format=torch.channels_last), bias, groups=CHANNELS)
     with leaves(OTHER, 1):
-        results(x, weight, bias, dilation=2 if what == "dilation" else 1, groups=CHANNELS)
+        grad = gradient_of((x, weight), dilation=2)
+        options = [1, 1], [0, 0], [2, 2], False, [0, 0], CHANNELS, [False, True, False]
+        torch.ops.aten.convolution_backward(grad, x, weight, None, *options)
 
 
 @ON_CPU
 def test_what_the_backend_leaves():
     given = operands((70, 71), (3, 3))
     for left, reason in ((1, PLAN), (-2, "where ours")):
-        with stand_ins(left, windows=False), leaves(reason, 1):
+        with stand_ins(left, windows=False), leaves(reason, 3):
             results(*given, groups=CHANNELS)
 
 
@@ -262,7 +328,7 @@ def test_what_the_backend_leaves():
 @pytest.mark.parametrize("options", [{"stride": 3}, {"stride": (1, 2)}])
 def test_strides_without_a_kernel(options):
     given = operands((70, 71), (3, 3))
-    with leaves(PLAN, 1):
+    with leaves(PLAN, 3):
         results(*given, groups=CHANNELS, **options)
 
 
@@ -287,7 +353,7 @@ def test_where_torch_must_be_deterministic():
     given = operands((70, 71), (7, 7))
     torch.use_deterministic_algorithms(True)
     try:
-        with takes("convolution"):
+        with takes(*["convolution"] * 3):
             results(*given, padding=3, groups=CHANNELS)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -295,26 +361,32 @@ def test_where_torch_must_be_deterministic():
 
 @ON_CUDA
 def test_in_a_graph():
-    x, weight, _ = operands((57, 58), (7, 7), last=True)
+    x, weight, bias = operands((57, 58), (7, 7), last=True)
     grad = gradient_of((x, weight), padding=3)
-    want = depthwise(x, weight, grad, padding=3)[1]
+
+    def run():
+        y = convolve(x, weight, bias, padding=3, groups=CHANNELS)
+        return [y, *depthwise(x, weight, grad, padding=3, wanted=(True, True, False))[:2]]
+
+    want = run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = depthwise(x, weight, grad, padding=3)[1]
+        found = run()
     for _ in range(2):
-        found.zero_()
+        for t in found:
+            t.zero_()
         graph.replay()
-        assert torch.equal(found, want)
+        assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
 
 
 @ON_CUDA
 def test_compiled():
     layer = torch.nn.Conv2d(CHANNELS, CHANNELS, 7, padding=3, groups=CHANNELS).to(DEVICE)
     x = randn(BATCH, CHANNELS, 57, 58)
-    with takes("convolution"):
+    with takes(*["convolution"] * 2):
         layer(x).square().sum().backward()
     want, layer.weight.grad = layer.weight.grad, None
     compiled = torch.compile(layer, fullgraph=True)
-    with takes("convolution"):
+    with takes(*["convolution"] * 2):
         compiled(x).square().sum().backward()
     torch.testing.assert_close(layer.weight.grad, want, rtol=1e-4, atol=1e-2)

@@ -10,6 +10,10 @@
 //   weight: the choice, layout, size and stride of the tile, slices, items of all slices, workers
 //     of a block, terms of an item, bytes of the workspace, and the predicted ns, ours and torch's;
 //     or "as_fast" alone, where no kernel fits
+//   filter DEVICE PASS BATCH CHANNELS LAST, and the same for both dimensions, of a depthwise
+//   convolution or the gradient of its input: the choice, layout, size and strides of the tile;
+//     rows and columns that lanes have, groups, tiles and strips of them, rows of a strip, images
+//     of a warp, items, slices; and the predicted ns, ours and torch's; or "as_fast" alone
 //   given DEVICE MODEL OTHER    1 if it has the costs that a device of the other model was given
 //   complex DEVICE BATCH M N K A_LAYOUT B_LAYOUT
 //                               1 if a complex product gains from being a real one
@@ -28,6 +32,7 @@
 #include <string>
 #include <type_traits>
 
+#include "convolution/depthwise_filter_plan.h"
 #include "convolution/depthwise_plan.h"
 #include "convolution/geometry.h"
 #include "convolution/plan.h"
@@ -149,7 +154,8 @@ void layer(std::istream& in, const DeviceFacts& device) {
   }
 }
 
-void read_dimensions(std::istream& in, ConvolutionArgs* args) {
+template <typename Args>
+void read_dimensions(std::istream& in, Args* args) {
   for (int d = 0; d < 2; ++d) {
     in >> args->input_size[d] >> args->output_size[d] >> args->kernel[d] >> args->stride[d] >>
         args->padding[d] >> args->dilation[d];
@@ -172,16 +178,15 @@ void convolution(std::istream& in, const DeviceFacts& device) {
   std::cout << name_of(plan.choice) << ' ' << plan.slices << ' ' << plan.workspace << '\n';
 }
 
-void depthwise(std::istream& in, const DeviceFacts& device) {
-  DepthwiseArgs args{};
-  ConvolutionArgs read{};
+DepthwiseArgs depthwise_args(std::istream& in, ConvolutionPass pass) {
+  DepthwiseArgs args{.pass = pass};
   in >> args.batch >> args.channels >> args.last;
-  read_dimensions(in, &read);
-  for (int d = 0; d < 2; ++d) {
-    args.input_size[d] = read.input_size[d], args.output_size[d] = read.output_size[d];
-    args.kernel[d] = read.kernel[d], args.stride[d] = read.stride[d];
-    args.padding[d] = read.padding[d];
-  }
+  read_dimensions(in, &args);
+  return args;
+}
+
+void depthwise(std::istream& in, const DeviceFacts& device) {
+  const DepthwiseArgs args = depthwise_args(in, ConvolutionPass::kGradWeight);
   const DepthwiseCosts& costs = kFittedDepthwiseCosts;
   const DepthwisePlan plan = depthwise_fma::plan_for(args, device, costs);
   std::cout << name_of(plan.choice);
@@ -194,6 +199,29 @@ void depthwise(std::istream& in, const DeviceFacts& device) {
                 << depthwise_fma::terms_of_item<Tile>(args);
     });
     std::cout << ' ' << plan.workspace << ' ' << std::llround(predicted.ours_us * 1e3) << ' '
+              << std::llround(predicted.torch_us * 1e3);
+  }
+  std::cout << '\n';
+}
+
+void filter(std::istream& in, const DeviceFacts& device) {
+  int pass;
+  in >> pass;
+  const DepthwiseArgs args = depthwise_args(in, static_cast<ConvolutionPass>(pass));
+  const DepthwiseCosts& costs = kFittedDepthwiseCosts;
+  std::cout << name_of(depthwise_filter::plan_for(args, device, costs).choice);
+  if (depthwise_filter::fits(args)) {
+    const auto g = depthwise_filter::geometry_of(args);
+    depthwise_filter::with_tile(args, [&]<typename Tile>(Tile) {
+      const auto split = depthwise_filter::split_of<Tile>(g, args.channels, device.sm_count);
+      const int images = depthwise_filter::images_of_warp<Tile>(split.groups);
+      std::cout << ' ' << static_cast<int>(Tile::kLayout) << ' ' << Tile::kWide << ' ' << Tile::kUp
+                << ' ' << Tile::kDown << ' ' << g.count(0) << ' ' << g.count(1) << ' '
+                << split.groups << ' ' << split.tiles << ' ' << split.strips << ' ' << split.rows
+                << ' ' << images << ' ' << split.items << ' ' << split.slices;
+    });
+    const auto predicted = depthwise_filter::predict(args, device.sm_count, costs);
+    std::cout << ' ' << std::llround(predicted.ours_us * 1e3) << ' '
               << std::llround(predicted.torch_us * 1e3);
   }
   std::cout << '\n';
@@ -263,6 +291,8 @@ int main() {
       convolution(in, device);
     } else if (question == "depthwise") {
       depthwise(in, device);
+    } else if (question == "filter") {
+      filter(in, device);
     } else if (question == "given") {
       DeviceFacts asked = device, other = device;
       in >> asked.model >> other.model;

@@ -706,12 +706,126 @@ def test_slices_and_sums_of_random_depthwise_gradients(plan):
     assert min(taken.values()) > 100
 
 
+class Filter(NamedTuple):
+    """The same for one of the two other passes."""
+
+    choice: str
+    layout: int
+    size: int
+    up: int
+    down: int
+    height: int
+    width: int
+    groups: int
+    tiles: int
+    strips: int
+    rows: int
+    images: int
+    items: int
+    slices: int
+    ours_ns: int
+    torch_ns: int
+
+
+FORWARD, GRAD_INPUT = range(2)
+# Device, pass, images, channels, size, kernel, stride, dilation, last; tile.
+FILTERS = [
+    ("H200 H100 A100 L4 B200", FORWARD, 64, 96, (56, 56), 7, 1, 1, 0, (PLANES, 7, 1, 1)),
+    ("H200 H100 A100 L4 B200", GRAD_INPUT, 64, 768, (7, 7), 7, 1, 1, 0, (PLANES, 7, 1, 1)),
+    ("H200 H100 A100 L4 B200", GRAD_INPUT, 64, 96, (112, 112), 3, 2, 1, 0, (PLANES, 3, 2, 1)),
+    ("", FORWARD, 64, 96, (112, 112), 3, 2, 1, 1, (LAST, 3, 1, 2)),
+    ("H200 H100 A100 L4 B200", FORWARD, 32, 144, (800,), 31, 1, 1, 0, (ROWS, 31, 1, 1)),
+    ("", FORWARD, 2, 16, (7, 7), 7, 1, 1, 0, (PLANES, 7, 1, 1)),
+]
+
+
+def filtered(device, pass_, images, channels, last, *both):
+    _, *rest = depthwise(device, images, channels, last, *both)
+    return ("filter", *rest[: len(device)], pass_, *rest[len(device) :])
+
+
+@pytest.mark.parametrize(
+    (
+        "takers",
+        "pass_",
+        "images",
+        "channels",
+        "sizes",
+        "kernel",
+        "stride",
+        "dilation",
+        "last",
+        "tile",
+    ),
+    FILTERS,
+)
+def test_choice_of_a_depthwise_filter(
+    takers, pass_, images, channels, sizes, kernel, stride, dilation, last, tile, plan
+):
+    both = [dimension(size, kernel, stride, padded(kernel), dilation) for size in sizes]
+    names = ("H200", "H100", "A100", "L4", "B200")
+    devices = [DEPTHWISE_DEVICES[name] for name in names]
+    answers = [
+        Filter(*answer)
+        for answer in plan(
+            [filtered(device, pass_, images, channels, last, *both) for device in devices]
+        )
+    ]
+    assert answers[0][1:5] == tile
+    taken = [name for name, a in zip(names, answers, strict=True) if a.choice == "ours"]
+    assert taken == takers.split()
+
+
+def test_depthwise_filters_that_no_kernel_fits(plan):
+    for one in ((56, 8, 1, 3, 1), (56, 7, 3, 3, 1), (56, 3, 2, 0, 2)):
+        question = filtered(DEVICES["H200"], FORWARD, 64, 64, 0, *[dimension(*one)] * 2)
+        assert plan([question]) == [("as_fast",)]
+
+
+def test_splits_of_random_depthwise_filters(plan):
+    """Items cover all images, rows and columns; no slice is without work; nothing is taken that by
+    its costs gains too little."""
+    questions, facts = [], []
+    while len(questions) < 4000:
+        name, device = list(DEPTHWISE_DEVICES.items())[len(questions) % len(DEPTHWISE_DEVICES)]
+        rank = int(torch.randint(1, 3, ()))
+        kernel = int(torch.randint(1, 8 if rank == 2 else 32, ()))
+        stride = int(torch.randint(1, 3, ()))
+        dilation = 1 if stride > 1 else int(torch.randint(1, 4, ()))
+        last = rank == 2 and flags(1)[0]
+        images, channels = size(12), size(11)
+        both = [dimension(size(10), kernel, stride, padded(kernel), dilation) for _ in range(rank)]
+        if None in both or images * math.prod(one[0] for one in both) > 1 << 28:
+            continue
+        pass_ = len(questions) // len(DEPTHWISE_DEVICES) % 2
+        questions.append(filtered(device, pass_, images, channels, last, *both))
+        facts.append((name, images, rank, 1 if kernel == 1 else dilation))
+    taken = {True: 0, False: 0}
+    for answer, question, (name, images, rank, dilation) in zip(
+        plan(questions), questions, facts, strict=True
+    ):
+        found = Filter(*answer)
+        images = 1 if found.layout == ROWS else images
+        columns = 4 * found.groups * found.tiles
+        assert found.width <= columns < found.width + 4 * max(found.tiles, 2), question
+        assert found.rows * (found.strips - 1) < found.height <= found.rows * found.strips, question
+        of_images = math.ceil(images / found.images) * dilation**rank
+        assert found.items == of_images * found.strips * found.tiles, question
+        assert 1 <= found.slices <= min(math.ceil(found.items / 4), 65535), question
+        timed = name.startswith("H200") and name != "H200-slice"
+        gains = (1.1 if timed else 2) * found.ours_ns / found.torch_ns
+        assert (found.choice == "ours") == (gains < 1) or abs(gains - 1) < 1e-3, question
+        taken[timed] += found.choice == "ours"
+    assert min(taken.values()) > 100
+
+
 PLANNED = {  # kernels that request shared memory at launch; others have up to 48 KiB, static
     "gemm_small_kernel": "at most 32 KiB",
     "fp32_skinny_kernel": "fp32_skinny::kNeeds",
     "fp32_sm80_kernel": "fp32_sm80::needs",
     "fp32_narrow_kernel": "fp32_narrow::kNeeds",
     "convolution_kernel": "fp32_sm90::kNeeds",
+    "depthwise_filter_kernel": "at most 48 KiB, checked when it is compiled",
     "depthwise_rows_kernel": "at most 48 KiB, checked when it is compiled",
     "fp32_product_kernel": "fp32_sm90::kNeeds",
     "split_first_kernel": "less than fp32_sm90::kNeeds",
