@@ -16,6 +16,8 @@ inline const char* show(cuda::GemmKernel kernel) {
       return "fp32_skinny";
     case cuda::GemmKernel::kFp32Narrow:
       return "fp32_narrow";
+    case cuda::GemmKernel::kFp32Short:
+      return "fp32_short";
     case cuda::GemmKernel::kFp32Sm90:
       return "fp32_sm90";
     case cuda::GemmKernel::kFp32Sm80:

@@ -102,6 +102,7 @@ enum class GemmKernel {
   kNone,        // an empty output
   kFp32Skinny,  // float on Hopper, few rows or a small output: six bf16 products in one pass
   kFp32Narrow,  // float on Hopper, one operand narrow: the other is split on the way
+  kFp32Short,   // float on Hopper, many rows and a short k: a is split on the way
   kFp32Sm90,    // float on Hopper: operands split first, then three fp16 products
   kFp32Sm80,    // float on compute capability 8.0, large: six bf16 products
   kHalfSm90,    // 16 bits on Hopper: tensor cores, epilogue on the sums
@@ -136,7 +137,8 @@ struct GemmPlan {
   // A float product so large that the kernel's gain outweighs any host time.
   bool on_tensor_cores() const {
     return kernel == GemmKernel::kFp32Skinny || kernel == GemmKernel::kFp32Narrow ||
-           kernel == GemmKernel::kFp32Sm90 || kernel == GemmKernel::kFp32Sm80;
+           kernel == GemmKernel::kFp32Short || kernel == GemmKernel::kFp32Sm90 ||
+           kernel == GemmKernel::kFp32Sm80;
   }
   bool reads_packed() const { return kernel == GemmKernel::kFp32Sm90; }
 };

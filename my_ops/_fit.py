@@ -100,6 +100,7 @@ def candidates(start: Numbers) -> Iterator[Numbers]:
         "fp32_skinny.few_min_columns": NEVER,
         "fp32_skinny.min_k": NEVER,
         "fp32_narrow.launches": NEVER,
+        "fp32_short.launches": NEVER,
         "fp32_sm90.min_side": NEVER,
         "fp32_sm90.packed_min_rows": NEVER,
         "fp32_sm80.product": NEVER,
@@ -117,7 +118,8 @@ def candidates(start: Numbers) -> Iterator[Numbers]:
     yield library | {name: NEVER if "max" in own else ALWAYS for name, own in all_of("fp32_skinny")}
     taken = ("launches", "end", "floats.here", "halves.here")
     yield library | {name: ALWAYS if own in taken else NEVER for name, own in all_of("fp32_narrow")}
-    yield library | dict.fromkeys((name for name, _ in all_of("fp32_sm80")), ALWAYS)
+    for kernel in ("fp32_short", "fp32_sm80"):
+        yield library | dict.fromkeys((name for name, _ in all_of(kernel)), ALWAYS)
     chosen, left = 1e-6, 1e6  # for tiles
     tiles = ["fp32_sm90.wide_slowdown", "fp32_sm90.medium_slowdown", "fp32_sm90.small_slowdown"]
     free = ["min_side", "min_k", "launches", "second_pass", "element", "strided_element"]

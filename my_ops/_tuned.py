@@ -26,6 +26,8 @@ FITTED = (
     "fp32_narrow.launches",
     "fp32_narrow.floats.here",
     "fp32_narrow.halves.here",
+    "fp32_short.launches",
+    "fp32_short.byte",
     "fp32_sm90.launches",
     "fp32_sm90.element",
     "fp32_sm90.strided_element",

@@ -44,6 +44,9 @@ TENSOR_CORES += [(260, 300, 270, {"out": "strided"})]  # on the tensor cores of 
 TENSOR_CORES += [(64, 2300, 520, {"a": "transposed", "b": "transposed"})]
 FEW_ROWS = [(5, 2563, 1000), (64, 8192, 64)]
 NARROW = [(16384, 1032, 61), (4008, 8200, 60), (60, 8200, 4008)]  # in whole, and in slices of k
+# Many rows and a short k: chunks of 64, 96 and 128 columns, some parts of b streamed, two outputs
+# that are computed again.
+SHORT = [(33800, 132, 64), (33800, 96, 285), (100001, 128, 128), (100000, 252, 128)]
 HALF = [(300, 67, 1001, "NN"), (300, 72, 1001, "NT"), (300, 67, 1001, "TT")]
 
 LINEAR = [(300, 80, 304, "float32", True), (260, 300, 270, "float32", True)]
@@ -101,6 +104,12 @@ def cases(device):
             if m > n
             else (drawn(m, k), drawn(k, n, dtype=wide))
         )
+        return my_ops.gemm(a, b, precision="highest")
+
+    def short(m, k, n):
+        a, b = drawn(m, k), drawn(k, n)
+        a[:, :3] *= 1e-12
+        a[3], a[200:300] = 0.0, torch.eye(k, device=device)[:1]
         return my_ops.gemm(a, b, precision="highest")
 
     def complex_product(how):
@@ -211,6 +220,8 @@ def cases(device):
     for m, k, n in NARROW:
         yield f"gemm float32 {m}x{n}x{k}", call(narrow, m, k, n, "float32")
         yield f"gemm float32 and bfloat16 {m}x{n}x{k}", call(narrow, m, k, n, "bfloat16")
+    for m, k, n in SHORT:
+        yield f"gemm float32 {m}x{n}x{k}", call(short, m, k, n)
     yield "prepacked linear float32", prepacked
     for m, k, n, layout in HALF:
         yield f"gemm bfloat16 {m}x{n}x{k} {layout}", call(half, m, k, n, layout)

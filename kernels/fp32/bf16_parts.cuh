@@ -39,6 +39,11 @@ struct Range {
   }
 };
 
+// That of the lane whose number differs in these bits.
+__device__ __forceinline__ Range shuffled(const Range& range, int lanes) {
+  return {__shfl_xor_sync(~0u, range.largest, lanes), __shfl_xor_sync(~0u, range.smallest, lanes)};
+}
+
 // bf16 parts and tensor cores are relied on for normal numbers only. Anything smaller counts as
 // lost.
 constexpr float kLost = 0x1p-125f;

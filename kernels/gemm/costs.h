@@ -26,6 +26,11 @@ struct GemmCosts {
     } floats, halves;
   } fp32_narrow;
 
+  struct Fp32Short {
+    // In multiply-adds of a library: launches, a byte that is read or written, and a multiply-add.
+    double launches, byte, product;
+  } fp32_short;
+
   struct Fp32Sm90 {
     int64_t min_side, min_k;                     // of m and n; of k
     int64_t packed_min_rows, packed_min_weight;  // with a packed b: of m; of n and of k
@@ -91,6 +96,9 @@ constexpr void for_each_cost(Costs& costs, Visit visit) {
   MY_OPS_COST(fp32_narrow.floats.split);
   MY_OPS_COST(fp32_narrow.halves.here);
   MY_OPS_COST(fp32_narrow.halves.split);
+  MY_OPS_COST(fp32_short.launches);
+  MY_OPS_COST(fp32_short.byte);
+  MY_OPS_COST(fp32_short.product);
   MY_OPS_COST(fp32_sm90.min_side);
   MY_OPS_COST(fp32_sm90.min_k);
   MY_OPS_COST(fp32_sm90.packed_min_rows);
@@ -154,7 +162,7 @@ static_assert(kCostCount * sizeof(double) == sizeof(GemmCosts), "a cost is missi
 
 // Costs of another version are not used: raise it when a plan reads a cost in another way
 // (tests/ops/test_gemm_costs.py sees a change of their names).
-inline constexpr int kCostsVersion = 1;
+inline constexpr int kCostsVersion = 2;
 
 // The costs of a GPU that was measured, and the facts that identify it.
 struct GpuCosts {

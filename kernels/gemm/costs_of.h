@@ -36,6 +36,8 @@ constexpr GemmCosts cautious_costs() {
   costs.fp32_skinny.min_k *= kCaution;
   costs.fp32_narrow.launches *= kCaution;
   costs.fp32_narrow.end *= kCaution;
+  costs.fp32_short.launches *= kCaution;
+  costs.fp32_short.byte *= kCaution;
   costs.fp32_sm90.packed_min_rows *= kCaution;
   costs.fp32_sm90.packed_min_weight *= kCaution;
   costs.fp32_sm90.launches *= kCaution;
@@ -73,6 +75,7 @@ constexpr GemmCosts cautious_costs_of_few_tensor_cores() {
   constexpr double kLaunches = 1e12;
   GemmCosts costs = kCautiousCosts;
   costs.fp32_narrow.launches = kLaunches;
+  costs.fp32_short.launches = kLaunches;
   costs.fp32_sm90.launches = kLaunches;
   costs.fp32_sm90.packed_min_weight = int64_t{1} << 20;
   return costs;

@@ -181,6 +181,52 @@ __device__ __forceinline__ float recomputed(const GemmArgs<float, float>& args, 
   return x;
 }
 
+// Which of a thread's sums, in the accumulators of a warpgroup, are to be recomputed.
+template <int kCount>
+struct Suspects {
+  uint32_t words[(kCount + 31) / 32] = {};
+
+  __device__ __forceinline__ void add(int i, bool suspect) {
+    words[i / 32] |= uint32_t{suspect} << i % 32;
+  }
+  __device__ __forceinline__ bool has(int i) const { return words[i / 32] >> i % 32 & 1; }
+  __device__ __forceinline__ int count() const {
+    int count = 0;
+#pragma unroll
+    for (uint32_t word : words) count += __popc(word);
+    return count;
+  }
+};
+
+// For sums in memory, where they can be indexed.
+template <int kCount>
+__device__ __noinline__ void recompute_copy(const GemmArgs<float, float>& args, int row0, int col0,
+                                            bool transposed, const Suspects<kCount>& suspects,
+                                            float (&sum)[kCount]) {
+#pragma unroll 1
+  for (int e = 0; e < kCount; ++e) {
+    const int x = row0 + e / 2 % 2 * 8, y = col0 + e / 4 * 8 + e % 2;
+    const int row = transposed ? y : x, col = transposed ? x : y;
+    const bool wanted = row < args.m && col < args.n && suspects.has(e);
+    sum[e] = recomputed(args, 0, row, col, wanted, sum[e]);
+  }
+}
+
+// Recomputes the suspect outputs of a warp. row0, col0: of the thread's first sum, in the output or
+// its transpose.
+template <int kCount>
+__device__ __forceinline__ void recompute(const GemmArgs<float, float>& args, int row0, int col0,
+                                          bool transposed, const Suspects<kCount>& suspects,
+                                          float (&sum)[kCount]) {
+  if (!__any_sync(~0u, suspects.count() != 0)) return;
+  float copy[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) copy[i] = sum[i];
+  recompute_copy(args, row0, col0, transposed, suspects, copy);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum[i] = copy[i];
+}
+
 template <int kThreads>
 __device__ void multiply_by_fma(const GemmArgs<float, float>& args, FmaSmem& smem) {
   static_assert(kThreads >= kFmaThreads);

@@ -4,6 +4,7 @@
 #include "common/launch.cuh"
 #include "gemm/epilogue.cuh"
 #include "gemm/fp32_narrow/fp32_narrow.h"
+#include "gemm/fp32_short/fp32_short.h"
 #include "gemm/fp32_skinny/fp32_skinny.h"
 #include "gemm/fp32_sm80/fp32_sm80.h"
 #include "gemm/fp32_sm90/fp32_sm90.h"
@@ -60,6 +61,8 @@ cudaError_t my_ops::cuda::gemm(const GemmArgs<T, Out>& args, const GemmPlan& pla
         return gemm_fp32_skinny(args, plan, workspace, stream);
       case GemmKernel::kFp32Narrow:
         return gemm_fp32_narrow(args, plan, workspace, stream);
+      case GemmKernel::kFp32Short:
+        return gemm_fp32_short(args, plan, workspace, stream);
       case GemmKernel::kFp32Sm90:
         return gemm_fp32_sm90(args, plan, workspace, stream);
       case GemmKernel::kFp32Sm80:

@@ -13,6 +13,7 @@
 #include "gemm/costs.h"
 #include "gemm/costs_of.h"
 #include "gemm/fp32_narrow/plan.h"
+#include "gemm/fp32_short/plan.h"
 #include "gemm/fp32_skinny/plan.h"
 #include "gemm/fp32_sm80/plan.h"
 #include "gemm/fp32_sm90/plan.h"
@@ -68,6 +69,9 @@ GemmPlan plan_gemm(const GemmProblem& p, const DeviceFacts& device, const GemmCo
     const bool sm90_accepts = !thin && fp32_sm90::refusal(p, device, costs.fp32_sm90) == nullptr;
     if (accepts(GemmKernel::kFp32Narrow,
                 thin ? thin : fp32_narrow::plan(p, costs.fp32_narrow, sm90_accepts, &plan)))
+      return plan;
+    if (accepts(GemmKernel::kFp32Short,
+                thin ? thin : fp32_short::plan(p, costs, sm90_accepts, &plan)))
       return plan;
     if (accepts(GemmKernel::kFp32Sm90, thin ? thin : fp32_sm90::plan(p, costs.fp32_sm90, &plan)))
       return plan;

@@ -100,6 +100,12 @@ __device__ __forceinline__ void tma_store_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
+// Waits until all but the newest kPending of the thread's groups have written their memory.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_group() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // Orders writes to global memory that the thread has seen before later TMA reads of it.
 __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");

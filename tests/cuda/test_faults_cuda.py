@@ -44,6 +44,7 @@ EVERY_ALLOCATION = """
     cases += [
         ("fp32_sm90", product, drawn((512, 2048), (2048, 768))),
         ("fp32_narrow", product, drawn((8192, 1024), (1024, 64))),
+        ("fp32_short", product, drawn((50176, 128), (128, 128))),
         ("fp32_skinny", product, drawn((16, 4096), (4096, 512))),
         ("half_sm90", product, drawn((700, 643), (643, 777), dtype=half)),
         ("linear, 16 bits", layer, drawn((600, 320), (512, 320), dtype=half)),

@@ -89,6 +89,8 @@ void gemm(std::istream& in, const DeviceFacts& device) {
       return answer("fp32_skinny", fp32_skinny::kNeeds);
     case GemmKernel::kFp32Narrow:
       return answer("fp32_narrow", fp32_narrow::kNeeds);
+    case GemmKernel::kFp32Short:
+      return answer("fp32_short", fp32_short::kNeeds);
     case GemmKernel::kFp32Sm90:
       return answer("fp32_sm90", fp32_sm90::kNeeds);
     case GemmKernel::kFp32Sm80:

@@ -222,7 +222,7 @@ def test_every_kernel_asked_says_why_not():
     head, *refusals, plan = answer("gemm 200 8192 64 --gpu h200")
     assert head == "gemm of float32, m x n x k = 200 x 8192 x 64, on h200; costs: built in"
     assert [line.split(":")[0].strip() for line in refusals] == [
-        "fp32_skinny", "fp32_narrow", "fp32_sm90", "fp32_sm80", "small",
+        "fp32_skinny", "fp32_narrow", "fp32_short", "fp32_sm90", "fp32_sm80", "small",
     ]  # fmt: skip
     assert all(": no, " in line for line in refusals)
     assert plan == "  library: its product"

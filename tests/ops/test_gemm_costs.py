@@ -69,7 +69,7 @@ def test_costs_of_gpus_that_were_measured_and_others(name):
 def test_cautious_plans_take_no_product_that_others_leave(gpu):
     """Beside the plans that this GPU would have with an H200's costs."""
     eager = _gemm_costs.costs_of(_explain.GPUS["h200"]) | {"fp32_sm80.product": 0.5}
-    tensor_cores = ("fp32_skinny", "fp32_narrow", "fp32_sm90", "fp32_sm80")
+    tensor_cores = ("fp32_skinny", "fp32_narrow", "fp32_short", "fp32_sm90", "fp32_sm80")
     fewer = 0
     for row, cautious, plan in zip(GRID, planned(gpu), planned(gpu, eager), strict=True):
         if cautious.startswith(tensor_cores):

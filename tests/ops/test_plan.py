@@ -58,8 +58,8 @@ GEMM = {  # the kernels of products that can run on a device
     "A100": "fp32_sm80 small library",
     "A10": "fp32_sm80 small library",
     "L4": "fp32_sm80 small library",
-    "H200": "fp32_skinny fp32_narrow fp32_sm90 fp32_sm80 half_sm90 small library",
-    "H200-slice": "fp32_skinny fp32_narrow fp32_sm90 fp32_sm80 half_sm90 small library",
+    "H200": "fp32_skinny fp32_narrow fp32_short fp32_sm90 fp32_sm80 half_sm90 small library",
+    "H200-slice": "fp32_skinny fp32_narrow fp32_short fp32_sm90 fp32_sm80 half_sm90 small library",
     "H200-plain": "fp32_skinny fp32_sm80 small library",
     "B200": "fp32_sm80 small library",
     "RTX5090": "fp32_sm80 small library",
@@ -141,7 +141,7 @@ def test_a_product_fits_the_device(device, plan):
     answers = plan(questions)
     for question, (kernel, *needs) in zip(questions, answers, strict=True):
         assert_fits(device, needs, question)
-        assert device.hopper_code or kernel not in ("fp32_narrow", "fp32_sm90", "half_sm90")
+        assert device.hopper_code or kernel not in ("fp32_narrow", "fp32_short", "fp32_sm90", "half_sm90")
         high, tf32 = question[-3:-1]
         if question[7] == 4 and tf32 and not high and device.major >= 8:
             assert kernel != "library", question  # it would round to TF32
@@ -824,6 +824,7 @@ PLANNED = {  # kernels that request shared memory at launch; others have up to 4
     "fp32_skinny_kernel": "fp32_skinny::kNeeds",
     "fp32_sm80_kernel": "fp32_sm80::needs",
     "fp32_narrow_kernel": "fp32_narrow::kNeeds",
+    "fp32_short_kernel": "fp32_short::kNeeds",
     "convolution_kernel": "fp32_sm90::kNeeds",
     "depthwise_filter_kernel": "at most 48 KiB, checked when it is compiled",
     "depthwise_rows_kernel": "at most 48 KiB, checked when it is compiled",

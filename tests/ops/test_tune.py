@@ -113,8 +113,8 @@ def test_every_plan_of_a_product_is_timed():
     found = _fit.plans_of(rows, planner, _gemm_costs.costs_of(H200))
     seen = {plan for plans in found for plan in plans}
     assert {plan.split(",")[0] for plan in seen} == {
-        "library: its product", "fp32_skinny", "fp32_narrow", "fp32_sm90", "fp32_sm80", "small",
-        "half_sm90",
+        "library: its product", "fp32_skinny", "fp32_narrow", "fp32_short", "fp32_sm90",
+        "fp32_sm80", "small", "half_sm90",
     }  # fmt: skip
     assert len([plan for plan in seen if plan.startswith("fp32_sm90, tile")]) == 4
     for row, plans in zip(rows, found, strict=True):

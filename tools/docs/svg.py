@@ -11,12 +11,12 @@ THEMES = {
     "light": {
         **{"text": "#1f2328", "faint": "#59636e", "line": "#818b98"},
         **{"blue": "#54aeff", "green": "#4ac26b", "orange": "#fb8f44", "purple": "#c297ff"},
-        **{"red": "#ff8182", "yellow": "#eac54f", "grey": "#d1d9e0"},
+        **{"red": "#ff8182", "teal": "#39c5bb", "yellow": "#eac54f", "grey": "#d1d9e0"},
     },
     "dark": {
         **{"text": "#e6edf3", "faint": "#9198a1", "line": "#656c76"},
         **{"blue": "#1f6feb", "green": "#238636", "orange": "#bd561d", "purple": "#8957e5"},
-        **{"red": "#b62324", "yellow": "#9e6a03", "grey": "#3d444d"},
+        **{"red": "#b62324", "teal": "#1b7c83", "yellow": "#9e6a03", "grey": "#3d444d"},
     },
 }
 

@@ -21,6 +21,7 @@ COLORS = {
     "small": "green",
     "fp32_skinny": "purple",
     "fp32_narrow": "yellow",
+    "fp32_short": "teal",
     "fp32_sm90": "blue",
     "fp32_sm80": "red",
     "half_sm90": "orange",
@@ -46,6 +47,7 @@ SHAPES = [
     (16, 4096, 4096),
     (64, 4096, 4096),
     (8192, 4096, 16),
+    (147456, 128, 128),
     (64, 64, 65536),
     (16384, 64, 4096),
 ]

@@ -50,8 +50,8 @@ ENVIRONMENT = os.environ | {
 
 EVERY_OP = "registration autograd compile vmap storage array_bounds"
 ELEMENTWISE = f"elementwise memory c_api integration bounds faults {EVERY_OP}"
-GEMM = "error_classes gemm gemm_options gemm_mixed gemm_half gemm_narrow gemm_tf32 gemm_accuracy"
-GEMM += f" linear bounds weight_gradients torchs_products integration autocast nn {EVERY_OP}"
+GEMM = "error_classes gemm gemm_options gemm_mixed gemm_half gemm_narrow gemm_short gemm_tf32"
+GEMM += f" gemm_accuracy linear bounds weight_gradients torchs_products integration autocast nn {EVERY_OP}"
 LLTM = f"error_classes lltm memory lltm_layer autocast integration bounds {EVERY_OP}"
 OF_TORCH = f"recurrent torch_layers torch_layer_tools zoneout autocast {EVERY_OP}"
 LAYERS = "error_classes nn nn_tools lltm_layer lltm_regularisers overrides autocast integration"

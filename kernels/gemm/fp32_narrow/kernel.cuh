@@ -84,10 +84,6 @@ struct SeenRows<__nv_bfloat16> {
   }
 };
 
-__device__ __forceinline__ Range shuffled(const Range& range, int lanes) {
-  return {__shfl_xor_sync(~0u, range.largest, lanes), __shfl_xor_sync(~0u, range.smallest, lanes)};
-}
-
 // A fragment's pairs as floats: four k of two rows.
 template <typename T>
 __device__ __forceinline__ void unpack_rows(const uint32_t (&pairs)[4], float (&x)[2][4]) {
@@ -272,33 +268,6 @@ __device__ __forceinline__ Range narrow_range(const Narrow& p, const NarrowPlace
   return range;
 }
 
-// Recomputes a warp's outputs whose bit is set.
-template <int kCount>
-__device__ __noinline__ void recompute(const Narrow& p, int row0, int col0, uint32_t suspects,
-                                       float (&sum)[kCount]) {
-  static_assert(kCount == 32);
-#pragma unroll 1
-  for (int e = 0; e < kCount; ++e) {
-    const int row = row0 + e / 2 % 2 * 8, col = col0 + e / 4 * 8 + e % 2;
-    const bool wanted = row < p.rows && col < p.columns && (suspects >> e & 1);
-    sum[e] =
-        recomputed(p.args, 0, p.transposed ? col : row, p.transposed ? row : col, wanted, sum[e]);
-  }
-}
-
-// The same, if there are any, for sums in registers.
-template <int kCount>
-__device__ __forceinline__ void recompute_any(const Narrow& p, int row0, int col0,
-                                              uint32_t suspects, float (&sum)[kCount]) {
-  if (!__any_sync(~0u, suspects)) return;
-  float copy[kCount];  // in memory, where it can be indexed
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) copy[i] = sum[i];
-  recompute(p, row0, col0, suspects, copy);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) sum[i] = copy[i];
-}
-
 // Stores the errors of a slice's sums, one for each of a thread's rows.
 __device__ __forceinline__ void store_errors(const Narrow& p, const NarrowPlace& place, int row0,
                                              const float (&error)[2]) {
@@ -438,12 +407,10 @@ __device__ __forceinline__ void consume(const Narrow& p, NarrowSmem<T, kKFast>& 
       error[i] = error_bound(row, narrow, place.k_blocks * kK, Tile::kTinyElement);
     }
     if (p.slices == 1) {
-      uint32_t suspects = 0;
+      Suspects<kCount> suspects;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        suspects |= uint32_t{is_suspect(sum[i], error[i / 2 % 2])} << i;
-      }
-      recompute_any(p, row0, col0, suspects, sum);
+      for (int i = 0; i < kCount; ++i) suspects.add(i, is_suspect(sum[i], error[i / 2 % 2]));
+      recompute(p.args, row0, col0, p.transposed, suspects, sum);
     } else {
       store_errors(p, place, row0, error);
     }
