@@ -2,6 +2,7 @@
 // kernels compiled, adds them here, and calls these ops. What a unit carries is side by side:
 // (batch, carried * hidden).
 #include <deque>
+#include <map>
 #include <mutex>
 
 #include "own_cell.h"
@@ -60,6 +61,7 @@ using OwnEngine = CpuEngine<OwnCell>;
 
 std::mutex mutex;  // of what follows, whose elements stay where they are
 std::deque<OwnCell> cells;
+std::map<std::string, std::array<int64_t, 2>> numbers;  // by name, for float and for double
 
 // For a tensor of the call.
 OwnEngine engine_of(int64_t cell, const Tensor& t, const char* op) {
@@ -70,6 +72,15 @@ OwnEngine engine_of(int64_t cell, const Tensor& t, const char* op) {
   check(compute_dtype(t.scalar_type()) == kernels.acc, op, ": the cell is compiled for ",
         name_of(kernels.acc), ", got ", name_of(t.scalar_type()));
   return {kernels};
+}
+
+// The cell of a name, for a tensor of the call.
+OwnEngine engine_of(const std::string& name, const Tensor& t, const char* op) {
+  const auto number = [&] {
+    const std::lock_guard lock(mutex);
+    return numbers.at(name)[compute_dtype(t.scalar_type()) == ScalarType::Double];
+  };
+  return engine_of(number(), t, op);
 }
 
 Tensors given(std::initializer_list<std::optional<Tensor>> all) {
@@ -146,6 +157,85 @@ Weights weights_of(Parameters p, ScalarType dtype) {
   weights.vectors = as_contiguous(cast(p.vectors, storage));
   return weights;
 }
+
+// All layers and directions of such a cell, of one head: see recurrent_layers.h. Between its
+// weights and its biases a cell has its parameters of each unit, a tensor each.
+struct OwnUnit {
+  OwnEngine engine;
+  CellSizes sizes;
+  size_t least_parameters, most_parameters;
+
+  OwnUnit(const LayersArguments& a, const char* op)
+      : engine(engine_of(a.cell, a.input, op)),
+        sizes(engine.cell),
+        least_parameters(2 + static_cast<size_t>(sizes.vectors)),
+        most_parameters(least_parameters + 2) {}
+
+  Parameters parameters_of(std::span<const Tensor> given) const {
+    Parameters p;
+    p.of_products[0] = given[0];
+    p.of_products[1] = given[1];
+    const auto vectors = given.subspan(2, least_parameters - 2);
+    if (vectors.size() == 1) p.vectors = vectors[0];
+    if (vectors.size() > 1) p.vectors = joined({vectors.begin(), vectors.end()});
+    for (size_t i = least_parameters; i < given.size(); ++i) {
+      p.of_products[2 + i - least_parameters] = given[i];
+    }
+    return p;
+  }
+
+  std::optional<int64_t> hidden(std::span<const Tensor> given) const {
+    const Tensor& w_h = given[1];
+    return w_h.dim() == 2 ? std::optional(w_h.size(1)) : std::nullopt;
+  }
+
+  void check(const CellCall& call) const {
+    check_inputs(sizes, call.input, 3, call.h0, call.c0, parameters_of(call.parameters),
+                 LayersArguments::kName);
+  }
+
+  Forward forward(const CellCall& call, bool save, const Ends& ends) const {
+    const Weights weights = weights_of(parameters_of(call.parameters), call.input.scalar_type());
+    return forward_layer(engine, call.input, call.h0, call.c0, weights, {}, save, ends);
+  }
+
+  Backward backward(const CellGradients& grads, const CellCall& call, const Tensor* saved) const {
+    const Tensor& output = saved[0];
+    SavedTensors of{
+        .saved = saved[1],
+        .carried = std::nullopt,
+        .output = std::nullopt,
+        .h0 = std::nullopt,
+        .c0 = call.c0,
+        .weights_h = cast(call.parameters[1], OwnEngine::storage_of_weights(output.scalar_type())),
+        .steps = output.size(0),
+        .batch = output.size(1),
+        .hidden = output.size(2),
+        .of_states = grads.of_states};
+    if (sizes.carried > 0) of.carried = saved[2];
+    if (sizes.reads_h) of.output = output, of.h0 = call.h0;
+    return backward_layer(engine, grads.output, grads.h_n, grads.c_n, of, {});
+  }
+
+  UnitGradients weights_backward(const Tensor& grad_terms, const CellGradients& grads,
+                                 const CellCall& call, const Tensor& output) const {
+    const auto p = call.parameters;
+    WeightsGradients g =
+        cpu::weights_backward({.grad_gates = grad_terms,
+                               .input = call.input,
+                               .h0 = call.h0,
+                               .output = output,
+                               .weight_x = grads.of_input ? std::optional(p[0]) : std::nullopt,
+                               .reset = std::nullopt,
+                               .gates = sizes.gates,
+                               .parameters = grads.of_parameters,
+                               .vectors = sizes.vectors});
+    Tensors all{g.w_x, g.w_h};
+    all.insert(all.end(), g.vectors.begin(), g.vectors.end());
+    all.insert(all.end(), {g.bias_x, g.bias_h});
+    return {g.input, std::move(all)};
+  }
+};
 
 void layer(StableIValue* values, uint64_t, uint64_t) {
   Stack stack(values);
@@ -285,8 +375,9 @@ MY_OPS_EXPORT const char* my_ops_level_of_own_cell() {
 #endif
 }
 
-// Returns the number by which the ops know the cell. entry: OwnCellEntry, which stays loaded.
-MY_OPS_EXPORT int64_t my_ops_add_own_cell(void* entry, int is_double) {
+// Returns the number by which the ops know the cell; recurrent_layers knows it by its name. entry:
+// OwnCellEntry, which stays loaded.
+MY_OPS_EXPORT int64_t my_ops_add_own_cell(const char* name, void* entry, int is_double) {
   using namespace my_ops;
   static const cpu::EngineFunctions engine{&cpu::product<float>, &cpu::product<double>,
                                            &cpu::convert,        &cpu::convert,
@@ -298,7 +389,15 @@ MY_OPS_EXPORT int64_t my_ops_add_own_cell(void* entry, int is_double) {
   };
   const OwnCell cell = is_double ? own.template operator()<double>(ScalarType::Double)
                                  : own.template operator()<float>(ScalarType::Float);
-  const std::lock_guard lock(mutex);
-  cells.push_back(cell);
-  return static_cast<int64_t>(cells.size()) - 1;
+  const auto number = [&] {
+    const std::lock_guard lock(mutex);
+    cells.push_back(cell);
+    const auto added = static_cast<int64_t>(cells.size()) - 1;
+    const auto [of_name, is_new] = numbers.try_emplace(name, std::array<int64_t, 2>{-1, -1});
+    of_name->second[is_double != 0] = added;
+    return added;
+  }();
+  using Layers = LayersOf<OwnUnit>;
+  cpu::layers().add(name, {&Layers::forward, &Layers::backward, nullptr});
+  return number;
 }

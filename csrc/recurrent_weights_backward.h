@@ -14,6 +14,8 @@ struct WeightsBackward {
   std::optional<Tensor> weight_x, reset;  // without a weight grad_input is empty
   int64_t gates;
   bool parameters = true;  // whether their gradients are computed too, or the input's alone
+  int64_t vectors = 0;     // parameters with a value for each unit, whose terms come last
+  int64_t heads = 1;       // which divide the hidden units
 
   int64_t steps() const { return grad_gates.size(0); }
   int64_t batch() const { return grad_gates.size(1); }
@@ -64,6 +66,7 @@ inline WeightsBackward weights_backward_arguments(StableIValue* stack) {
 struct WeightsGradients {
   Tensor input, w_x, w_h, bias_x, bias_h;
   std::optional<Tensor> one;  // the weights of h and x side by side, in place of w_h and w_x
+  std::vector<Tensor> vectors;
 };
 namespace cpu {
 WeightsGradients weights_backward(WeightsBackward a, bool one_matrix = false);
@@ -107,18 +110,43 @@ inline Tensor before_steps(const WeightsBackward& a) {
   return h;
 }
 
-// product(a, b) is a @ b, and sum(a), of contiguous rows, their sum.
-template <typename Product, typename Sum>
-WeightsGradients weights_gradients(const WeightsBackward& a, const Product& product,
+// That of the recurrent weights of several heads, (gates * hidden, hidden / heads), from the terms
+// of the product with h, by columns of a contiguous matrix from `first` on: for each gate, a
+// product of batches, of which each is a head.
+template <typename ProductInto>
+Tensor heads_gradient(const WeightsBackward& a, const Tensor& grad, int64_t first,
+                      const ProductInto& product_into) {
+  const int64_t rows = grad.size(0), all = grad.size(1), units = a.hidden() / a.heads;
+  const Tensor before = before_steps(a), result = empty(grad, {a.rows(), units});
+  const Tensor h = as_strided(before, {a.heads, rows, units}, {units, a.hidden(), 1});
+  for (int64_t gate = 0; gate < a.gates; ++gate) {
+    product_into(
+        as_strided(grad, {a.heads, units, rows}, {units, 1, all}, first + gate * a.hidden()), h,
+        as_strided(result, {a.heads, units, units}, {units * units, units, 1},
+                   gate * a.hidden() * units));
+  }
+  return result;
+}
+
+// product_into(a, b, out) is out = a @ b, of matrices and, with several heads, of batches of them;
+// sum(a), of contiguous rows, is their sum.
+template <typename ProductInto, typename Sum>
+WeightsGradients weights_gradients(const WeightsBackward& a, const ProductInto& product_into,
                                    const Sum& sum) {
+  const auto product = [&](const Tensor& left, const Tensor& right) {
+    const Tensor out = empty(left, {left.size(0), right.size(1)});
+    product_into(left, right, out);
+    return out;
+  };
   const int64_t rows = a.steps() * a.batch(), gates = a.rows(), all = a.columns();
+  const int64_t of_gates = all - a.vectors * a.hidden();
   const Tensor grad = all_steps(as_contiguous(a.grad_gates));
   const Tensor x = all_steps(as_contiguous(a.input));
   const auto columns = [&](int64_t first, int64_t count) {
     return as_strided(grad, {rows, count}, {all, 1}, first);
   };
   // The last input gates come first. Either those or the weights are put in order.
-  const int64_t alone = all - gates;
+  const int64_t alone = of_gates - gates;
   const bool ordered = alone > 0 && rows <= 2 * a.inputs();
   const Tensor of_x =
       ordered ? joined({columns(alone, gates - alone), columns(0, alone)}, 1) : columns(0, gates);
@@ -133,10 +161,14 @@ WeightsGradients weights_gradients(const WeightsBackward& a, const Product& prod
   }
   if (!a.parameters) return grads;
   grads.w_x = rotated(product(transposed(of_x), x), first);
-  grads.w_h = product(transposed(of_h), before_steps(a));
+  grads.w_h = a.heads == 1 ? product(transposed(of_h), before_steps(a))
+                           : heads_gradient(a, grad, alone, product_into);
   const Tensor sums = sum(grad);
   grads.bias_x = rotated(some_rows(sums, 0, gates), alone);
   grads.bias_h = copy(some_rows(sums, alone, gates), sums.scalar_type());
+  for (int64_t at = of_gates; at < all; at += a.hidden()) {
+    grads.vectors.push_back(copy(some_rows(sums, at, a.hidden()), sums.scalar_type()));
+  }
   return grads;
 }
 

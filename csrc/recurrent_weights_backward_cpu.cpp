@@ -52,15 +52,23 @@ void dispatch(const Tensor& t, const F& f) {
   }
 }
 
-Tensor mm(const Tensor& a, const Tensor& b) {
+void mm_into(const Tensor& a, const Tensor& b, const Tensor& c) {
+  if (a.dim() == 3) {
+    aten("aten::bmm", "out", a, b, c);
+    return;
+  }
   const int64_t m = a.size(0), n = b.size(1);
-  const Tensor c = empty(a, {m, n});
   const bool is_bf16 = a.scalar_type() == ScalarType::BFloat16;
   if (!is_bf16 && b.stride(1) == 1 && is_small(m, n, a.size(1))) {
     dispatch(a, [&]<typename T>() { small(in<T>(a), a.stride(0), a.stride(1), b, c); });
   } else {
     aten("aten::mm", "out", a, b, c);
   }
+}
+
+Tensor mm(const Tensor& a, const Tensor& b) {
+  const Tensor c = empty(a, {a.size(0), b.size(1)});
+  mm_into(a, b, c);
   return c;
 }
 
@@ -89,7 +97,7 @@ WeightsGradients cpu::weights_backward(WeightsBackward a, bool one_matrix) {
   a.weight_x = cast(a.weight_x, acc);
   const bool one = one_matrix && a.parameters;
   if (one) a.parameters = false;
-  WeightsGradients grads = weights_gradients(a, mm, sum_of);
+  WeightsGradients grads = weights_gradients(a, mm_into, sum_of);
   if (one) {
     const Tensor rows = all_steps(as_contiguous(a.grad_gates));
     const Tensor x = all_steps(as_contiguous(a.input));
@@ -99,6 +107,7 @@ WeightsGradients cpu::weights_backward(WeightsBackward a, bool one_matrix) {
   for (Tensor* t : {&grads.input, &grads.w_x, &grads.w_h, &grads.bias_x, &grads.bias_h}) {
     if (t->defined()) *t = cast(*t, dtype);
   }
+  for (Tensor& t : grads.vectors) t = cast(t, dtype);
   return grads;
 }
 

@@ -10,12 +10,10 @@ WeightsGradients by_products(const WeightsBackward& a, const Device& device) {
   if (a.grad_gates.scalar_type() == ScalarType::Float && library_uses_tf32().value_or(false)) {
     precision.emplace("tf32", 4);
   }
-  const auto product = [&](const Tensor& left, const Tensor& right) {
-    const Tensor out = empty(left, {left.size(0), right.size(1)});
+  const auto product_into = [&](const Tensor& left, const Tensor& right, const Tensor& out) {
     gemm_into(left, right, out, precision, device);
-    return out;
   };
-  return weights_gradients(a, product, [](const Tensor& rows) {
+  return weights_gradients(a, product_into, [](const Tensor& rows) {
     return aten("aten::sum", "dim_IntList", rows, std::optional(Sizes{0}), false,
                 std::optional<ScalarType>());
   });
@@ -25,9 +23,11 @@ WeightsGradients in_one_launch(const WeightsBackward& a, const Device& device) {
   const Tensor grad = as_contiguous(a.grad_gates), h0 = as_contiguous(a.h0),
                output = as_contiguous(a.output);
   const auto reset = as_contiguous(a.reset);
-  const WeightsGradients grads{
-      empty(grad, a.weight_x ? sizes_of(a.input) : Sizes{0}), empty(grad, {a.rows(), a.inputs()}),
-      empty(grad, {a.rows(), a.hidden()}), empty(grad, {a.rows()}), empty(grad, {a.rows()})};
+  const WeightsGradients grads{.input = empty(grad, a.weight_x ? sizes_of(a.input) : Sizes{0}),
+                               .w_x = empty(grad, {a.rows(), a.inputs()}),
+                               .w_h = empty(grad, {a.rows(), a.hidden()}),
+                               .bias_x = empty(grad, {a.rows()}),
+                               .bias_h = empty(grad, {a.rows()})};
   dispatch_floating<CudaTypes>(grad.scalar_type(), [&]<typename T>() {
     check_launch(cuda::recurrent_weights_backward(
                      cuda::RecurrentWeightsBackward<T>{
@@ -63,8 +63,10 @@ WeightsGradients in_one_launch(const WeightsBackward& a, const Device& device) {
 
 WeightsGradients cuda::weights_backward(const WeightsBackward& a) {
   const Device device(a.grad_gates);
-  const bool few = a.parameters && cuda::recurrent_weights_backward_faster(
-                                       a.steps() * a.batch(), a.columns(), a.inputs(), a.hidden());
+  const bool dense = a.vectors == 0 && a.heads == 1;
+  const bool few = dense && a.parameters &&
+                   cuda::recurrent_weights_backward_faster(a.steps() * a.batch(), a.columns(),
+                                                           a.inputs(), a.hidden());
   return few ? in_one_launch(a, device) : by_products(a, device);
 }
 

@@ -24,12 +24,12 @@ def apart(cell: Any, values: Tensor | None) -> list[Tensor]:
     return [t.clone(memory_format=torch.contiguous_format) for t in values.chunk(count, -1)]
 
 
-def gradients(grads: Sequence[Tensor | None], values: Tensor | None) -> Tensor | None:
-    """Those of ``values``, with zeros for kinds that have none; None if no kind has one."""
-    if values is None or all(g is None for g in grads):
+def gradients(grads: Sequence[Tensor | None]) -> Tensor | None:
+    """Those of all kinds, with zeros for kinds that have none; None if no kind has one."""
+    given = next((g for g in grads if g is not None), None)
+    if given is None:
         return None
-    kinds = zip(grads, values.chunk(len(grads), -1), strict=True)
-    return together([torch.zeros_like(v) if g is None else g for g, v in kinds])
+    return together([torch.zeros_like(given) if g is None else g for g in grads])
 
 
 def of_forward(cell: Any, read: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

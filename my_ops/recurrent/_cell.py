@@ -79,6 +79,11 @@ class Cell(Terms):
             rule = f"backward must return {want} as the gradient of h, got {got}"
             raise ValueError(f"{self.name}: {rule}")
 
+    def runs_at_once(self, layer: Any, input: Tensor, records: bool) -> bool:
+        """Whether the op recurrent_layers runs a call of a layer, and if it records gradients, its
+        backward."""
+        return True
+
     # ------------------------------------------------------------- names of arguments and results
 
     @property  # not cached: Dynamo's guards see what a first use adds to an object

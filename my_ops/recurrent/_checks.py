@@ -208,7 +208,8 @@ def check_layers_backward(
     """What a call's gradients read besides its own arguments."""
     directions = 2 if bidirectional else 1
     cells = layers * directions
-    count = cells * (2 + len(cell.carried)) + (layers - 1 if bidirectional else 0)
+    carried = len(cell.carried)
+    count = cells * (3 if carried else 2) + (layers - 1 if bidirectional else 0)
     check(
         len(saved) == count,
         f"{op}: saved must be the {count} tensors that recurrent_layers saves, got {len(saved)}",
@@ -216,10 +217,12 @@ def check_layers_backward(
     steps, batch, _ = input.shape
     hidden = saved[0].shape[-1]
     of_state, of_saved = (steps, batch, hidden), (steps, batch, cell.saved * hidden)
-    of_cell = [of_state, of_saved, *[of_state] * len(cell.carried)]
+    of_cell = [of_state, of_saved]
+    if carried:
+        of_cell.append((steps, batch, carried * hidden))
     of_input = [(steps, batch, 2 * hidden)] if bidirectional else []
     all_saved = (of_cell * directions + of_input) * layers
-    end = ("(layers * directions, batch, hidden_size)", (cells, batch, hidden))
+    rule = "(layers * directions, batch, hidden_size)"
     of_output = ("(steps, batch, directions * hidden_size)", (steps, batch, directions * hidden))
     shaped: list[tuple[Tensor | None, str, str, Sizes]] = [
         *(
@@ -227,8 +230,8 @@ def check_layers_backward(
             for t, want in zip(saved, all_saved, strict=False)
         ),
         (grads[0], "grad_output", *of_output),
-        (grads[1], "grad_h_n", *end),
-        (grads[2], "grad_c_n", *end),
+        (grads[1], "grad_h_n", rule, (cells, batch, hidden)),
+        (grads[2], "grad_c_n", rule, (cells, batch, max(carried, 1) * hidden)),
     ]
     for t, name, rule, want in shaped:
         if t is not None:

@@ -94,7 +94,7 @@ def _add(cell: Any, double: bool) -> int | None:
         return None
     _libraries.append(library)
     entry = ctypes.cast(library.my_ops_own_cell, ctypes.c_void_p)
-    return int(_module().my_ops_add_own_cell(entry, int(double)))
+    return int(_module().my_ops_add_own_cell(cell.name.encode(), entry, int(double)))
 
 
 @functools.cache
@@ -223,7 +223,7 @@ def backward(
         return None
     output, h0, carried, carried0 = _carried.of_forward(cell, read)
     grad_output, grad_h_n, *of_kinds = grads
-    of_carried = _carried.gradients(of_kinds, carried0)
+    of_carried = _carried.gradients(of_kinds)
     given = (grad_output, grad_h_n, of_carried, saved, carried, output, h0, carried0, w_h)
     terms, grad_h0, *grad_carried0 = ops.own_cell_backward(number, *given, *of_rows)
     return (terms, grad_h0, *(_carried.apart(cell, grad_carried0[0]) if of_kinds else []))
@@ -253,6 +253,6 @@ def step_backward(
     h = states.pop(0) if cell.reads_h else None
     grad_h, *of_kinds = grads
     carried = _carried.together(states)
-    given = (grad_h, _carried.gradients(of_kinds, carried), saved, h, carried)
+    given = (grad_h, _carried.gradients(of_kinds), saved, h, carried)
     terms, *found = ops.own_cell_step_backward(number, *given)
     return [terms, *found[:-1], *_carried.apart(cell, found[-1])] if of_kinds else [terms, *found]

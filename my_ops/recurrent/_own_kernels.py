@@ -377,7 +377,7 @@ def backward(
         given = {
             "grad_output": _dense(grad_output),
             "grad_h_n": _dense(grad_h_n),
-            "grad_carried_n": _dense(_carried.gradients(of_kinds, carried0)),
+            "grad_carried_n": _dense(_carried.gradients(of_kinds)),
             "saved": _dense(saved),
             "carried": _dense(carried),
             "output": _dense(output),

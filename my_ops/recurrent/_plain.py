@@ -32,9 +32,9 @@ from my_ops._private import (
     transforms_active,
 )
 from my_ops.ops._common import are_plain, fake, ops
-from my_ops.recurrent import _checks
+from my_ops.recurrent import _carried, _checks
 from my_ops.recurrent._calls import reverse, stacked
-from my_ops.recurrent._cell import CELLS, Cell
+from my_ops.recurrent._cell import CELLS, OWN_CELLS, Cell
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _layers = ops.recurrent_layers.default
@@ -59,7 +59,9 @@ def _(
     hidden = parameters[0].shape[0] // cell.gates
     results = [input.new_empty((steps, batch, directions * hidden))]
     results += [input.new_empty((cells, batch, hidden)) for _ in cell.states]
-    sizes = (hidden, cell.saved * hidden, *[hidden] * len(cell.carried))
+    sizes = [hidden, cell.saved * hidden]
+    if cell.carried:
+        sizes.append(len(cell.carried) * hidden)
     for k in range(cells if save else 0):
         if bidirectional and k > 0 and k % 2 == 0:
             results.append(input.new_empty((steps, batch, 2 * hidden)))
@@ -118,10 +120,7 @@ def _layers_backward_flop(name: str, *shapes: Any, **_: Any) -> int:
     each = len(parameters) // (layers * directions)
     total = 0
     for k in range(layers * directions):
-        matrices = parameters[k * each :][: cell.weights.matrices]
-        hidden = matrices[0][0] // cell.gates
-        recurrent = cell.gates * hidden * hidden
-        every = sum(prod(shape) for shape in matrices)
+        recurrent, every = _products(cell, parameters[k * each :])
         total += recurrent + every * of_parameters
         total += (every - recurrent) * (of_input or k >= directions)
     return 2 * rows * total
@@ -130,13 +129,18 @@ def _layers_backward_flop(name: str, *shapes: Any, **_: Any) -> int:
 @register_flop_formula(_step_backward.overloadpacket)
 def _step_backward_flop(name: str, *shapes: Any, **_: Any) -> int:
     _, _, _, x, _, parameters, of_input, of_states, of_parameters = shapes
-    cell = _of_name(name)
-    matrices = parameters[: cell.weights.matrices]
-    hidden = matrices[0][0] // cell.gates
-    recurrent, every = cell.gates * hidden * hidden, sum(prod(shape) for shape in matrices)
+    recurrent, every = _products(_of_name(name), parameters)
     return (
         2 * x[0] * (every * of_parameters + recurrent * of_states + (every - recurrent) * of_input)
     )
+
+
+def _products(cell: Cell, parameters: Sequence[Any]) -> tuple[int, int]:
+    """Multiply-adds of a row, of the product with h and of all, from the parameters' shapes."""
+    matrices = parameters[: cell.weights.matrices]
+    rows, columns = matrices[-1]
+    every = sum(prod(shape) for shape in matrices)
+    return rows * min(columns, rows // cell.gates), every
 
 
 def _made(like: Tensor, needs: Sequence[bool], *shapes: Sequence[Any]) -> list[Tensor]:
@@ -145,7 +149,7 @@ def _made(like: Tensor, needs: Sequence[bool], *shapes: Sequence[Any]) -> list[T
 
 
 def _of_name(name: str) -> Cell:
-    return next(cell for cell in CELLS if cell.name == name)
+    return next(cell for cell in (*CELLS, *OWN_CELLS) if cell.name == name)
 
 
 class Call(NamedTuple):
@@ -183,13 +187,20 @@ def plain(
     recorded = _recorded(input, states, parameters)
     if recorded is None:
         return None
-    if layer._was_torchs:
-        along = input.transpose(0, 1) if batch_first else input
-        if layer._for_torch(along, None, states, None, None) is not None:
-            return None
     call = Call(cell, len(states), hidden, layers, both, batch_first)
+    results: Sequence[Tensor]
     try:
-        if recorded:
+        of_torch = None
+        if layer._was_torchs:
+            along = input.transpose(0, 1) if batch_first else input
+            of_torch = layer._for_torch(along, None, states, None, None)
+        if of_torch is not None:
+            first = layer._initial(along, list(states) or None, False)
+            output, last = layer._torchs(along, None, first, of_torch)
+            results = output, *last
+        elif not cell.runs_at_once(layer, input, recorded):
+            return None
+        elif recorded:
             results = _apply(call, input, *states, *parameters)
         else:
             results = _run(call, input, states, parameters, False)[: 1 + len(cell.states)]
@@ -281,12 +292,13 @@ class _Layers(SingleLevelFunction):  # type: ignore[misc]
                 return None, *_by_ops(run, saved[:last], grads, needs)
         of_input, of_states, of_parameters = needs[0], any(needs[1:end]), any(needs[end:])
         x = input.transpose(0, 1) if call.batch_first else input
-        if len(cell.states) < 2:
-            grads = (*grads, None)
+        grad_output, grad_h_n, *of_carried = grads
         try:
             results = _layers_backward(
                 cell.name,
-                *grads,
+                grad_output,
+                grad_h_n,
+                _carried.gradients(of_carried),
                 x,
                 states,
                 parameters,

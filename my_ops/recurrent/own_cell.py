@@ -27,6 +27,7 @@ from my_ops.recurrent._compiled import built_folder
 from my_ops.recurrent._derived import Derived
 from my_ops.recurrent._header import with_header
 from my_ops.recurrent._own_ops import define_once
+from my_ops.recurrent._plain import plain
 from my_ops.recurrent._torch_layers import TorchLayer
 
 
@@ -305,12 +306,21 @@ class CellLayer(TorchLayer):
         of_rows = {"reset": reset} if packed else {"lengths": lengths, "reset": reset}
         check_states(self._name, names, data, hx, **of_rows)
         states = None if hx is None else [hx] if len(names) == 1 else list(hx)
-        run = self._run_packed if packed else self._run
-        output, last = run(input, states, lengths, reset)
+        found = None
+        if not packed and lengths is None and reset is None:
+            found = self._plain(input, states or ())
+        if found is not None:
+            output, *last = found
+        else:
+            run = self._run_packed if packed else self._run
+            output, last = run(input, states, lengths, reset)
         return output, last[0] if len(names) == 1 else tuple(last)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, cell={self.cell.name}"
+
+    def _plain(self, input: Tensor, states: Any) -> Any:
+        return plain(self, self.cell._cell, input, states)
 
     def _for_torch(self, *_: Any) -> None:
         return None  # torch has no such layer

@@ -148,6 +148,8 @@ class RNN(PlainLayerCall, TorchLayer):
         self.zoneout = zoneout
         self._make_heads(heads)
 
+    _was_torchs = True  # converted or not, it may call cuDNN
+    _plain = CellLayer._plain  # type: ignore[assignment]
     _at_once = CellLayer._at_once  # type: ignore[assignment]
 
     @property
