@@ -124,7 +124,8 @@ struct DepthwiseCosts {
     double launch, bytes, fmas;
   } last, planes, rows;  // ours, of the weight
   Terms torch_last_3, torch_last_5, torch_last_7, torch_planes;
-  Terms filter_last, filter_planes, filter_rows;  // ours, forward and of the input
+  // Ours, forward and of the input; forward with strides and the channels last.
+  Terms filter_last, filter_planes, filter_rows, filter_strided_last;
   Terms torch_filter_last, torch_filter_planes;
   Terms torch_strided_last, torch_strided_planes;  // of the input, with strides
   double margin, margin_elsewhere;  // by which ours must be faster, and on GPUs that nobody timed
@@ -139,13 +140,14 @@ inline constexpr DepthwiseCosts kFittedDepthwiseCosts = {
     .torch_last_5 = {.launch = 25, .bytes = 0.3, .fmas = 0.15},
     .torch_last_7 = {.launch = 25, .bytes = 0.3, .fmas = 4},
     .torch_planes = {.launch = 10, .bytes = 0, .fmas = 1.3},
-    .filter_last = {.launch = 6, .bytes = 0.25, .fmas = 0.05},
-    .filter_planes = {.launch = 6, .bytes = 0.25, .fmas = 0.05},
-    .filter_rows = {.launch = 6, .bytes = 0.25, .fmas = 0.05},
-    .torch_filter_last = {.launch = 8, .bytes = 0.2, .fmas = 0.15},
-    .torch_filter_planes = {.launch = 5, .bytes = 0, .fmas = 0.68},
+    .filter_last = {.launch = 8.8, .bytes = 0.267, .fmas = 0.084},
+    .filter_planes = {.launch = 25, .bytes = 0.387, .fmas = 0.032},
+    .filter_rows = {.launch = 6, .bytes = 0.25, .fmas = 0.2},
+    .filter_strided_last = {.launch = 8.8, .bytes = 0.44, .fmas = 0.084},
+    .torch_filter_last = {.launch = 3.8, .bytes = 0.012, .fmas = 0.364},
+    .torch_filter_planes = {.launch = 12, .bytes = 0.384, .fmas = 0.6},
     .torch_strided_last = {.launch = 8, .bytes = 0.9, .fmas = 0},
-    .torch_strided_planes = {.launch = 8, .bytes = 0, .fmas = 3.2},
+    .torch_strided_planes = {.launch = 8, .bytes = 3, .fmas = 0},
     .margin = 1.1,
     .margin_elsewhere = 2,
     .sm_count = 132,

@@ -185,11 +185,12 @@ inline depthwise_fma::Predicted predict(const DepthwiseArgs& a, int sm_count,
                                         const DepthwiseCosts& costs) {
   const int computed = with_tile(a, []<typename Tile>(Tile) { return Tile::kHigh * Tile::kWide; });
   const Layout layout = depthwise_fma::layout_of(a);
-  const auto& ours = layout == Layout::kLast   ? costs.filter_last
-                     : layout == Layout::kRows ? costs.filter_rows
-                                               : costs.filter_planes;
-  const bool strided = a.stride[1] > 1 && a.pass == ConvolutionPass::kGradInput;
-  const bool last = layout == Layout::kLast;
+  const bool last = layout == Layout::kLast, has_stride = a.stride[1] > 1;
+  const bool strided = has_stride && a.pass == ConvolutionPass::kGradInput;
+  const auto& ours = layout == Layout::kRows  ? costs.filter_rows
+                     : !last                  ? costs.filter_planes
+                     : has_stride && !strided ? costs.filter_strided_last
+                                              : costs.filter_last;
   const auto& torchs = strided ? (last ? costs.torch_strided_last : costs.torch_strided_planes)
                                : (last ? costs.torch_filter_last : costs.torch_filter_planes);
   return depthwise_fma::predicted(a, sm_count, costs, computed, ours, torchs);

@@ -1,6 +1,7 @@
 // Products by fp32 FMAs, in 64 x 64 tiles by 256 threads, for data that parts cannot hold.
 // Plan: 16 of k at a time pass through shared memory, while registers hold the next loads. Segments
-// of 16 products, and then of 256, are summed separately, for less rounding error than one chain.
+// of 16 products, and then of 256, are summed separately, for less rounding error than one chain;
+// but a chain has less where only a few of its products are not zero.
 // Bound by shared memory at about 15 TFLOP/s. Takes any strides, and gives Inf and NaN as float
 // arithmetic does.
 #pragma once
@@ -76,9 +77,11 @@ struct FmaLoader {
   }
 };
 
+enum class FmaSums { kSegments, kChain };  // the latter up to 256 of k
+
 // The sums of a tile over k from `first` to `end`. a and b load 16 of k into registers, and store
 // them in shared memory.
-template <typename A, typename B>
+template <FmaSums sums = FmaSums::kSegments, typename A, typename B>
 __device__ __forceinline__ void sum_tile_by_fma(FmaSmem& smem, int thread, int64_t first,
                                                 int64_t end, A& a, B& b, float (&acc)[4][4]) {
   const int row0 = thread / 16 * 4, col0 = thread % 16 * 4;
@@ -97,7 +100,8 @@ __device__ __forceinline__ void sum_tile_by_fma(FmaSmem& smem, int thread, int64
     fma_barrier();  // smem has been written
     a.load(l0 + kFmaK);
     b.load(l0 + kFmaK);
-    float segment[4][4] = {};
+    float own[4][4] = {};
+    float (&segment)[4][4] = sums == FmaSums::kChain ? middle : own;
 #pragma unroll
     for (int l = 0; l < kFmaK; ++l) {
       const float4 x = *reinterpret_cast<const float4*>(&smem.a[l][row0]);
@@ -109,10 +113,12 @@ __device__ __forceinline__ void sum_tile_by_fma(FmaSmem& smem, int thread, int64
         for (int j = 0; j < 4; ++j) segment[i][j] = fmaf(xs[i], ys[j], segment[i][j]);
       }
     }
+    if constexpr (sums == FmaSums::kSegments) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 4; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) middle[i][j] += segment[i][j];
+        for (int j = 0; j < 4; ++j) middle[i][j] += segment[i][j];
+      }
     }
     if ((l0 - first) / kFmaK % 16 == 15 || l0 + kFmaK >= end) {
 #pragma unroll
@@ -128,6 +134,7 @@ __device__ __forceinline__ void sum_tile_by_fma(FmaSmem& smem, int thread, int64
 }
 
 // Multiplies matrix z from row m0 and column n0 on, up to a tile's end or column n_end.
+template <FmaSums sums = FmaSums::kSegments>
 __device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem& smem, int thread,
                                      int64_t z, int m0, int n0, int n_end) {
   const int m = static_cast<int>(args.m);
@@ -136,7 +143,7 @@ __device__ void multiply_tile_by_fma(const GemmArgs<float, float>& args, FmaSmem
   FmaLoader a{fma_a(args), z * args.a_batch, args.a_row, args.a_col, args.k, m0, m, thread};
   FmaLoader b{fma_b(args), z * args.b_batch, args.b_col, args.b_row, args.k, n0, n, thread};
   float acc[4][4];
-  sum_tile_by_fma(smem, thread, 0, args.k, a, b, acc);
+  sum_tile_by_fma<sums>(smem, thread, 0, args.k, a, b, acc);
 #pragma unroll 1  // unrolled, the activations would be a fifth of the code to compile
   for (int e = 0; e < 16; ++e) {
     const int row = m0 + row0 + e / 4, col = n0 + col0 + e % 4;

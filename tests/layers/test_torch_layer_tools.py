@@ -299,6 +299,7 @@ def test_autocast(name, device):
     assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:RNN module weights")  # cuDNN's
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_acts_on_parameters_by_name(name, device):
     """Parametrizations, pruning and replaced parameters, as in DropConnect."""

@@ -5,7 +5,7 @@
 // by its own exponent, and writes the two fp16 parts back in place, from where it multiplies them
 // with one chunk of columns after another. Outputs leave by TMA through a warp's own buffers. While
 // one warpgroup splits or finishes, the other multiplies. Leading products are promoted every 16 of
-// k, and in chunks of fewer than 128 columns sums are compensated.
+// k.
 // Bound by memory, 4 bytes per element of a and of the output, or by tensor cores at 3 * 2*m*n*k.
 #pragma once
 
@@ -487,16 +487,12 @@ __device__ __forceinline__ void sum_chunk(const Short& p, ShortSmem& smem, RingA
                                           RingAt& stage, bool last, float (&sum)[kColumns / 2]) {
   using Mma = ptx::Wgmma<__half, kColumns>;
   constexpr int kCount = kColumns / 2, kPartA = kRows * 128, kPartB = kColumns * 128;
-  constexpr int kSteps = kK / 16, kSegment = 8;  // steps of a block; of an addition
-  constexpr bool kCompensated = kColumns < 128;
+  constexpr int kSteps = kK / 16;  // of a block
   const int steps = static_cast<int>((p.args.k + 15) / 16);
   const bool signals = threadIdx.x % 128 == 0;
   float lead[kCount], cross[kCount];
-  float pending[kCompensated ? kCount : 1];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sum[i] = 0.0f;
-#pragma unroll
-  for (float& x : pending) x = 0.0f;
   int read_slot = 0, read_stage = 0;  // those of the block before
   uint32_t a = 0, b = 0;
   const auto release = [&] {
@@ -532,21 +528,12 @@ __device__ __forceinline__ void sum_chunk(const Short& p, ShortSmem& smem, RingA
       slot.advance();
       stage.advance();
     }
-    if constexpr (kCompensated) {
-      promote(pending, lead);
-      if (step % kSegment == kSegment - 1) compensate(sum, pending);
-    } else {
-      promote(sum, lead);
-    }
+    promote(sum, lead);
   }
   ptx::wgmma_wait_group<0>();
   ptx::wgmma_fence_operand(cross);
   release();
-  if constexpr (kCompensated) {
-    add_cross<kFp16LowBits>(sum, cross, pending);
-  } else {
-    add_cross<kFp16LowBits>(sum, cross);
-  }
+  add_cross<kFp16LowBits>(sum, cross);
 }
 
 // Computes the block's tiles in which many outputs are suspect by fp32 FMAs. Both warpgroups take
@@ -562,7 +549,8 @@ __device__ __forceinline__ void redo_tiles(const Short& p, ShortSmem& smem) {
     for (int row = tile * kM; row < min((tile + 1) * kM, static_cast<int>(p.args.m));
          row += kFmaTile) {
       for (int column = 0; column < p.args.n; column += kFmaTile) {
-        multiply_tile_by_fma(p.args, fma_smem, thread, 0, row, column, column + kFmaTile);
+        multiply_tile_by_fma<FmaSums::kChain>(p.args, fma_smem, thread, 0, row, column,
+                                              column + kFmaTile);
       }
     }
   }

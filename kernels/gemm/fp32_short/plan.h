@@ -18,6 +18,7 @@ namespace my_ops::cuda::fp32_short {
 inline constexpr int kM = 128, kRows = 64, kK = 64;
 inline constexpr int kMaxBlocks = 4;               // of k
 inline constexpr int kMinK = fp32_sm90::kMinK;     // the same parts, and the same sums
+inline constexpr int kMinN = 32;                   // libraries add few columns in other orders
 inline constexpr int kMaxK = kMaxBlocks * kK;      // a warpgroup holds whole rows in registers
 inline constexpr int kSlotBytes = kRows * kK * 4;  // 64 of k of a warpgroup's rows
 inline constexpr int kRingBytes = 192 * 1024;      // for slots and stages
@@ -26,8 +27,7 @@ inline constexpr int kMaxStages = kRingBytes / (64 * kK * 4);
 
 inline constexpr Needs kNeeds{.code = 90, .shared_bytes = 227 * 1024};
 
-// Columns are multiplied in chunks; a stage holds 64 of k of both parts of a chunk. Tiles of 128
-// columns leave no registers to compensate sums.
+// Columns are multiplied in chunks; a stage holds 64 of k of both parts of a chunk.
 enum class Tile { k64, k96, k128 };
 inline constexpr int kTileColumns[] = {64, 96, 128};
 
@@ -55,16 +55,14 @@ inline Division divide(int64_t n, int64_t k, int columns) {
   return d;
 }
 
-inline Tile choose_tile(const GemmProblem& p, int sm_count) {
+inline Tile choose_tile(const GemmProblem& p) {
   constexpr int64_t kEnd = 32;  // what a chunk's end costs, in columns
   const auto cost = [&](Tile tile) {
     const int64_t columns = kTileColumns[static_cast<int>(tile)];
     return ceil_div(p.n, columns) * (columns + kEnd);
   };
-  Tile best = cost(Tile::k96) <= cost(Tile::k64) ? Tile::k96 : Tile::k64;
-  const bool compensate = fp32_sm90::library_may_cut_k(p, sm_count);
-  if (!compensate && cost(Tile::k128) <= cost(best)) best = Tile::k128;
-  return best;
+  const Tile best = cost(Tile::k96) <= cost(Tile::k64) ? Tile::k96 : Tile::k64;
+  return cost(Tile::k128) <= cost(best) ? Tile::k128 : best;
 }
 
 // The parts of b [2][padded_columns][ld] in fp16, and what each column holds.
@@ -102,6 +100,7 @@ inline const char* plan(const GemmProblem& p, const GemmCosts& costs, bool sm90_
   if (!device.hopper_code || !device.runs(kNeeds)) return "needs Hopper and code for 9.0a";
   if (p.k < kMinK) return "k is too short for its accuracy";
   if (p.k > kMaxK) return "k is too long";
+  if (p.n < kMinN) return "has too few columns for its accuracy";
   if (p.batch != 1 || p.mixed()) return "supports no batch, and float32 only";
   if (p.a_col != 1 || p.a_row % 4 != 0 || p.a_row < p.k || !p.a_aligned) {
     return "needs rows of a that are contiguous and aligned";
@@ -111,7 +110,7 @@ inline const char* plan(const GemmProblem& p, const GemmCosts& costs, bool sm90_
     return "sizes are beyond what it can index";
   }
   if (p.library_has_fast_tf32()) return "the library's TF32 is as fast";
-  const Tile tile = choose_tile(p, device.sm_count);
+  const Tile tile = choose_tile(p);
   const Division d = divide(p.n, p.k, kTileColumns[static_cast<int>(tile)]);
   const double own = cost(p, d, device.sm_count, costs.fp32_short);
   if (!p.library_too_inaccurate() && own + p.preparation > fp32_sm90::size_of(p).work) {
