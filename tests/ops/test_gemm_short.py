@@ -46,9 +46,9 @@ def taken(strict_cublas):
     costs = before | {name: 0.0 for name in before if name.startswith("fp32_short.")}
     _gemm_costs.give(gpu, model, costs, "a test's")
     problems = [_fit.problem_of(dict(zip("mkn", size, strict=True)), gpu) for size in SIZES]
-    assert {
-        plan.split(",")[0] for plan in _gemm_costs.Planner(problems).plans(costs)
-    } == {"fp32_short"}
+    assert {plan.split(",")[0] for plan in _gemm_costs.Planner(problems).plans(costs)} == {
+        "fp32_short"
+    }
     yield
     _gemm_costs.give(gpu, model, before, "as before a test")
 
@@ -98,7 +98,9 @@ def test_zeros(size, share, taken):
         a, b = operands("normal", size, "cuda", layout)
         a = a * (torch.rand_like(a) >= share)
         a[3::7] = 0.0
-        check_repeated(a, b, f"{share} zeros, {label('normal', size, layout)}")
+        what = f"{share} zeros, {label('normal', size, layout)}"
+        # Most sums are the same ones, so that either mean may be the larger by a few of the others.
+        check(my_ops.gemm(a, b), a, b, what, 1.001, WORST_SHARE)
 
 
 @pytest.mark.parametrize("bits", [10, 30])
@@ -152,7 +154,12 @@ def test_epilogue(size, activation, taken):
     x[5, 3] = 1e-30  # looked at again
     x[m // 2] = 0.0
     x[m // 2, 4] = 1.0
-    for more in ((None, None), (bias, None), (bias, residual), (None, residual[:, :1].expand(m, n))):
+    for more in (
+        (None, None),
+        (bias, None),
+        (bias, residual),
+        (None, residual[:, :1].expand(m, n)),
+    ):
         got = my_ops.linear(x, weight, more[0], activation=activation, residual=more[1])
         assert linear_excess(got, x, weight, more[0], activation, more[1]) <= 1
 
