@@ -31,8 +31,6 @@ namespace {
 
 using namespace fp32_short;
 
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
 using Args = GemmArgs<float, float>;
 
 struct Short {
@@ -47,6 +45,48 @@ struct Short {
 
 constexpr int kConsumers = 2, kShortThreads = (kConsumers + 1) * 128;
 
+// ---- shared memory ----
+
+// Where a warp holds 16 rows of 32 outputs, with the 128-byte swizzle.
+struct alignas(1024) OutputBox {
+  static constexpr int kBoxRows = 16, kBoxColumns = 32;
+  unsigned char bytes[kBoxRows * 128];
+
+  // Four consecutive columns of a row.
+  __device__ __forceinline__ unsigned char* at(int row, int vector) {
+    return bytes + row * 128 + (vector ^ row % 8) * 16;
+  }
+};
+
+struct alignas(1024) ShortSmem {
+  static constexpr int kRedoWords = 32;
+  OutputBox boxes[kConsumers * 4][2];  // of each warp
+  unsigned char ring[kRingBytes];      // slots, then stages
+  uint64_t slot_full[kMaxSlots], slot_empty[kMaxSlots];
+  uint64_t stage_full[kMaxStages], stage_empty[kMaxStages];
+  int32_t rows[kConsumers][kRows];  // Line
+  uint32_t redo[kRedoWords];        // a bit per tile; with more tiles, bits are shared
+
+  __device__ __forceinline__ unsigned char* slot(int i) { return ring + i * kSlotBytes; }
+  __device__ __forceinline__ unsigned char* stage(const Division& d, int i) {
+    return ring + d.slots * kSlotBytes + i * (d.columns * kK * 4);
+  }
+};
+static_assert(sizeof(ShortSmem) <= kNeeds.shared_bytes);
+static_assert(sizeof(FmaSmem) <= kRingBytes);
+
+// A place in a ring of so many.
+struct RingAt {
+  int count, at = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++at == count) at = 0, phase ^= 1;
+  }
+};
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
 // ---- what a row of a or a column of b holds ----
 
 // How far its outputs can be relied on.
@@ -57,7 +97,7 @@ enum Trust {
 };
 
 // With fewer nonzeros, the 24th bit that parts lack shows beside a sum of floats.
-constexpr uint32_t kFewNonzeros = 40;
+constexpr uint32_t kFewNonzeros = 24;
 
 // A bound of the error that parts of such small elements cause in a sum of scaled products, per
 // element of k: each part of one operand is off by up to 2^-36, twice if both are so small, and the
@@ -86,6 +126,8 @@ struct Line {
   __device__ __forceinline__ int trust() const { return word & 3; }
   __device__ __forceinline__ Pow2Pair factor() const { return pow2_pair(kFp16Shift - exponent()); }
 };
+
+#endif
 
 // ---- the parts of b ----
 
@@ -141,45 +183,7 @@ __global__ void __launch_bounds__(kSplitWarps * 32)
 #endif
 }
 
-// ---- shared memory ----
-
-// Where a warp holds 16 rows of 32 outputs, with the 128-byte swizzle.
-struct alignas(1024) OutputBox {
-  static constexpr int kBoxRows = 16, kBoxColumns = 32;
-  unsigned char bytes[kBoxRows * 128];
-
-  // Four consecutive columns of a row.
-  __device__ __forceinline__ unsigned char* at(int row, int vector) {
-    return bytes + row * 128 + (vector ^ row % 8) * 16;
-  }
-};
-
-struct alignas(1024) ShortSmem {
-  static constexpr int kRedoWords = 32;
-  OutputBox boxes[kConsumers * 4][2];  // of each warp
-  unsigned char ring[kRingBytes];      // slots, then stages
-  uint64_t slot_full[kMaxSlots], slot_empty[kMaxSlots];
-  uint64_t stage_full[kMaxStages], stage_empty[kMaxStages];
-  int32_t rows[kConsumers][kRows];  // Line
-  uint32_t redo[kRedoWords];        // a bit per tile; with more tiles, bits are shared
-
-  __device__ __forceinline__ unsigned char* slot(int i) { return ring + i * kSlotBytes; }
-  __device__ __forceinline__ unsigned char* stage(const Division& d, int i) {
-    return ring + d.slots * kSlotBytes + i * (d.columns * kK * 4);
-  }
-};
-static_assert(sizeof(ShortSmem) <= kNeeds.shared_bytes);
-static_assert(sizeof(FmaSmem) <= kRingBytes);
-
-// A place in a ring of so many.
-struct RingAt {
-  int count, at = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++at == count) at = 0, phase ^= 1;
-  }
-};
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // ---- producers ----
 
