@@ -42,8 +42,13 @@ def _load(path: Path) -> Any:
 _module = _load(MODULE)
 
 
-def plain_call(name: str) -> Callable[..., Any]:
-    """The plain call of an op, which returns None where it has to take the general path."""
+def _none(*arguments: Any) -> None:
+    return None
+
+
+def plain_call(name: str, otherwise: Callable[..., Any] = _none) -> Callable[..., Any]:
+    """The plain call of an op, which returns None where it has to take the general path;
+    ``otherwise`` without the module."""
     if _module is None:
-        return lambda *arguments: None
+        return otherwise
     return _module.my_ops_calls_function(name.encode())  # type: ignore[no-any-return]

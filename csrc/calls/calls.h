@@ -228,18 +228,20 @@ using torch::autograd::SavedVariable;
 using torch::dynamo::autograd::CompiledNodeArgs;
 using torch::dynamo::autograd::SwapSavedVariables;
 
-// A node of the graph that keeps tensors and computes the gradients of its inputs by
-// Derived::gradients(grad, saved, &gradients).
-template <typename Derived, size_t kSaved>
-struct Gradient : Node {
-  std::array<SavedVariable, kSaved> saved;
-
+struct NodeOfACall : Node {
   // A release of torch may have flags in the gaps between the fields of these headers' nodes.
   static void* operator new(size_t size) {
     void* const memory = ::operator new(size);
     std::memset(memory, 0, size);
     return memory;
   }
+};
+
+// A node of the graph that keeps tensors and computes the gradients of its inputs by
+// Derived::gradients(grad, saved, &gradients).
+template <typename Derived, size_t kSaved>
+struct Gradient : NodeOfACall {
+  std::array<SavedVariable, kSaved> saved;
 
   std::string name() const override { return Derived::kName; }
 
@@ -310,5 +312,6 @@ struct Function {
 // What Python may call, one list for each file.
 std::vector<Function> elementwise();
 std::vector<Function> products();
+std::vector<Function> recurrent();
 
 }  // namespace my_ops::calls

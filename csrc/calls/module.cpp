@@ -12,7 +12,8 @@ namespace {
 const std::vector<my_ops::calls::Function>& functions() {
   static const auto found = [] {
     std::vector<my_ops::calls::Function> all;
-    for (const auto& list : {my_ops::calls::elementwise(), my_ops::calls::products()}) {
+    using namespace my_ops::calls;
+    for (const auto& list : {elementwise(), products(), recurrent()}) {
       all.insert(all.end(), list.begin(), list.end());
     }
     return all;

@@ -79,9 +79,8 @@ class Cell(Terms):
             rule = f"backward must return {want} as the gradient of h, got {got}"
             raise ValueError(f"{self.name}: {rule}")
 
-    def runs_at_once(self, layer: Any, input: Tensor, records: bool) -> bool:
-        """Whether the op recurrent_layers runs a call of a layer, and if it records gradients, its
-        backward."""
+    def runs_at_once(self, layer: Any, input: Tensor) -> bool:
+        """Whether the ops recurrent_layers and recurrent_layers_backward run a call of a layer."""
         return True
 
     # ------------------------------------------------------------- names of arguments and results

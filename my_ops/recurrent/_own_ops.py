@@ -35,7 +35,7 @@ class OwnCell(Cell):
     shares: tuple[float, ...] | None = None
     built: Path | None = None
 
-    def runs_at_once(self, layer: Any, input: Tensor, records: bool) -> bool:
+    def runs_at_once(self, layer: Any, input: Tensor) -> bool:
         if not input.is_cpu:
             return False
         return layer.heads == 1 and _own_cpu.number_of(self, input.dtype) is not None

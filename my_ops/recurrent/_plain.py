@@ -8,8 +8,7 @@ direction, as do second gradients and those that a transform maps.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from my_ops._autograd import asked_for, differentiated
 from my_ops._errors import raise_out_of_memory
+from my_ops._plain import plain_call
 from my_ops._private import (
     SingleLevelFunction,
     any_autocast,
@@ -155,21 +155,25 @@ def _of_name(name: str) -> Cell:
 class Call(NamedTuple):
     """What a call is besides its tensors: the input, the states if any, and the parameters."""
 
-    cell: Cell
-    states: int  # how many are given; none: zeros
+    name: str  # of the cell
+    kinds: int  # of states
     hidden: int
-    layers: int
+    states: int  # how many are given; none: zeros
+    layers: int  # 0: one step
     bidirectional: bool
     batch_first: bool
+
+    def in_time(self, t: Tensor) -> Tensor:
+        return t.transpose(0, 1) if self.batch_first else t
 
 
 def plain(
     layer: Any, cell: Cell, input: Tensor, states: Sequence[Tensor]
-) -> tuple[Tensor, ...] | None:
+) -> Sequence[Tensor] | None:
     """The output and the states at the end, or None if the call is not plain or fails: then the
     ops of each direction raise what there is to raise. ``states``: before the first step, or
     none."""
-    if is_compiling() or input.dim() != 3 or not _is_plain(input):
+    if is_compiling() or input.dim() != 3:
         return None
     layers, both, batch_first = layer.num_layers, layer.bidirectional, layer.batch_first
     if layer._has_weight_dropout or layer._has_zoneout or layer.proj_size > 0:
@@ -183,33 +187,19 @@ def plain(
     for state in states:
         if state.shape != shape:
             return None
-    parameters: list[Tensor] = layer._in_a_row()
-    recorded = _recorded(input, states, parameters)
-    if recorded is None:
-        return None
-    call = Call(cell, len(states), hidden, layers, both, batch_first)
-    results: Sequence[Tensor]
-    try:
-        of_torch = None
-        if layer._was_torchs:
-            along = input.transpose(0, 1) if batch_first else input
-            of_torch = layer._for_torch(along, None, states, None, None)
+    if layer._was_torchs:
+        along = input.transpose(0, 1) if batch_first else input
+        of_torch = layer._for_torch(along, None, states, None, None)
         if of_torch is not None:
             first = layer._initial(along, list(states) or None, False)
             output, last = layer._torchs(along, None, first, of_torch)
-            results = output, *last
-        elif not cell.runs_at_once(layer, input, recorded):
-            return None
-        elif recorded:
-            results = _apply(call, input, *states, *parameters)
-        else:
-            results = _run(call, input, states, parameters, False)[: 1 + len(cell.states)]
-    except RuntimeError:
+            return output.transpose(0, 1) if batch_first else output, *last
+    if not cell.runs_at_once(layer, input):
         return None
-    if batch_first:
-        output, *last = results
-        return output.transpose(0, 1), *last
-    return tuple(results)
+    kinds, count = len(cell.states), len(states)
+    call = cell.name, kinds, hidden, count, layers, both, batch_first
+    results: Sequence[Tensor] | None = _call(*call, input, *states, *layer._in_a_row())
+    return results
 
 
 def plain_step(
@@ -219,19 +209,40 @@ def plain_step(
     states: Sequence[Tensor],
     parameters: Sequence[Tensor | None],
 ) -> Sequence[Tensor] | None:
-    """The same for one step: the new states. Without a gradient there is no Python to save."""
-    if not is_grad_enabled() or is_compiling() or input.dim() != 2 or not _is_plain(input):
+    """The same for one step: the new states."""
+    if is_compiling():
         return None
     given = [p for p in parameters if p is not None]
-    if not _recorded(input, states, given):
+    call = cell.name, len(cell.states), hidden, len(states), 0, False, False
+    new: Sequence[Tensor] | None = _call(*call, input, *states, *given)
+    return new
+
+
+# ---------------------------------------------------------- without the module of csrc/calls
+
+
+def in_python(*arguments: Any) -> Sequence[Tensor] | None:
+    """What csrc/calls/recurrent.cpp does with the same arguments: those of Call, and the tensors.
+    A step without a gradient has no Python to save."""
+    call, tensors = Call(*arguments[:7]), arguments[7:]
+    input, first = tensors[0], 1 + call.states
+    if not _is_plain(input) or (call.layers == 0 and input.dim() != 2):
         return None
-    if not states:
-        states = [input.new_zeros((input.size(0), hidden))] * len(cell.states)
+    recorded = _recorded(input, tensors[1:first], tensors[first:])
+    if recorded is None or (call.layers == 0 and not recorded):
+        return None
+    if call.layers == 0 and call.states == 0:
+        zeros = input.new_zeros((input.size(0), call.hidden))
+        call, tensors = (
+            call._replace(states=call.kinds),
+            (input, *[zeros] * call.kinds, *tensors[1:]),
+        )
     try:
-        results: Sequence[Tensor] = _apply_step(cell, input, *states, *given)
+        results = _apply(call, *tensors) if recorded else _forward(call, tensors, False)
     except RuntimeError:
         return None
-    return results
+    output, *last = results
+    return call.in_time(output), *last
 
 
 def _is_plain(input: Tensor) -> bool:
@@ -256,134 +267,93 @@ def _recorded(input: Tensor, states: Sequence[Tensor], parameters: Sequence[Tens
     return recorded
 
 
-def _run(
-    call: Call, input: Tensor, states: Sequence[Tensor], parameters: Sequence[Tensor], save: bool
-) -> list[Tensor]:
-    x = input.transpose(0, 1) if call.batch_first else input
-    results: list[Tensor] = _layers(
-        call.cell.name, x, states, parameters, call.layers, call.bidirectional, save
-    )
+def _forward(call: Call, tensors: Sequence[Tensor], save: bool) -> Sequence[Tensor]:
+    """The results, and with ``save`` what backward reads."""
+    first = 1 + call.states
+    if call.layers == 0:
+        cell, parameters = _of_name(call.name), tensors[first:]
+        no_bias = [None] * (len(cell.weights.names) - len(parameters))
+        op = getattr(ops, f"{cell.name}_cell_forward").default
+        new: Sequence[Tensor] = op(tensors[0], *parameters, *no_bias, *tensors[1:first])
+        return new
+    sizes = call.layers, call.bidirectional, save
+    x, states, parameters = call.in_time(tensors[0]), tensors[1:first], tensors[first:]
+    results: Sequence[Tensor] = _layers(call.name, x, states, parameters, *sizes)
     return results
 
 
-class _Layers(SingleLevelFunction):  # type: ignore[misc]
+def _backward(
+    call: Call,
+    grads: Sequence[Tensor | None],
+    tensors: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    needs: Sequence[bool],
+) -> list[Any]:
+    """The gradients of the input, of all states and of all parameters: of those that are needed."""
+    first = 1 + call.states
+    x, states, parameters = call.in_time(tensors[0]), tensors[1:first], tensors[first:]
+    if call.layers == 0:
+        both = grads if call.kinds > 1 else (*grads, None)
+        found: list[Any] = _step_backward(call.name, *both, *kept, x, states, parameters, *needs)
+        return found
+    given = *grads[:2], _carried.gradients(grads[2:])
+    sizes = call.layers, call.bidirectional
+    found = _layers_backward(call.name, *given, x, states, parameters, *sizes, kept, *needs)
+    if needs[0]:
+        found[0] = call.in_time(found[0])
+    return found
+
+
+class _Recurrent(SingleLevelFunction):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, call: Call, input: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.call = call
-        results = _run(call, input, rest[: call.states], rest[call.states :], True)
-        count = 1 + len(call.cell.states)
-        ctx.save_for_backward(input, *rest, *results[count:])
+        results = _forward(call, tensors, True)
+        count = call.kinds + (call.layers > 0)
+        ctx.save_for_backward(*tensors, *results[count:])
         return tuple(results[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        call, saved = ctx.call, ctx.saved_tensors
-        cell, end = call.cell, 1 + call.states
-        last = len(ctx.needs_input_grad) - 1  # of the tensors
-        input, states, parameters = saved[0], saved[1:end], saved[end:last]
-        needs = asked_for(ctx, call.layers * cell.work(input, saved[last]))[1:]
+        call, saved, first = ctx.call, ctx.saved_tensors, 1 + ctx.call.states
+        count = len(ctx.needs_input_grad) - 1  # of the tensors
+        tensors, kept = saved[:count], saved[count:]
+        row = tensors[1] if call.layers == 0 else kept[0]
+        work = max(1, call.layers) * _of_name(call.name).work(tensors[0], row)
+        needs = asked_for(ctx, work)[1:]
         if not is_compiling():
             again = differentiated() or transforms_active() or not are_plain(*grads)
             for grad in grads:  # in this frame: compiled autograd would compile another
                 again = again or (grad is not None and batched(grad))
             if again:
-                run = functools.partial(each_direction, call)
-                return None, *_by_ops(run, saved[:last], grads, needs)
-        of_input, of_states, of_parameters = needs[0], any(needs[1:end]), any(needs[end:])
-        x = input.transpose(0, 1) if call.batch_first else input
-        grad_output, grad_h_n, *of_carried = grads
+                return None, *_by_ops(call, tensors, grads, needs)
+        ranges = (0, 1), (1, first), (first, count)
+        of_each = [any(needs[begin:end]) for begin, end in ranges]
         try:
-            results = _layers_backward(
-                cell.name,
-                grad_output,
-                grad_h_n,
-                _carried.gradients(of_carried),
-                x,
-                states,
-                parameters,
-                call.layers,
-                call.bidirectional,
-                saved[last:],
-                of_input,
-                of_states,
-                of_parameters,
-            )
+            results = _backward(call, grads, tensors, kept, of_each)
         except RuntimeError as error:
             raise_out_of_memory(error)
             raise
-        if of_input and call.batch_first:
-            results[0] = results[0].transpose(0, 1)
-        return None, *_in_place(results, needs, end)
+        for need, (begin, end) in zip(of_each, ranges, strict=True):
+            if not need:
+                results[begin:begin] = [None] * (end - begin)
+        return None, *results
 
 
-class _Step(SingleLevelFunction):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, cell: Cell, input: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.cell, count = cell, len(cell.states)
-        no_bias = [None] * (len(cell.weights.names) - (len(rest) - count))
-        op = getattr(ops, f"{cell.name}_cell_forward").default
-        *new, gates = op(input, *rest[count:], *no_bias, *rest[:count])
-        ctx.save_for_backward(input, *rest, gates)
-        return tuple(new)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        cell, (*inputs, gates) = ctx.cell, ctx.saved_tensors
-        end = 1 + len(cell.states)
-        needs = asked_for(ctx, cell.work(inputs[0], inputs[1]))[1:]
-        if not is_compiling():
-            again = differentiated() or transforms_active() or not are_plain(*grads)
-            for grad in grads:
-                again = again or (grad is not None and batched(grad))
-            if again:
-                run = functools.partial(each_step, cell)
-                return None, *_by_ops(run, inputs, grads, needs)
-        if len(cell.states) < 2:
-            grads = (*grads, None)
-        try:
-            results = _step_backward(
-                cell.name,
-                *grads,
-                gates,
-                inputs[0],
-                inputs[1:end],
-                inputs[end:],
-                needs[0],
-                any(needs[1:end]),
-                any(needs[end:]),
-            )
-        except RuntimeError as error:
-            raise_out_of_memory(error)
-            raise
-        return None, *_in_place(results, needs, end)
-
-
-_apply, _apply_step = _Layers.apply, _Step.apply
-
-
-def _in_place(results: list[Any], needs: Sequence[bool], end: int) -> list[Any]:
-    """The gradients of all tensors, from those of the input, the states and the parameters that
-    were needed; ``end``: of the states."""
-    for first, last in ((0, 1), (1, end), (end, len(needs))):
-        if not any(needs[first:last]):
-            results[first:first] = [None] * (last - first)
-    return results
+_apply = _Recurrent.apply
+_call = plain_call("recurrent", in_python)
 
 
 def _by_ops(
-    run: Callable[..., Sequence[Tensor]],
-    inputs: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-    needs: Sequence[bool],
+    call: Call, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The gradients by the ops that ``run`` calls, which can be differentiated and mapped."""
+    """The gradients by ops that can be differentiated and mapped."""
     again = is_grad_enabled()
     with torch.enable_grad():
         # Views, so that an input that is computed from another has a gradient of its own.
-        own = [t.view_as(t) for t in inputs]
-        results = run(own)
+        own = [t.view_as(t) for t in tensors]
+        results = _each_direction(call, own) if call.layers else _step(call, own)
         pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None]
         wanted = [t for t, need in zip(own, needs, strict=True) if need]
         found = iter(
@@ -398,15 +368,15 @@ def _by_ops(
     return [next(found) if need else None for need in needs]
 
 
-def each_direction(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same results as :func:`plain`'s before its last view, by the ops of each direction."""
-    cell, directions = call.cell, 2 if call.bidirectional else 1
-    cells, op = call.layers * directions, getattr(ops, cell.name).default
-    input, states, parameters = tensors[0], tensors[1 : 1 + call.states], tensors[1 + call.states :]
-    x = input.transpose(0, 1) if call.batch_first else input
+def _each_direction(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """All steps by the op of each layer and direction."""
+    directions = 2 if call.bidirectional else 1
+    cells, op = call.layers * directions, getattr(ops, call.name).default
+    states, parameters = tensors[1 : 1 + call.states], tensors[1 + call.states :]
+    x = call.in_time(tensors[0])
     each = len(parameters) // cells
     if not states:
-        states = [x.new_zeros((cells, x.size(1), call.hidden))] * len(cell.states)
+        states = [x.new_zeros((cells, x.size(1), call.hidden))] * call.kinds
     ends: list[list[Tensor]] = [[] for _ in states]
     outputs: list[Tensor] = []
     for k in range(cells):
@@ -422,10 +392,9 @@ def each_direction(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [output, *map(stacked, ends)]
 
 
-def each_step(cell: Cell, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The same results as :func:`plain_step`'s, by the op of one step."""
-    end = 1 + len(cell.states)
-    op = getattr(ops, f"{cell.name}_cell").default
-    no_bias = [None] * (len(cell.weights.names) - (len(tensors) - end))
-    new = op(tensors[0], *tensors[end:], *no_bias, *tensors[1:end])
+def _step(call: Call, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """One step by its op."""
+    first, op = 1 + call.states, getattr(ops, f"{call.name}_cell").default
+    no_bias = [None] * (len(_of_name(call.name).weights.names) - (len(tensors) - first))
+    new = op(tensors[0], *tensors[first:], *no_bias, *tensors[1:first])
     return [new] if isinstance(new, Tensor) else new

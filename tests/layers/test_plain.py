@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
+from my_ops._plain import _module, plain_call
 from my_ops.recurrent import _plain
 
 LAYERS = {"lstm": my_ops.nn.LSTM, "gru": my_ops.nn.GRU}
@@ -20,21 +21,32 @@ CELLS = {"lstm": my_ops.nn.LSTMCell, "gru": my_ops.nn.GRUCell, "lltm": my_ops.nn
 STEPS, BATCH, INPUTS, HIDDEN = 3, 4, 5, 6
 
 
-@pytest.fixture
-def taken(monkeypatch):
-    """The names of the ops of plain calls, as they run."""
-    names = []
+def nodes(results):
+    """The nodes of plain calls that computed these."""
+    found = [r.grad_fn for r in results if r.grad_fn is not None]
+    found += [node for one in found for node, _ in one.next_functions if node is not None]
+    return [node for node in found if "Recurrent" in node.name()]
 
-    def watch(op):
-        def call(*args):
-            names.append(op.__name__.split(".")[0].removeprefix("recurrent_"))
-            return op(*args)
 
-        return call
+@pytest.fixture(params=["C++", "Python"])
+def taken(request, monkeypatch):
+    """Plain calls and the runs of their nodes, as they happen, in C++ and in Python."""
+    if request.param == "C++" and _module is None:
+        pytest.skip("the module does not fit this torch")
+    call = _plain.in_python if request.param == "Python" else plain_call("recurrent")
+    events = []
 
-    for name in ("_layers", "_layers_backward", "_step_backward"):
-        monkeypatch.setattr(_plain, name, watch(getattr(_plain, name)))
-    return names
+    def watched(name, *more):
+        results = call(name, *more)
+        if results is not None:
+            kind = "step" if more[3] == 0 else "layers"
+            events.append(kind)
+            for node in nodes(results)[:1]:
+                node.register_hook(lambda *_: events.append(f"{kind}_backward"))
+        return results
+
+    monkeypatch.setattr(_plain, "_call", watched)
+    return events
 
 
 def by_direction(layer):
@@ -294,7 +306,7 @@ def test_mapped_gradients(name, taken, device):
     grads = torch.randn(3, *output.shape, dtype=torch.float64, device=device)
     wanted = [x, *layer.parameters()]
     got = torch.autograd.grad(output, wanted, grads, is_grads_batched=True, retain_graph=True)
-    assert taken == ["layers"]
+    assert taken == ["layers", "layers_backward"]
     each = [torch.autograd.grad(output, wanted, g, retain_graph=True) for g in grads]
     torch.testing.assert_close(got, tuple(torch.stack(g) for g in zip(*each, strict=True)))
 
@@ -418,10 +430,10 @@ def test_cells(name, dtype, with_state, taken, device):
         return new, torch.autograd.grad(loss, wanted)
 
     got = run(cell)
-    assert taken == ["step_backward"]
+    assert taken == ["step", "step_backward"]
     tolerance = {} if dtype == torch.float64 else {"rtol": 2**-6, "atol": 2**-6}
     torch.testing.assert_close(got, run(by_direction(cell)), **tolerance)
-    assert taken == ["step_backward"]
+    assert taken == ["step", "step_backward"]
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -439,12 +451,12 @@ def test_some_gradients_of_cells(name, which, taken, device):
         return torch.autograd.grad(sum(s.sum() for s in new[: 1 if "only" in which else 2]), wanted)
 
     torch.testing.assert_close(run(cell), run(by_direction(cell)))
-    assert taken == ["step_backward"]
+    assert taken == ["step", "step_backward"]
 
 
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("bias", [False, True])
-def test_second_gradients_of_cells(name, bias, device):
+def test_second_gradients_of_cells(name, bias, taken, device):
     cell = CELLS[name](2, 2, bias, device=device, dtype=torch.float64)
     x = torch.randn(3, 2, dtype=torch.float64, device=device, requires_grad=True)
     h, c = torch.randn(2, 3, 2, dtype=torch.float64, device=device)
@@ -457,7 +469,6 @@ def test_second_gradients_of_cells(name, bias, device):
 
 
 NOT_PLAIN_STEPS = {
-    "no gradient": lambda cell, x: cell(x.detach().requires_grad_(False)),
     "no batch": lambda cell, x: cell(x[0]),
     "subclass": lambda cell, x: cell(x.as_subclass(Doubled)),
     "autocast": NOT_PLAIN["autocast"],
@@ -475,21 +486,15 @@ NOT_PLAIN_STEPS = {
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 @pytest.mark.parametrize("reason", NOT_PLAIN_STEPS)
-def test_steps_that_are_not_plain(name, reason, monkeypatch, device):
+def test_steps_that_are_not_plain(name, reason, taken, device):
     if reason == "complex" and device == "cuda":
         pytest.skip("torch has no such kernels for CUDA")
-    applied = []
-    apply = _plain._apply_step
-    monkeypatch.setattr(_plain, "_apply_step", lambda *a: applied.append(1) or apply(*a))
     cell = CELLS[name](INPUTS, HIDDEN, device=device)
     x = torch.randn(BATCH, INPUTS, device=device)
-    if reason == "no gradient":
-        cell.requires_grad_(False)
     NOT_PLAIN_STEPS[reason](cell, x)
-    assert applied == []
-    cell.requires_grad_()
+    assert taken == []
     cell(x)
-    assert applied == [1]
+    assert taken == ["step"]
 
 
 @pytest.mark.parametrize("rows", [4, 80])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import my_ops
+from my_ops._plain import _module
 from my_ops.recurrent import _plain
 
 LAYERS = {"lstm": my_ops.nn.LSTM, "gru": my_ops.nn.GRU, "lltm": my_ops.nn.LLTM}
@@ -46,6 +47,14 @@ def call(layer, x, *states):
     return layer(x, states if len(states) > 1 else states[0] if states else None)
 
 
+@pytest.fixture(autouse=True, params=["C++", "Python"])
+def calls(request, monkeypatch):
+    if request.param == "Python":
+        monkeypatch.setattr(_plain, "_call", _plain.in_python)
+    elif _module is None:
+        pytest.skip("the module does not fit this torch")
+
+
 def error_of(layer, arguments):
     with pytest.raises(Exception) as caught:
         call(layer, *arguments)
@@ -56,7 +65,7 @@ def same_errors(layer, arguments):
     """Of a call, and of the ops of each direction or of a step."""
     found = error_of(layer, arguments)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_plain, "_is_plain", lambda input: False)
+        patch.setattr(_plain, "_call", lambda *arguments: None)
         assert found == error_of(layer, arguments)
 
 
@@ -207,6 +216,7 @@ def test_a_plain_call_that_fails_is_made_again(monkeypatch):
         calls.append(1)
         raise RuntimeError("on purpose")
 
+    monkeypatch.setattr(_plain, "_call", _plain.in_python)
     monkeypatch.setattr(_plain, "_layers", fail)
     torch.testing.assert_close(layer(x), want)
     with torch.no_grad():
