@@ -34,8 +34,9 @@ def block_gru(r: Any, u: Any, n_x: Any, n_h: Any, h: Any) -> Any:
 @functools.cache
 def _cell(function: Callable[..., Any]) -> CellDefinition:
     """Not at import, which would take longer for programs without heads."""
-    names = ("ifgo", "c") if function is block_lstm else ("run", "")
-    return CellDefinition(function, *names, "", shipped=True)
+    if function is block_lstm:
+        return CellDefinition(function, "ifgo", "c", "", layer="nn.LSTM with heads")
+    return CellDefinition(function, "run", "", "", layer="nn.GRU with heads")
 
 
 def run(

@@ -38,9 +38,15 @@ def say(line: str) -> None:
 
 
 def shown(cell: Any) -> str:
-    """The name that the program, or this package, gave a cell."""
-    name = str(cell.name)
-    return name.removeprefix("cell_").rpartition("_")[0] if name.startswith("cell_") else name
+    """The name that the program gave a cell, or that of the layer of this package."""
+    return cell.layer or str(cell.name).removeprefix("cell_").rpartition("_")[0]
+
+
+def say_refused(cell: Any, how: str, error: CannotCompile) -> None:
+    """That a cell could not be compiled, and how it runs then. A layer of this package has several
+    ways, torch's among them."""
+    how = "without a kernel of its own" if cell.layer else how
+    say(f"{shown(cell)}{lacking(cell)} runs {how}: {error}")
 
 
 def struct_of(header: str) -> str:

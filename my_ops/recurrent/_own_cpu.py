@@ -28,6 +28,7 @@ from my_ops.recurrent._compiled import (
     lacking,
     place_of,
     say,
+    say_refused,
     shown,
     struct_of,
 )
@@ -89,7 +90,7 @@ def _add(cell: Any, double: bool) -> int | None:
         library = _library(cell, source, f"{shown(cell)}{' in float64' if double else ''}")
     except CannotCompile as error:
         if cell.name not in _refused:
-            say(f"{shown(cell)}{lacking(cell)} runs step by step: {error}")
+            say_refused(cell, "step by step", error)
         _refused.add(cell.name)
         return None
     _libraries.append(library)

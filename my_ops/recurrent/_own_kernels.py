@@ -15,7 +15,15 @@ from torch import Tensor
 
 from my_ops.ops._common import ops
 from my_ops.recurrent import _carried, _compiled, _nvrtc
-from my_ops.recurrent._compiled import CannotCompile, body_of, lacking, say, shown, struct_of
+from my_ops.recurrent._compiled import (
+    CannotCompile,
+    body_of,
+    lacking,
+    say,
+    say_refused,
+    shown,
+    struct_of,
+)
 from my_ops.recurrent._formulas import Rows
 from my_ops.recurrent._weights import heads_of
 
@@ -145,7 +153,7 @@ def kernel_of(
         except CannotCompile as error:
             _refused.add(key)
             how = "its heads one after the other" if heads > 1 else "step by step"
-            say(f"{shown(cell)}{lacking(cell)} runs {how}: {error}")
+            say_refused(cell, how, error)
             return None
         return _Kernel(planned.plan, planned.workspace, handle)
 

@@ -27,13 +27,15 @@ class OwnCell(Cell):
     """``advance`` computes what is carried after a step from the saved values and what was carried
     before it. ``header`` prints the cell in C++, or raises ValueError if the kernels lack a
     function. ``shares`` are the input's shares of the gates in a row that has ended, or None if
-    none keep what is carried. ``built`` is where a package may have it compiled.
+    none keep what is carried. ``built`` is where a package may have it compiled. ``layer`` is the
+    name of the layer of this package whose cell it is.
     """
 
     advance: Callable[[Values, Values], Values] = lambda saved, previous: previous
     header: Callable[[], str] = str
     shares: tuple[float, ...] | None = None
     built: Path | None = None
+    layer: str = ""
 
     def runs_at_once(self, layer: Any, input: Tensor) -> bool:
         if not input.is_cpu:

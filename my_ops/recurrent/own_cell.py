@@ -88,10 +88,11 @@ class CellDefinition:
         gates: Sequence[str],
         carried: Sequence[str],
         parameters: Sequence[str],
-        shipped: bool = False,
+        layer: str = "",
     ) -> None:
-        """``shipped``: of a cell of this package, whose ops have its plain name, and whose tests
-        check it: that imports what torch's gradients need, which takes half a second."""
+        """``layer``: that of this package whose cell it is, for messages. Its ops have the cell's
+        plain name, and its tests check it: that imports what torch's gradients need, which takes
+        half a second."""
         if not inspect.isfunction(function):
             kind = type(function).__name__
             raise TypeError(f"my_ops.cell: must be applied to a function, got {kind}")
@@ -105,8 +106,8 @@ class CellDefinition:
         with torch.device("cpu"):  # where the values are with which the function is tried
             self._derived = Derived(self)
             described = self._derived.cell()
-            if shipped:
-                described = replace(described, name=self.name)
+            if layer:
+                described = replace(described, name=self.name, layer=layer)
             else:
                 self._derived.check(described)
             described = with_header(self._derived, described)

@@ -318,6 +318,7 @@ def package(monkeypatch, tmp_path):
 
 class Cell:
     name = "cell_units_0"
+    layer = ""
     built = None
 
 

@@ -176,7 +176,7 @@ def test_without_a_compiler(monkeypatch, tmp_path, capfd):
     finally:
         _own_cpu._compiler.cache_clear()
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("my_ops: rnn_tanh runs step by step: the C++ compiler does not run")
+    assert line.startswith("my_ops: nn.RNN runs without a kernel of its own: the C++ compiler")
 
 
 def test_small_calls_compile_nothing(monkeypatch, tmp_path, capfd):
@@ -187,7 +187,7 @@ def test_small_calls_compile_nothing(monkeypatch, tmp_path, capfd):
     layer(torch.randn(1, BATCH, INPUTS))
     assert not (tmp_path / "cache").exists() and capfd.readouterr().err == ""
     layer(torch.randn(STEPS, BATCH, INPUTS))
-    assert capfd.readouterr().err.startswith("my_ops: compiling rnn_tanh for this CPU")
+    assert capfd.readouterr().err.startswith("my_ops: compiling nn.RNN for this CPU")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, F32, torch.float16, BF16])
