@@ -41,24 +41,34 @@ class Pair:
     torchs: Run
 
 
+class PlainLLTMCell(torch.nn.Module):
+    """LLTM's step as one writes it in PyTorch: a product and pointwise operations."""
+
+    def __init__(self, cell: Any) -> None:
+        super().__init__()
+        self.hidden, self.weights, self.bias = cell.hidden_size, cell.weights, cell.bias
+
+    def forward(self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        h, c = hx or (x.new_zeros(len(x), self.hidden),) * 2
+        gates = torch.addmm(self.bias, torch.cat([h, x], 1), self.weights.t())
+        i, o, g = gates.chunk(3, 1)
+        c = c + F.elu(g) * torch.sigmoid(i)
+        return torch.tanh(c) * torch.sigmoid(o), c
+
+
 class PlainLLTM(torch.nn.Module):
-    """LLTM as one writes it in PyTorch: a product and pointwise operations at every step."""
+    """The same at every step."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.hidden = layer.hidden_size
-        self.weights, self.bias = layer.cells[0].weights, layer.cells[0].bias
+        self.cell = PlainLLTMCell(layer.cells[0])
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        h = c = x.new_zeros(x.shape[1], self.hidden)
-        outputs = []
+        state, outputs = None, []
         for step in x:
-            gates = torch.addmm(self.bias, torch.cat([h, step], 1), self.weights.t())
-            i, o, g = gates.chunk(3, 1)
-            c = c + F.elu(g) * torch.sigmoid(i)
-            h = torch.tanh(c) * torch.sigmoid(o)
-            outputs.append(h)
-        return torch.stack(outputs), h, c
+            state = self.cell(step, state)
+            outputs.append(state[0])
+        return torch.stack(outputs), *(state or ())
 
 
 def ways(layer: Any, x: Tensor, grad: Tensor) -> Iterator[tuple[str, Run]]:
@@ -140,10 +150,11 @@ def small() -> Iterator[Pair]:
 
         return run
 
-    cells = "LSTMCell", "GRUCell", "RNNCell"
+    cells = "LSTMCell", "GRUCell", "RNNCell", "LLTMCell"
     for name, batch, size in itertools.product(cells, (1, 16), (4, 32)):
         x = torch.randn(batch, size)
-        ours, torchs = (getattr(m.nn, name)(size, size) for m in (my_ops, torch))
+        ours = getattr(my_ops.nn, name)(size, size)
+        torchs = PlainLLTMCell(ours) if name == "LLTMCell" else getattr(torch.nn, name)(size, size)
         case = f"{name} B{batch} H{size}"
         yield Pair(
             f"{case} forward", *(torch.no_grad()(partial(cell, x)) for cell in (ours, torchs))
