@@ -233,10 +233,8 @@ def in_python(*arguments: Any) -> Sequence[Tensor] | None:
         return None
     if call.layers == 0 and call.states == 0:
         zeros = input.new_zeros((input.size(0), call.hidden))
-        call, tensors = (
-            call._replace(states=call.kinds),
-            (input, *[zeros] * call.kinds, *tensors[1:]),
-        )
+        call = Call(*arguments[:3], call.kinds, *arguments[4:7])
+        tensors = input, *[zeros] * call.kinds, *tensors[1:]
     try:
         results = _apply(call, *tensors) if recorded else _forward(call, tensors, False)
     except RuntimeError:
