@@ -248,10 +248,11 @@ class fast_fp32:  # in lower case like torch.set_grad_enabled, which is used in 
     products that Inductor leaves to cuBLAS. It takes convolutions of single points (1 x 1 and the
     like) and their gradients as the products that they are, and on Hopper those of windows in one
     or two dimensions, with one group, and transposed ones. It takes depthwise convolutions on any
-    GPU. It takes products of complex64 too, as real ones of twice ``n`` and ``k``. Results have float32's accuracy, like those of :func:`gemm` with
-    ``precision="highest"``, but not the same bits as torch's. Everything else stays torch's: other
-    dtypes, products that torch computes as fast, all products while torch's settings allow TF32,
-    and convolutions while its setting for them does, which is torch's default:
+    GPU. It takes products of complex64 too, as real ones of twice ``n`` and ``k``. Results have
+    float32's accuracy, like those of :func:`gemm` with ``precision="highest"``, but not the same
+    bits as torch's. Everything else stays torch's: other dtypes, products that torch computes as
+    fast, all products while torch's settings allow TF32, and convolutions while its setting for
+    them does, which is torch's default:
     ``torch.backends.cudnn.allow_tf32 = False`` forbids it.
 
     It also takes ``scaled_dot_product_attention`` of float32 and its gradients, where torch would

@@ -245,7 +245,7 @@ def test_second_gradients():
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
-    ("space", "kernel", "options"), [CASES[0], CASES[1], CASES[3], CASES[5], CASES[11]]
+    ("space", "kernel", "options"), [CASES[0], CASES[1], CASES[3], CASES[5], CASES[11], CASES[13]]
 )
 def test_inf_and_nan(space, kernel, options, last):
     """They reach the taps that touch them, and those alone."""
@@ -264,6 +264,33 @@ def test_inf_and_nan(space, kernel, options, last):
     with takes_at_least(least_of(kernel, last)):
         found = results(x, weight, bias, grad=grad, **options, groups=CHANNELS)
     assert_results_exact(found, (x, weight, bias), grad, **options)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("space", "kernel", "options"), [CASES[1], CASES[4], DILATED[0], CASES[13]]
+)
+def test_inf_and_nan_in_the_weight(space, kernel, options, last):
+    """They reach the points that they touch, and no other where they touch the padding."""
+    if last and len(space) == 1:
+        pytest.skip("torch has no channels_last in 1-D")
+    x, weight, bias = operands(space, kernel, last)
+    grad, options = gradient_of((x, weight), **options), {**options, "groups": CHANNELS}
+    weight[0].flatten()[0], weight[1].flatten()[-1] = torch.inf, torch.nan
+    before = sum(counts().values())
+    found = results(x, weight, bias, grad=grad, **options)[:2]
+    if sum(counts().values()) - before < (2 if "dilation" in options else 3):
+        pytest.skip("torch computes one of them as fast")
+    ones, infinite = [torch.ones_like(t) for t in (x, grad)], (~weight.isfinite()).float()
+    finite = weight.nan_to_num(0, 0)
+    with my_ops.fast_fp32(False):
+        touched = results(ones[0], infinite, torch.zeros_like(bias), grad=ones[1], **options)
+        given = x.double(), finite.double(), bias.double()
+        want = results(*given, grad=grad.double(), **options)
+        size = results(*(t.abs() for t in given), grad=grad.double().abs(), **options)
+    for ours, of, value, most in zip(found, touched, want, size, strict=False):
+        assert torch.equal(ours.isfinite(), of < 0.5)
+        assert ((ours - value).abs() <= LIMIT * most)[of < 0.5].all()
 
 
 @pytest.mark.parametrize("last", [False, True])
