@@ -61,7 +61,7 @@ WINDOWS = [(8, 256, 250, (40, 41), (3, 3), 2, ""), (4, 256, 60, (2001,), (5,), 1
 WINDOWS += [(4, 256, 250, (2001,), (5,), 1, range_) for range_ in ("wide", "infinite")]
 # batch, channels, space, kernel, stride
 DEPTHWISE = [(16, 150, (57, 58), 3, 1), (16, 150, (58, 57), 5, 2), (16, 150, (33, 34), 7, 1)]
-DEPTHWISE += [(16, 150, (5001,), 31, 1)]
+DEPTHWISE += [(16, 150, (5001,), 31, 1), (16, 150, (9003,), 7, 2)]
 BY_TMA, READS_TMA = "stored by TMA", "reads what TMA stored for cuBLAS"
 
 
@@ -154,20 +154,21 @@ def cases(device):
             torch.backends.cuda.matmul.allow_tf32 = True  # as main sets it
 
     def depthwise(batch, channels, space, kernel, stride, last, infinite):
-        """The gradient of the weight, under the switch."""
+        """And the gradients, under the switch."""
         x = drawn(batch, channels, *space)
-        weight = drawn(channels, 1, *[kernel] * len(space)).requires_grad_()
+        weight, bias = drawn(channels, 1, *[kernel] * len(space)), drawn(channels)
         if infinite:
             x[0, 0, 0] = torch.inf
         if last:
             x = x.contiguous(memory_format=torch.channels_last)
+        given = x.requires_grad_(), weight.requires_grad_(), bias
         run = torch.nn.functional.conv1d if len(space) == 1 else torch.nn.functional.conv2d
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), my_ops.fast_fp32():
-            y = run(x, weight, stride=stride, padding=kernel // 2, groups=channels)
+            y = run(*given, stride=stride, padding=kernel // 2, groups=channels)
             grad = drawn(*y.shape)
             if infinite:
                 grad[-1, -1, -1] = torch.inf
-            return torch.autograd.grad(y, weight, grad)
+            return [y.detach(), *torch.autograd.grad(y, given[:2], grad)]
 
     def prepacked():
         weight = my_ops.prepack(drawn(600, 520))
