@@ -33,6 +33,9 @@ SIZES = [
     (5000, 96, 384),
     (1027, 252, 1100),
 ]
+# Of nearly all zeros most sums are torch.mm's, so that either mean may be the larger by a few
+# others. At 0.8 rows have about 24 nonzeros, fewer than average out the bit that parts lack.
+MEAN_SHARE_OF_ZEROS = {0.8: 1.25, 0.99: 1.001}
 LAYOUTS = ["NN", "NT"]  # of b: the gradient of an input, and a layer's forward
 
 
@@ -99,8 +102,7 @@ def test_zeros(size, share, taken):
         a = a * (torch.rand_like(a) >= share)
         a[3::7] = 0.0
         what = f"{share} zeros, {label('normal', size, layout)}"
-        # Most sums are the same ones, so that either mean may be the larger by a few of the others.
-        check(my_ops.gemm(a, b), a, b, what, 1.001, WORST_SHARE)
+        check(my_ops.gemm(a, b), a, b, what, MEAN_SHARE_OF_ZEROS.get(share, 1.0), WORST_SHARE)
 
 
 @pytest.mark.parametrize("bits", [10, 30])
@@ -115,7 +117,7 @@ def test_opposed_magnitudes(size, bits, taken):
 @pytest.mark.parametrize("size", SIZES)
 def test_a_few_tiny_elements(size, taken):
     """In the rows where they are, and where b is nonzero only opposite them."""
-    m, k, n = size
+    k = size[1]
     a, b = operands("normal", size, "cuda", "NT")
     a[::5, : k // 2] *= 2.0**-40
     b[k // 2 :, ::3] = 0.0

@@ -141,7 +141,12 @@ def test_a_product_fits_the_device(device, plan):
     answers = plan(questions)
     for question, (kernel, *needs) in zip(questions, answers, strict=True):
         assert_fits(device, needs, question)
-        assert device.hopper_code or kernel not in ("fp32_narrow", "fp32_short", "fp32_sm90", "half_sm90")
+        assert device.hopper_code or kernel not in (
+            "fp32_narrow",
+            "fp32_short",
+            "fp32_sm90",
+            "half_sm90",
+        )
         high, tf32 = question[-3:-1]
         if question[7] == 4 and tf32 and not high and device.major >= 8:
             assert kernel != "library", question  # it would round to TF32
