@@ -123,13 +123,14 @@ TESTS = {  # the first prefix that fits counts
     "csrc/lstm": f"{OF_TORCH} fake_kernels",
     "csrc/gru": f"{OF_TORCH} fake_kernels",
     "csrc/recurrent": f"{LLTM} fake_kernels cpp recurrent reset weights_backward zoneout",
+    "csrc/own_cell": OWN_CELL,
     "csrc/c_api": "c_api explain",
     "csrc/fast_fp32": "fast_fp32",
     "csrc/overrides": "fast_fp32",
     "csrc": f"fake_kernels {ELEMENTWISE} gemm lltm lltm_layer cpp",
-    "kernels/common": f"numeric_cpu {ELEMENTWISE} gemm lltm",
+    "kernels/common": f"numeric_cpu {ELEMENTWISE} gemm lltm own_cell_cpu",
     "kernels/elementwise": ELEMENTWISE,
-    "kernels/recurrent": f"{LLTM} recurrent reset recurrent_kernels",
+    "kernels/recurrent": f"{LLTM} recurrent reset recurrent_kernels own_cell_cpu",
     "kernels": f"{ELEMENTWISE} lltm",
 }
 PYTHON = ["my_ops/*.py", "my_ops/*/*.py"]
