@@ -52,8 +52,8 @@ def _(
     bidirectional: bool,
     save: bool,
 ) -> list[Tensor]:
-    cell, directions = _of_name(name), 2 if bidirectional else 1
-    op = "recurrent_layers"
+    op, directions = "recurrent_layers", 2 if bidirectional else 1
+    cell = _of_name(name, op)
     _checks.check_layers(cell, op, input, states, parameters, layers, bidirectional)
     cells, (steps, batch, _) = layers * directions, input.shape
     hidden = parameters[0].shape[0] // cell.gates
@@ -83,7 +83,8 @@ def _(
     saved: list[Tensor],
     *needs: bool,
 ) -> list[Tensor]:
-    cell, op = _of_name(name), "recurrent_layers_backward"
+    op = "recurrent_layers_backward"
+    cell = _of_name(name, op)
     _checks.check_layers(cell, op, input, states, parameters, layers, bidirectional)
     grads = (grad_output, grad_h_n, grad_c_n)
     _checks.check_layers_backward(cell, op, grads, input, layers, bidirectional, saved)
@@ -103,9 +104,8 @@ def _(
     parameters: list[Tensor],
     *needs: bool,
 ) -> list[Tensor]:
-    _checks.check_step_gradients(
-        _of_name(name), (grad_h, grad_cell), gates, input, states, parameters
-    )
+    cell = _of_name(name, "recurrent_step_backward")
+    _checks.check_step_gradients(cell, (grad_h, grad_cell), gates, input, states, parameters)
     shapes = ([t.shape for t in some] for some in ([input], states, parameters))
     return _made(input, needs, *shapes)
 
@@ -115,7 +115,7 @@ def _layers_backward_flop(name: str, *shapes: Any, **_: Any) -> int:
     """Of each layer but the first the gradient of the input, the gradients of all parameters or of
     none, and the product with the recurrent weight in each step."""
     _, _, _, x, _, parameters, layers, both, _, of_input, _, of_parameters = shapes
-    cell, rows = _of_name(name), x[0] * x[1]
+    cell, rows = _of_name(name, "recurrent_layers_backward"), x[0] * x[1]
     directions = 2 if both else 1
     each = len(parameters) // (layers * directions)
     total = 0
@@ -129,7 +129,7 @@ def _layers_backward_flop(name: str, *shapes: Any, **_: Any) -> int:
 @register_flop_formula(_step_backward.overloadpacket)
 def _step_backward_flop(name: str, *shapes: Any, **_: Any) -> int:
     _, _, _, x, _, parameters, of_input, of_states, of_parameters = shapes
-    recurrent, every = _products(_of_name(name), parameters)
+    recurrent, every = _products(_of_name(name, "recurrent_step_backward"), parameters)
     return (
         2 * x[0] * (every * of_parameters + recurrent * of_states + (every - recurrent) * of_input)
     )
@@ -148,8 +148,11 @@ def _made(like: Tensor, needs: Sequence[bool], *shapes: Sequence[Any]) -> list[T
     return [like.new_empty(shape) for some, need in pairs if need for shape in some]
 
 
-def _of_name(name: str) -> Cell:
-    return next(cell for cell in (*CELLS, *OWN_CELLS) if cell.name == name)
+def _of_name(name: str, op: str = "recurrent_layers") -> Cell:
+    for cell in (*CELLS, *OWN_CELLS):
+        if cell.name == name:
+            return cell
+    raise RuntimeError(f"{op}: cell must be the name of a recurrent op, got '{name}'")
 
 
 class Call(NamedTuple):
