@@ -324,6 +324,25 @@ def test_copies(tmp_path):
     assert repr(own_cells.peephole.step(4, 5)) == "CellStep(4, 5, cell=peephole)"
 
 
+def test_some_parameters_are_frozen(device):
+    """Of the parameters of units and the biases, gradients of those alone that ask for one."""
+    layer, x = made("peephole", device), inputs(device)
+    named = dict(layer.named_parameters())
+    want = dict(zip(named, torch.autograd.grad(layer(x)[0].sum(), named.values()), strict=True))
+    for kept in ("p_i_l0", "bias_ih_l0", "bias_hh_l0"):
+        for name, parameter in named.items():
+            parameter.requires_grad_(name == kept)
+        (got,) = torch.autograd.grad(layer(x)[0].sum(), named[kept])
+        assert_close(got, want[kept])
+
+
+def test_parameters_are_made_as_asked():
+    of = own_cells.peephole
+    for make in (of.layer, of.step):
+        module = make(INPUTS, HIDDEN, device="meta", dtype=torch.bfloat16)
+        assert {(p.device.type, p.dtype) for p in module.parameters()} == {("meta", torch.bfloat16)}
+
+
 def test_one_definition_twice_and_another():
     """Notebooks define cells again. A layer keeps the cell that it was made of."""
 

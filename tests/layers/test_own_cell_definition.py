@@ -13,6 +13,7 @@ from own_cells import ALL
 from torch.testing import assert_close
 
 import my_ops
+from my_ops.recurrent._expressions import Graph
 
 F64 = torch.float64
 
@@ -21,6 +22,20 @@ def test_what_is_saved():
     """The fewest values from which backward follows, and by arithmetic what is carried."""
     counts = {"lstm": 4, "gru": 4, "lltm": 3, "tanh_rnn": 1, "minimal": 3, "slstm": 6, "janet": 3}
     assert {name: ALL[name]._cell.saved for name in counts} == counts
+
+
+def test_what_arithmetic_leaves_out():
+    """Nothing is computed of zeros, ones and signs that cancel."""
+    graph = Graph()
+    a, b = graph.leaf("a"), graph.leaf("b")
+    minus_a, minus_b = graph.make("neg", a), graph.make("neg", b)
+    difference = graph.make("sub", a, b)
+    for op, *operands, simple in [
+        ("add", a, 0.0, a), ("add", 0.0, a, a), ("sub", a, 0.0, a), ("sub", 0.0, a, minus_a),
+        ("mul", a, 1.0, a), ("mul", 1.0, a, a), ("div", a, 1.0, a), ("neg", minus_a, a),
+        ("add", a, minus_b, difference), ("add", minus_b, a, difference),
+    ]:  # fmt: skip
+        assert graph.make(op, *operands) is simple
 
 
 UNARY = {

@@ -166,6 +166,19 @@ def test_some_gradients(name, which, taken, device):
     assert "layers_backward" in taken
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_that_requires_a_gradient(name, taken, device):
+    """A frozen layer's call is plain in a region with gradients, and saves nothing."""
+    layer = LAYERS[name](INPUTS, HIDDEN, device=device).requires_grad_(False)
+    x = torch.randn(STEPS, BATCH, INPUTS, device=device)
+    output, _ = layer(x)
+    assert taken == ["layers"] and not output.requires_grad
+    layer.requires_grad_()
+    with torch.no_grad():
+        assert torch.equal(layer(x)[0], output)
+    assert taken == ["layers"] * 2
+
+
 class Doubled(torch.Tensor):
     pass
 
@@ -388,6 +401,21 @@ def test_fake_kernels(name):
         )
 
 
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("save", [False, True])
+def test_fake_results_of_one_direction(name, save):
+    """Their shapes. What is saved then includes the output, so opcheck would refuse the op."""
+    layer = LAYERS[name](INPUTS, HIDDEN, 2)
+    tensors = torch.randn(STEPS, BATCH, INPUTS), [], list(layer.parameters())
+    in_meta = [t.to("meta") if isinstance(t, torch.Tensor) else [p.to("meta") for p in t]
+               for t in tensors]  # fmt: skip
+    shapes = [
+        [r.shape for r in torch.ops.my_ops.recurrent_layers(name, *given, 2, False, save)]
+        for given in (tensors, in_meta)
+    ]
+    assert shapes[0] == shapes[1]
+
+
 WRONG = {
     "cell": ((("cell", "rnn"),), "cell must be the name of a recurrent op, got 'rnn'"),
     "rank": ((("input", torch.zeros(4, 5)),), r"input must be \(steps, batch, input_size\)"),
@@ -396,6 +424,10 @@ WRONG = {
     "layers": ((("layers", 0),), "layers must be positive, got 0"),
     "state": (
         (("states", [torch.zeros(2, BATCH, HIDDEN)]),),
+        r"states must be \(layers \* directions, batch, hidden_size\)",
+    ),
+    "rank of a state": (
+        (("states", [torch.zeros(1, BATCH)]),),
         r"states must be \(layers \* directions, batch, hidden_size\)",
     ),
 }
@@ -407,8 +439,14 @@ def test_wrong_arguments(which):
     layer = my_ops.nn.GRU(INPUTS, HIDDEN)
     arguments = {"cell": "gru", "input": torch.zeros(STEPS, BATCH, INPUTS), "states": []}
     arguments |= {"parameters": list(layer.parameters()), "layers": 1, "bidirectional": False}
-    with pytest.raises(RuntimeError, match=f"recurrent_layers: {message}"):
-        torch.ops.my_ops.recurrent_layers(**(arguments | dict(changes)), save=False)
+    arguments |= dict(changes)
+    in_meta = {
+        name: [t.to("meta") for t in value] if isinstance(value, list) else value
+        for name, value in arguments.items()
+    } | {"input": arguments["input"].to("meta")}
+    for given in (arguments, in_meta):
+        with pytest.raises(RuntimeError, match=f"recurrent_layers: {message}"):
+            torch.ops.my_ops.recurrent_layers(**given, save=False)
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -178,6 +178,23 @@ def test_wrong_operands(at, change, message):
         assert str(error.value).startswith(f"attention: {message}")
 
 
+@pytest.mark.parametrize("queries, rows", [(5, 32), (32, 32), (33, 64), (5, 0)])
+def test_rows_of_logsumexp(queries, rows):
+    """Gradients take the sums of no row, or of rows in whole groups, and no other number."""
+    tensors, options = problem("plain", sizes=(2, 3, queries, 7, 4))
+    out = torch.randn(2, 3, queries, 4, dtype=torch.float64)
+
+    def shapes(rows):
+        given = [out, *tensors, out, out.new_zeros(2, 3, rows)]
+        given = [None if t is None else t.to("meta") for t in given]
+        return [g.shape for g in OPS.attention_backward(*given, *options, False)[:3]]
+
+    assert shapes(rows) == [t.shape for t in tensors[:3]]
+    for wrong in (queries + 1 if rows == queries else queries, 96):
+        with pytest.raises(RuntimeError, match="attention_backward: logsumexp must be"):
+            shapes(wrong)
+
+
 def test_bias_excludes_causal():
     tensors, _ = problem("bias")
     with pytest.raises(RuntimeError, match="attention: is_causal must be False with a bias"):

@@ -106,6 +106,15 @@ def test_products_of_hopper_include_few_rows():
     } == {"float32, few rows"}
 
 
+def test_candidates_choose_each_tile_alone():
+    """Of 16-bit products, with the epilogue in the kernel and without."""
+    tiles = [f"half_sm90.{size}_us" for size in ("large", "wide", "medium", "small")]
+    own = _gemm_costs.costs_of(H200)
+    changed = [numbers for numbers in _fit.candidates(own) if numbers[tiles[0]] != own[tiles[0]]]
+    chosen = [[name for name in tiles if numbers[name] < own[name]] for numbers in changed]
+    assert chosen == [[tile] for tile in tiles] * 2
+
+
 @pytest.mark.slow
 def test_every_plan_of_a_product_is_timed():
     rows = _tune.products(H200)
