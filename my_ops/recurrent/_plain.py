@@ -236,7 +236,7 @@ def in_python(*arguments: Any) -> Sequence[Tensor] | None:
         return None
     if call.layers == 0 and call.states == 0:
         zeros = input.new_zeros((input.size(0), call.hidden))
-        call = Call(*arguments[:3], call.kinds, *arguments[4:7])
+        call = Call(call.name, call.kinds, call.hidden, call.kinds, *call[4:])
         tensors = input, *[zeros] * call.kinds, *tensors[1:]
     try:
         results = _apply(call, *tensors) if recorded else _forward(call, tensors, False)
