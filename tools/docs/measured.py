@@ -307,7 +307,7 @@ class Results(Reliability, Layers, Gains):
 
     def depthwise_convolutions(self) -> str:
         found = self.depthwise["depthwise convolutions"]
-        return self.of_convolutions(found, "torch", "weight", "backward")
+        return self.of_convolutions(found, "torch")
 
     def of_convolutions(
         self, found: list[dict[str, Any]], peer: str = "cuDNN", a: str = "forward", b: str = "all"
