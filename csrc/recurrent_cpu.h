@@ -8,7 +8,7 @@
 
 #include "binding_cpu.h"
 #include "recurrent/cpu/costs.h"
-#include "recurrent_layers.h"
+#include "recurrent_units.h"
 
 namespace my_ops {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gemm_cuda.h"
-#include "recurrent_layers.h"
+#include "recurrent_units.h"
 
 namespace my_ops {
 
