@@ -81,7 +81,8 @@ def with_torchs_headers(name, libraries=()):
         f"my_ops.{name}",
         [str(s.relative_to(HERE)) for s in sorted(HERE.glob(f"csrc/{name[1:]}/*.cpp"))],
         include_dirs=[str(HERE / "include"), str(HERE / "kernels")],
-        extra_compile_args={"cxx": [*cxx_flags(), *CXX_ALONE]},
+        # Hidden, as the linker for aarch64 keeps the names of templates that libtorch has too.
+        extra_compile_args={"cxx": [*cxx_flags(), *CXX_ALONE, "-fvisibility-inlines-hidden"]},
         extra_link_args=LINK,
     )
     ext.libraries = ["stdc++", *libraries, "dl"]

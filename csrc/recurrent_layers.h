@@ -256,6 +256,11 @@ class LayersOf {
             ": states must be (layers * directions, batch, hidden_size) with layers * directions "
             "= ",
             a_.cells(), ", got ", show(s));
+      if (carried() > 1) {  // which are joined before a cell looks at them
+        check_kind(s, "states", a_.input, "input", op);
+        check(sizes_of(s) == sizes_of(a_.states[0]), op, ": states must have the same sizes, got ",
+              show(a_.states[0]), " and ", show(s));
+      }
     }
   }
 

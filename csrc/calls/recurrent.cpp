@@ -179,9 +179,10 @@ struct Recurrent : NodeOfACall {
       saved = unpacked(kept);
     }
     if (!differentiates(grads)) {
+      // Under a mode Python runs, and its errors are to reach the caller.
+      if (!is_plain_thread(false)) return gradients(call, grads, given, saved, needs());
       try {
-        std::optional<at::AutoDispatchBelowADInplaceOrView> below;
-        if (is_plain_thread(false)) below.emplace();
+        const at::AutoDispatchBelowADInplaceOrView below;
         return gradients(call, grads, given, saved, needs());
       } catch (...) {  // by_ops raises what there is to raise
       }
@@ -337,6 +338,10 @@ std::optional<Call> call_of(PyObject* const* arguments, size_t count, variable_l
     numbers[i] = *number;
   }
   const char* const cell = PyUnicode_AsUTF8AndSize(arguments[0], nullptr);
+  if (!cell) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
   for (size_t i = kFirst; i < count; ++i) {
     const Tensor* const t = tensor(arguments[i]);
     if (!t || !is_dense(*t)) return std::nullopt;
@@ -383,7 +388,12 @@ PyObject* call(PyObject*, PyObject* const* arguments, std::ptrdiff_t count) {
   }
   PyObject* const tuple = PyTuple_New(static_cast<std::ptrdiff_t>(results.size()));
   for (size_t i = 0; tuple && i < results.size(); ++i) {
-    PyTuple_SetItem(tuple, static_cast<std::ptrdiff_t>(i), THPVariable_Wrap(results[i]));
+    PyObject* const wrapped = THPVariable_Wrap(results[i]);
+    if (!wrapped) {
+      Py_DecRef(tuple);
+      return nullptr;
+    }
+    PyTuple_SetItem(tuple, static_cast<std::ptrdiff_t>(i), wrapped);
   }
   return tuple;
 }

@@ -8,6 +8,7 @@ import own_cells
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import my_ops
 from my_ops import _plain as _calls
@@ -249,3 +250,32 @@ def test_what_is_no_call():
     for count in range(8, 10):  # without both weights
         assert call(*right[:count]) is None
     assert call("no such cell", *right[1:]) is None
+
+
+class Refused(Exception):
+    pass
+
+
+class Refusing(TorchDispatchMode):
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if "backward" in str(op):
+            raise Refused(op)
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("one", [False, True])
+def test_what_a_mode_raises_in_backward(one):
+    layer = made("lstm", one)
+    results = layer(*tensors_of("lstm", layer, one, False))
+    with Refusing(), pytest.raises(Refused):
+        results[0].sum().backward()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_carried_values_of_another_dtype(place):
+    """They are joined, which would make them one dtype."""
+    layer = made("a cell of three states")
+    x, *states = tensors_of("a cell of three states", layer, False, True)
+    states[place] = states[place].half()
+    with pytest.raises((RuntimeError, ValueError), match="must have the dtype of input"):
+        layer(x, tuple(states))

@@ -41,17 +41,21 @@ inline Division divide(int64_t n, int64_t k, int columns) {
   const int64_t k_blocks = ceil_div(k, int64_t{kK}), chunks = ceil_div(n, int64_t{columns});
   const int64_t stage_bytes = int64_t{columns} * kK * 4;
   const int64_t rows_of_slots = 3;  // of kRows: two are multiplied, one is loaded
+  // Where parts stay, each warpgroup has slots of its own: a parity does not tell its rows in a
+  // slot from the other's. Elsewhere no warpgroup is a tile ahead, as it waits for stages that both
+  // use.
+  const int64_t own_slots = 4;
   const int64_t all = chunks * k_blocks * stage_bytes;
   Division d{.columns = columns,
              .chunks = static_cast<int>(chunks),
              .k_blocks = static_cast<int>(k_blocks)};
-  d.resident = all + rows_of_slots * k_blocks * kSlotBytes <= kRingBytes;
+  d.resident = all + own_slots * k_blocks * kSlotBytes <= kRingBytes;
   const int64_t slots =
-      d.resident ? (kRingBytes - all) / kSlotBytes
+      d.resident ? own_slots * k_blocks
                  : std::min((kRingBytes - 2 * stage_bytes) / kSlotBytes, rows_of_slots * k_blocks);
-  d.slots = static_cast<int>(std::min<int64_t>(slots, 4 * k_blocks));
-  d.stages = static_cast<int>(d.resident ? chunks * k_blocks
-                                         : (kRingBytes - d.slots * kSlotBytes) / stage_bytes);
+  d.slots = static_cast<int>(slots);
+  d.stages = static_cast<int>(
+      std::min(chunks * k_blocks, (kRingBytes - d.slots * kSlotBytes) / stage_bytes));
   return d;
 }
 
