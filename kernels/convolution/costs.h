@@ -116,9 +116,8 @@ inline double cudnn_rate(const ConvolutionArgs& a, const ConvolutionCosts& c) {
 // Of depthwise convolutions, in microseconds: a call, and what a million of bytes that are read or
 // written and of FMAs add. torch's are the least that it was seen to take: cuDNN's with the
 // channels last, otherwise torch's own. Those of gradients of the weight were fitted to 23 cases on
-// an H200, cuDNN's by the smaller size of the kernel. Of forward and gradients of the input torch's
-// are below all of 20 such gradients there, and ours are estimates. On other GPUs what is not a
-// call is in inverse proportion to their SMs.
+// an H200, those of forward and gradients of the input to both passes of 20; cuDNN's by the smaller
+// size of the kernel. On other GPUs what is not a call is in inverse proportion to their SMs.
 struct DepthwiseCosts {
   struct Terms {
     double launch, bytes, fmas;
@@ -126,7 +125,7 @@ struct DepthwiseCosts {
   Terms torch_last_3, torch_last_5, torch_last_7, torch_planes;
   // Ours, forward and of the input; forward with strides and the channels last.
   Terms filter_last, filter_planes, filter_rows, filter_strided_last;
-  Terms torch_filter_last, torch_filter_planes;
+  Terms torch_filter_last_3, torch_filter_last, torch_filter_planes;
   Terms torch_strided_last, torch_strided_planes;  // of the input, with strides
   double margin, margin_elsewhere;  // by which ours must be faster, and on GPUs that nobody timed
   int sm_count, l2_bytes;           // of the GPU that was timed
@@ -144,6 +143,7 @@ inline constexpr DepthwiseCosts kFittedDepthwiseCosts = {
     .filter_planes = {.launch = 25, .bytes = 0.387, .fmas = 0.032},
     .filter_rows = {.launch = 6, .bytes = 0.25, .fmas = 0.2},
     .filter_strided_last = {.launch = 8.8, .bytes = 0.44, .fmas = 0.084},
+    .torch_filter_last_3 = {.launch = 5, .bytes = 0.33, .fmas = 0},
     .torch_filter_last = {.launch = 3.8, .bytes = 0.012, .fmas = 0.364},
     .torch_filter_planes = {.launch = 12, .bytes = 0.384, .fmas = 0.6},
     .torch_strided_last = {.launch = 8, .bytes = 0.9, .fmas = 0},

@@ -191,8 +191,11 @@ inline depthwise_fma::Predicted predict(const DepthwiseArgs& a, int sm_count,
                      : !last                  ? costs.filter_planes
                      : has_stride && !strided ? costs.filter_strided_last
                                               : costs.filter_last;
+  const bool small = std::min(a.kernel[0], a.kernel[1]) <= 3;
   const auto& torchs = strided ? (last ? costs.torch_strided_last : costs.torch_strided_planes)
-                               : (last ? costs.torch_filter_last : costs.torch_filter_planes);
+                       : !last ? costs.torch_filter_planes
+                       : small ? costs.torch_filter_last_3
+                               : costs.torch_filter_last;
   return depthwise_fma::predicted(a, sm_count, costs, computed, ours, torchs);
 }
 

@@ -739,6 +739,9 @@ FILTERS = [
     ("H200 H100 A100 L4 B200", GRAD_INPUT, 64, 768, (7, 7), 7, 1, 1, 0, (PLANES, 7, 1, 1)),
     ("H200 H100 A100 L4 B200", GRAD_INPUT, 64, 96, (112, 112), 3, 2, 1, 0, (PLANES, 3, 2, 1)),
     ("", FORWARD, 64, 96, (112, 112), 3, 2, 1, 1, (LAST, 3, 1, 2)),
+    # As fast in torch at any size, with the channels last.
+    ("", FORWARD, 64, 144, (56, 56), 3, 1, 1, 1, (LAST, 3, 1, 1)),
+    ("", GRAD_INPUT, 256, 288, (112, 112), 3, 1, 1, 1, (LAST, 3, 1, 1)),
     ("H200 H100 A100 L4 B200", FORWARD, 32, 144, (800,), 31, 1, 1, 0, (ROWS, 31, 1, 1)),
     ("", FORWARD, 2, 16, (7, 7), 7, 1, 1, 0, (PLANES, 7, 1, 1)),
 ]
